@@ -22,6 +22,7 @@ import atom
 from atom.base.errors import ControlError
 from atom.config.load import parse_run_text
 from atom.daemon import control
+from atom.daemon.state_directory import StateDirectory
 from atom.graph.chain import Machine
 from atom.graph.profile.seconds import typical_graph
 from atom.graph.trace import trace
@@ -236,7 +237,7 @@ class Peer:
 
     def ask(self, command: str, *arguments: object) -> Any:
         """As its owner. Raises: ControlError."""
-        return control.ask(self.state / "control.sock", command, *arguments)
+        return control.ask(StateDirectory(self.state).control_socket, command, *arguments)
 
     def info(self) -> dict[str, Any]:
         """What it says of itself; empty while it starts."""

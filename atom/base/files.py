@@ -1,5 +1,5 @@
-"""Files on a disk: where they are, held by a process for life, left over, or not written, and why;
-and what processes that are started find around them."""
+"""Files on a disk: find, lock, replace, measure and remove them, and explain write errors; the
+environment of child processes."""
 
 import contextlib
 import errno
@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import IO
 
 _ABOVE = Path(__file__).resolve().parents[2]
-"""The folder that `atom` lies in."""
+"""Folder that contains the package `atom`."""
 _MOST_TRIES, _TRY_S = 100, 0.02
 
 
 def why_not_written(problem: Exception) -> str:
-    """Of an OSError, or of what a library made of one."""
+    """Return the cause of a failed write in words.
+
+    Args:
+        problem: an OSError, or the exception that a library raised in its place.
+    """
     number = getattr(problem, "errno", None)
     if number == errno.ENOSPC:
         return "the disk is full"
@@ -26,15 +30,46 @@ def why_not_written(problem: Exception) -> str:
 
 
 def remove_leftover(path: Path) -> None:
-    """Where the disk does not take that either, as one that has become read-only, it stays: whoever
-    tidies up has other cares, or a failure of its own to tell. Raises: nothing."""
+    """Remove a file if that is possible, and never raise.
+
+    Cleaning up must not hide the error that made it necessary: on a disk that has become read-only
+    the file stays.
+    """
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
 
 
+def rename_durably(source: Path, target: Path) -> None:
+    """Rename a synced file, and sync the folder, so that the new name survives a power cut.
+
+    Without the second step a power cut may bring back the old file under `target`.
+
+    Args:
+        source: a whole file whose content is on the disk already (`os.fsync`).
+        target: the final name in the same folder; a file of that name is replaced.
+
+    Raises:
+        OSError: the disk refused. `target` may have been replaced.
+    """
+    os.replace(source, target)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    except OSError as problem:
+        if problem.errno not in (errno.EINVAL, errno.ENOTSUP):  # CIFS and some FUSE sync no folders
+            raise
+    finally:
+        os.close(folder)
+
+
 def is_held(path: Path) -> bool:
-    """Whether a process holds the file locked, this one included: the system lets go of it whatever
-    ends that process. Raises: OSError where nobody can tell."""
+    """Return True if any process, this one included, holds an exclusive lock on the file.
+
+    The kernel releases the lock however that process ends.
+
+    Raises:
+        OSError: the file system does not answer.
+    """
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -46,9 +81,17 @@ def is_held(path: Path) -> bool:
 
 
 def is_claimed(file: IO[str], path: Path) -> bool:
-    """Whether `file`, which is open at `path`, is ours from now on, until it is closed. Who looks
-    whether it is held locks it for a moment, and shared: that is no holder, and over soon. Raises:
-    OSError where the file system locks nothing."""
+    """Lock `file` exclusively until it is closed; return False if another process holds it.
+
+    `is_held` takes a shared lock for a moment. Such a lock is no holder, so it is waited for.
+
+    Args:
+        file: the file, open at `path`.
+        path: its path.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
     for _ in range(_MOST_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,13 +100,16 @@ def is_claimed(file: IO[str], path: Path) -> bool:
                 return False
         else:
             return True
-        time.sleep(_TRY_S)  # a wait for the lock itself could not tell a look from a holder
+        time.sleep(_TRY_S)  # a blocking lock could not tell a look from a holder
     return False
 
 
 def lies_at(file: IO[str], path: Path) -> bool:
-    """Whether the open `file` is what lies at `path`, neither deleted nor moved nor replaced.
-    Raises: OSError where nobody can tell."""
+    """Return True if the open `file` is still found at `path`: not deleted, moved or replaced.
+
+    Raises:
+        OSError: the file system does not answer.
+    """
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except (FileNotFoundError, NotADirectoryError):
@@ -71,13 +117,16 @@ def lies_at(file: IO[str], path: Path) -> bool:
 
 
 def expand_home(path: Path | str) -> Path:
-    """`~/x` → below the home directory. `~x`, where nobody has that name, stays as it is: then
-    there is no such file, which is what its reader says (`Path.expanduser` raises RuntimeError)."""
+    """Replace a leading `~` or `~user` by the home directory.
+
+    The path of an unknown user stays unchanged, so that its reader reports a missing file
+    (`Path.expanduser` would raise RuntimeError).
+    """
     return Path(os.path.expanduser(path))
 
 
 def nearest_folder(path: Path) -> Path:
-    """The folder itself, or the nearest one above it that is there."""
+    """Return `path` if it is a folder, else the nearest existing folder above it."""
     path = expand_home(path).absolute()
     while not path.is_dir():
         path = path.parent
@@ -85,8 +134,10 @@ def nearest_folder(path: Path) -> Path:
 
 
 def disk_bytes(folders: Iterable[Path]) -> int:
-    """What all in them takes of the disk: holes take nothing. A daemon may be at work there: what
-    goes meanwhile is not counted."""
+    """Return the bytes that all files below `folders` occupy on the disk; holes count nothing.
+
+    Files that a daemon removes meanwhile are not counted.
+    """
     total = 0
     for folder in folders:
         for path in folder.rglob("*"):
@@ -96,7 +147,7 @@ def disk_bytes(folders: Iterable[Path]) -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """Atom importable as it is here, no GPU, one arithmetic thread."""
+    """Return the environment of a child process: this Atom, no GPU, one arithmetic thread."""
     paths = [str(_ABOVE), os.environ.get("PYTHONPATH", "")]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),

@@ -1,4 +1,4 @@
-"""The control API, both ends: JSON over gRPC, on a Unix socket that only this user may open."""
+"""Both ends of the control API: JSON over gRPC on a Unix socket that only this user may open."""
 
 import json
 import os
@@ -10,21 +10,28 @@ from typing import Any
 import grpc
 
 from atom.base.errors import ConfigError, ControlError, StorageError, UserError
-from atom.base.files import remove_leftover
+from atom.daemon.state_directory import StateDirectory
 
 COMMANDS = ("info", "pause", "resume", "leave", "reload", "trace")
 _SERVICE = "atom.Control"
 _TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 64 << 20
+"""Longest answer that a client reads: the trace of one pass of a large model."""
 _REFUSALS = {kind.__name__: kind for kind in UserError.__subclasses__()}
 
 
 class ControlServer:
-    """Lets a daemon's owner command it on `socket_path` (mode 0600)."""
+    """Server for the commands of a daemon's owner, on a socket of mode 0600."""
 
-    def __init__(self, target: object, socket_path: Path) -> None:
-        """`target`: has a method for each of COMMANDS, which are called from gRPC's threads, and
-        return what JSON can say."""
-        self._path = socket_path
+    def __init__(self, target: object, state: StateDirectory) -> None:
+        """Prepare the server without listening.
+
+        Args:
+            target: has a method for each of COMMANDS. gRPC's threads call them, and JSON must be
+                able to hold what they return.
+            state: the locked state directory, which says where to listen.
+        """
+        self._state = state
         pool = futures.ThreadPoolExecutor(max_workers=4, thread_name_prefix="control")
         self._server = grpc.server(pool)
         methods: dict[str, Any] = {
@@ -35,31 +42,31 @@ class ControlServer:
         self._server.add_generic_rpc_handlers((handler,))
 
     def start(self) -> None:
-        """Listens. The state directory's lock says that a socket left behind is nobody's.
+        """Listen, and record in the state directory where.
 
-        Raises: StorageError where what lies there is another user's.
+        Raises:
+            StorageError: the socket cannot be made.
         """
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as problem:
-            raise StorageError(
-                f"cannot listen on {self._path}: {problem.strerror}",
-                "choose a state directory with a shorter path: --state DIR",
-            ) from problem
+        path = self._state.place_control_socket()
         mask = os.umask(0o177)
         try:
-            self._server.add_insecure_port(f"unix:{self._path}")
+            self._server.add_insecure_port(f"unix:{path}")
             self._server.start()
+        except RuntimeError as problem:  # how gRPC says that it cannot bind
+            raise StorageError(
+                f"cannot listen on {path}", "remove what lies there, or choose another --state DIR"
+            ) from problem
         finally:
             os.umask(mask)
 
     def close(self) -> None:
+        """Stop answering, and remove the socket."""
         self._server.stop(grace=0.5).wait()
-        remove_leftover(self._path)
+        self._state.remove_control_socket()
 
 
 def _answering(command: Callable[..., Any]) -> Callable[[bytes, Any], bytes]:
-    """A command as a gRPC method: a list of arguments → its result, or what a UserError says."""
+    """Wrap a command as a gRPC method, which returns its result or the message of a UserError."""
 
     def answer(request: bytes, context: Any) -> bytes:
         try:
@@ -72,10 +79,20 @@ def _answering(command: Callable[..., Any]) -> Callable[[bytes, Any], bytes]:
 
 
 def ask(socket_path: Path, command: str, *arguments: Any) -> Any:
-    """What the daemon that listens there says to one of COMMANDS. Raises: ControlError if none
-    answers; UserError, as the daemon refused it."""
-    # Of this user's own daemon; a trace of a large model is larger than gRPC's usual 4 MB.
-    options = [("grpc.max_receive_message_length", -1)]
+    """Send a command to a daemon and return its answer.
+
+    The caller has checked that the socket belongs to a user whose daemon it may command.
+
+    Args:
+        socket_path: the daemon's control socket.
+        command: one of COMMANDS.
+        arguments: the command's arguments.
+
+    Raises:
+        ControlError: no daemon answers, or its answer is longer than MAX_ANSWER_BYTES.
+        UserError: the daemon refused the command; of the class that the daemon raised.
+    """
+    options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
     try:
         with grpc.insecure_channel(f"unix:{socket_path}", options) as channel:
             call: Any = channel.unary_unary(f"/{_SERVICE}/{command}")
@@ -89,14 +106,16 @@ def ask(socket_path: Path, command: str, *arguments: Any) -> Any:
 
 
 def _named(problem: Exception, path: Path) -> ControlError:
-    """One that answers with a fault, or does not know the command, is there."""
+    """Say why there is no answer: only the last of these causes means that no daemon is there."""
     if isinstance(problem, grpc.Call):
+        if problem.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return ControlError(f"the answer is longer than {MAX_ANSWER_BYTES:,} bytes")
         if problem.code() is grpc.StatusCode.UNKNOWN:
             return ControlError(f"the daemon failed at it: {problem.details()}", "this is a bug")
         if problem.code() is grpc.StatusCode.UNIMPLEMENTED:
             return ControlError(
-                "the daemon is of another version, which does not know this command",
-                "`atom leave`, then start it again with this one",
+                "the daemon has another version of Atom, which does not know this command",
+                "end it with `atom leave`, then start the daemon again with this version",
             )
     return ControlError(
         f"the daemon at {path} takes no commands now",

@@ -1,7 +1,15 @@
-"""Everything a peer keeps on disk, in one directory that one daemon at a time may use."""
+"""The directory in which a peer keeps everything; one daemon at a time may use it.
+
+Only its owner may look into it (mode 0700): it holds the peer's private key, addresses of other
+peers, and the run's text. The control socket lies in `$XDG_RUNTIME_DIR`, in this directory, or in
+a temporary folder, whichever is private and short enough first; `control.address` names it. A
+daemon and its clients may see different environments, so clients read that file and do not search.
+"""
 
 import hashlib
 import os
+import stat
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -13,19 +21,21 @@ from atom.base.files import (
     is_held,
     lies_at,
     remove_leftover,
+    rename_durably,
     why_not_written,
 )
 from atom.swarm.identity import Identity
 
 _MAX_SOCKET_PATH_BYTES = 100
 _SIGNS_OF_A_TARGET = frozenset("%#?,")
-"""gRPC reads "unix:PATH" as an address: of a path with one of these it takes another one."""
-_SOCKETS_ASIDE = Path("/tmp")
-"""Not TMPDIR's: a daemon and who asks it may have two of those, and one may be as long."""
+"""Characters that gRPC does not take literally in "unix:PATH"."""
+_TEMPORARY_PREFIX = "atom-control-"
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+"""Rights of all users but the owner."""
 
 
 class StateDirectory:
-    """Paths below `root`; `lock` before writing anything."""
+    """Paths below `root`; call `lock` before writing anything."""
 
     def __init__(self, root: Path) -> None:
         self.root = root = root.absolute()
@@ -40,52 +50,89 @@ class StateDirectory:
         self.program = root / "program"
         """The generated source of this peer's sub-models, for people to read."""
         self.peer_file = root / "peer.toml"
-        """What this box gives, if no other file was named."""
+        """Peer file that applies if the command line names none."""
         self.own_code = root / "own_code.py"
-        """The source file of a run whose model is its owner's own code."""
+        """Source file of the model, if the run brings its own code."""
         self.tokenizer = root / "tokenizer.json"
-        """The run's, if it has one, for `atom export`."""
+        """The run's tokenizer, if it has one, for `atom export`."""
         self.events = root / "events.jsonl"
         self.known_addresses = root / "addresses.json"
-        """DHT addresses of peers met before: the way back into the swarm after a restart."""
+        """DHT addresses of peers met before, to enter the swarm again after a restart."""
         self.traffic = root / "traffic.json"
-        """What the line carried, by day."""
+        """Bytes sent and received, by day."""
         self.paused = root / "paused"
-        """There from `atom pause` until `atom resume`, also over restarts."""
+        """Exists from `atom pause` until `atom resume`, also across restarts."""
+        self.control_address = root / "control.address"
+        """Path of the control socket, as text."""
         self.dht_log = root / "dht.log"
         self._lock_file = root / "daemon.lock"
         self._lock: IO[str] | None = None
 
     @property
     def kept_bytes(self) -> int:
-        """Of the disk, taken by states, checkpoints, results, text and what is being fetched: by
-        what the plan of a run counts."""
+        """Disk space taken by states, checkpoints, results, text and downloads, in bytes.
+
+        The plan of a run counts exactly these folders.
+        """
         folders = self.snapshots, self.checkpoints, self.results, self.tokens, self.downloads
         return disk_bytes(folders)
 
     @property
     def control_socket(self) -> Path:
-        """Beside the rest, unless a Unix socket cannot have that path, or gRPC reads another. The
-        same by whichever links the directory is named."""
+        """Path of the socket on which the daemon of this directory takes commands."""
+        try:
+            return Path(os.fsdecode(self.control_address.read_bytes()))
+        except OSError:
+            return self.root / "control.sock"
+
+    def place_control_socket(self) -> Path:
+        """Choose a private folder for the control socket, and record the socket's path.
+
+        Returns:
+            The path to listen on. Nothing lies there, unless it cannot be removed.
+
+        Raises:
+            StorageError: no folder can be made, or the path cannot be recorded.
+        """
+        self.remove_control_socket()
         root = os.path.realpath(self.root)
-        path = Path(root) / "control.sock"
-        fits = len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES
-        if fits and _SIGNS_OF_A_TARGET.isdisjoint(str(path)):
-            return path
         name = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
-        return _SOCKETS_ASIDE / f"atom-{os.getuid()}-{name}.sock"
+        runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+        places = Path(runtime, f"atom-{name}.sock"), Path(root, "control.sock")
+        path = next(filter(_can_listen, places), None) or _temporary_folder() / "control.sock"
+        remove_leftover(path)
+        write_atomically(self.control_address, os.fsencode(path))
+        return path
+
+    def remove_control_socket(self) -> None:
+        """Remove the recorded control socket and its temporary folder, if possible."""
+        path = self.control_socket
+        remove_leftover(path)
+        if path.parent.name.startswith(_TEMPORARY_PREFIX):
+            with suppress(OSError):
+                path.parent.rmdir()
+        remove_leftover(self.control_address)
+
+    @property
+    def key_warning(self) -> str:
+        """Warning for the user if others may read the private key; empty if not."""
+        with suppress(OSError):
+            if self.identity.stat().st_mode & _OTHERS:
+                return f"other users may read the private key: `chmod 600 {self.identity}`"
+        return ""
 
     @property
     def in_use(self) -> bool:
-        """Whether a daemon has claimed it."""
+        """True while a daemon holds the lock."""
         with suppress(OSError):
             return is_held(self._lock_file)
         return False
 
     def lock(self) -> None:
-        """Creates the directory and claims it until the process ends.
+        """Create the directory, make it private, and lock it until the process ends.
 
-        Raises: StorageError if it cannot be used, or another daemon uses it.
+        Raises:
+            StorageError: the directory cannot be used, or another daemon uses it.
         """
         file = self._opened()
         try:
@@ -105,14 +152,14 @@ class StateDirectory:
         self._lock = file
 
     def _opened(self) -> IO[str]:
-        """Raises: StorageError."""
         if not _is_text(self.root):
             raise StorageError(
                 f"cannot use the state directory {self.root}: its path is no text in UTF-8",
                 "choose another one with --state DIR",
             )
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(self.root)
             return self._lock_file.open("a+")
         except OSError as problem:
             hint = "choose another one with --state DIR"
@@ -123,10 +170,16 @@ class StateDirectory:
             ) from problem
 
     def require_there(self) -> None:
-        """Of what we locked: whoever starts where it was finds no lock, so nothing that we go on
-        with would be ours alone. Raises: StorageError once it was deleted or moved."""
+        """Raise if the locked directory is no longer where it was.
+
+        A daemon that starts at the old path would not find our lock, so two daemons could use
+        one key.
+
+        Raises:
+            StorageError: the directory was deleted or moved.
+        """
         is_there = True
-        with suppress(OSError):  # a disk that does not answer took nothing away
+        with suppress(OSError):  # a disk that does not answer is no proof of a move
             is_there = self._lock is None or lies_at(self._lock, self._lock_file)
         if not is_there:
             raise StorageError(
@@ -136,13 +189,52 @@ class StateDirectory:
             )
 
     def unlock(self) -> None:
+        """Release the directory to other daemons."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
 
+def _make_private(folder: Path) -> None:
+    """Take away the rights of other users, as far as this user may change them.
+
+    A folder with the sticky bit is shared on purpose, such as /tmp, and stays as it is.
+    """
+    found = folder.stat()
+    is_open = found.st_mode & _OTHERS and not found.st_mode & stat.S_ISVTX
+    if is_open and found.st_uid == os.geteuid():
+        with suppress(OSError):  # not every file system has rights
+            folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+
+
+def _can_listen(path: Path) -> bool:
+    """Return True if gRPC and the kernel take this path, and its folder belongs to us alone."""
+    fits = path.is_absolute() and len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES
+    return fits and _SIGNS_OF_A_TARGET.isdisjoint(str(path)) and _is_private(path.parent)
+
+
+def _is_private(folder: Path) -> bool:
+    """Return True if the folder is ours and no other user can look into it or change it."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
+
+
+def _temporary_folder() -> Path:
+    """Raises: StorageError."""
+    try:  # not TMPDIR, whose path may be as long as the one that did not fit
+        return Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir="/tmp"))
+    except OSError as problem:
+        raise StorageError(
+            f"cannot make a folder in /tmp: {problem.strerror}",
+            "choose a state directory with a shorter path: --state DIR",
+        ) from problem
+
+
 def _is_text(path: Path) -> bool:
-    """Names on a disk may be any bytes; PyTorch and gRPC take none but these."""
+    """Return True if the path is valid UTF-8: PyTorch and gRPC accept no other names."""
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
@@ -151,8 +243,13 @@ def _is_text(path: Path) -> bool:
 
 
 def write_atomically(path: Path, raw: bytes) -> None:
-    """Aside, synced, renamed. What is there already is not written again: a start with what an
-    earlier one kept needs no room. Raises: StorageError when the disk is full or gone."""
+    """Replace the content of `path` as a whole: write another file, sync it, rename it.
+
+    A file that has this content already is not written again, so a restart needs no disk space.
+
+    Raises:
+        StorageError: the disk is full or gone.
+    """
     with suppress(OSError):
         if path.read_bytes() == raw:
             return
@@ -162,7 +259,7 @@ def write_atomically(path: Path, raw: bytes) -> None:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        rename_durably(aside, path)
     except OSError as problem:
         remove_leftover(aside)
         raise StorageError(
@@ -171,6 +268,10 @@ def write_atomically(path: Path, raw: bytes) -> None:
 
 
 def own_identity(state: Path) -> Identity | None:
-    """Of the peer that keeps its state there; None: there is none yet. Raises: StorageError."""
+    """Return the identity kept in the state directory `state`, or None if it has none.
+
+    Raises:
+        StorageError: the key file is damaged.
+    """
     key = StateDirectory(state).identity
     return Identity.load_or_create(key) if key.exists() else None

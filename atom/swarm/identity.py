@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from atom.base.errors import StorageError
-from atom.base.files import why_not_written
+from atom.base.files import rename_durably, why_not_written
 
 _PRIVATE_PREFIX = bytes.fromhex("08011240")  # protobuf: key type Ed25519, 64 bytes follow
 _PUBLIC_PREFIX = bytes.fromhex("08011220")  # protobuf: key type Ed25519, 32 bytes follow
@@ -105,7 +105,7 @@ class Identity:
                 file.write(_PRIVATE_PREFIX + raw)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, path)
+            rename_durably(aside, path)
         except OSError as problem:
             raise StorageError(
                 f"cannot write {path}: {why_not_written(problem)}", "free some disk space"

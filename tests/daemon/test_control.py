@@ -44,19 +44,27 @@ class Target:
         return [{}] * 2_000_000, "one line"
 
 
+def made(root: Path) -> StateDirectory:
+    """A state directory that was made as a daemon makes it, and is in use by none."""
+    state = StateDirectory(root)
+    state.lock()
+    state.unlock()
+    return state
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Target, Path]]:
-    target, path = Target(), tmp_path / "control.sock"
-    server = ControlServer(target, path)
+    target, state = Target(), made(tmp_path)
+    server = ControlServer(target, state)
     server.start()
-    yield target, path
+    yield target, state.control_socket
     server.close()
 
 
 def test_what_cannot_be_taken_away_is_said(tmp_path: Path) -> None:
     (tmp_path / "control.sock").mkdir()
     with pytest.raises(StorageError, match="cannot listen on"):
-        ControlServer(Target(), tmp_path / "control.sock").start()
+        ControlServer(Target(), made(tmp_path)).start()
 
 
 def test_every_command_arrives(served: tuple[Target, Path]) -> None:
@@ -103,9 +111,10 @@ class Faulty(Target):
 
 
 def test_a_daemon_that_fails_or_is_older_is_not_said_to_be_away(tmp_path: Path) -> None:
-    path, older = tmp_path / "control.sock", grpc.server(ThreadPoolExecutor(1))
-    server = ControlServer(Faulty(), path)
+    state, older = made(tmp_path), grpc.server(ThreadPoolExecutor(1))
+    server = ControlServer(Faulty(), state)
     server.start()
+    path = state.control_socket
     try:
         with pytest.raises(ControlError, match=r"failed at it: .*a slip"):
             ask(path, "resume")
@@ -120,29 +129,36 @@ def test_a_daemon_that_fails_or_is_older_is_not_said_to_be_away(tmp_path: Path) 
         older.stop(None).wait()
 
 
-@pytest.mark.parametrize("name", ["my run", "ä\n", "50%25", "#2", "who?", "a,b"])
+@pytest.mark.parametrize("name", ["my run", "ä\n", "50%25", "#2", "who?", "a,b", "x" * 120])
 def test_any_folder_will_do(tmp_path: Path, name: str) -> None:
-    """gRPC takes some signs of a path for its own."""
-    root = tmp_path / name
-    root.mkdir()
-    path = StateDirectory(root).control_socket
-    path.write_text("")  # left behind by a daemon that was killed
-    server = ControlServer(Target(), path)
+    """gRPC takes some characters of a path for its own, and a socket's path has to be short."""
+    state = made(tmp_path / name)
+    state.place_control_socket().write_text("")  # left behind by a daemon that was killed
+    server = ControlServer(Target(), state)
     server.start()
+    path = StateDirectory(tmp_path / name).control_socket
     try:
         assert path.is_socket(), "where those look who ask whether a daemon listens"
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, "its owner alone may"
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         assert ask(path, "info")["round"] == 3
     finally:
         server.close()
     assert not path.exists()
-    assert [*tmp_path.iterdir()] == [root]
+    assert [*state.root.iterdir()] == [state.root / "daemon.lock"]
+    assert path.parent == state.root or not path.parent.exists(), "no folder is left in /tmp"
+
+
+def test_an_answer_is_bounded(served: tuple[Target, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_ANSWER_BYTES", 4096)
+    with pytest.raises(ControlError, match="longer than 4,096 bytes"):
+        ask(served[1], "trace")
 
 
 def test_a_disk_that_turned_read_only_lets_it_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = ControlServer(Target(), tmp_path / "control.sock")
+    server = ControlServer(Target(), made(tmp_path))
     server.start()
     turn_read_only(monkeypatch)
     server.close()

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from pathlib import Path
@@ -111,13 +112,77 @@ def test_the_control_socket_fits_whatever_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Also where the temporary folder's does not; and a link to the directory finds it."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
-    (tmp_path / name).mkdir()
+    state, other = StateDirectory(tmp_path / name), StateDirectory(tmp_path / ("y" * 120))
     (tmp_path / "link").symlink_to(name)
-    socket, other = (StateDirectory(tmp_path / each).control_socket for each in (name, "y" * 120))
-    assert len(str(socket)) < 108
-    assert socket != other
+    for each in (state, other):
+        each.lock()
+    socket, others = state.place_control_socket(), other.place_control_socket()
+    assert max(len(str(socket)), len(str(others))) < 108
+    assert socket != others
     assert StateDirectory(tmp_path / "link").control_socket == socket
+    for each in (state, other):
+        each.remove_control_socket()
+        each.unlock()
+    assert not others.parent.exists()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_the_control_socket_lies_in_the_runtime_folder_if_that_is_private(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own path may be too long
+    runtime.chmod(mode)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    state = StateDirectory(tmp_path / ("s" * 120))
+    state.lock()
+    try:
+        assert (state.place_control_socket().parent == runtime) == (mode == 0o700)
+        monkeypatch.delenv("XDG_RUNTIME_DIR")
+        found = StateDirectory(state.root).control_socket
+        assert found == state.control_socket, "a client with another environment finds it"
+    finally:
+        state.remove_control_socket()
+        state.unlock()
+        runtime.rmdir()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002])
+def test_only_its_owner_may_look_into_a_state_directory(mask: int, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir(mode=0o755)
+    before = os.umask(mask)
+    try:
+        for root in (tmp_path / "new", old):
+            state = StateDirectory(root)
+            state.lock()
+            state.unlock()
+            assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    finally:
+        os.umask(before)
+
+
+def test_a_shared_folder_keeps_its_rights(tmp_path: Path) -> None:
+    """With `--state /tmp`, and root's rights, nobody could use /tmp any more."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    state = StateDirectory(shared)
+    state.lock()
+    state.unlock()
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+
+
+def test_a_key_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path)
+    assert state.key_warning == "", "there is no key yet"
+    Identity.load_or_create(state.identity)
+    assert state.key_warning == ""
+    state.identity.chmod(0o640)
+    assert (
+        state.key_warning == f"other users may read the private key: `chmod 600 {state.identity}`"
+    )
 
 
 def test_atomic_write_replaces_or_leaves_alone(

@@ -1,8 +1,8 @@
-"""The daemon on this machine: which one is meant, and `atom info`, `reload` and `trace` over its
-control socket."""
+"""Find the daemon that a command means, and ask it: `atom info`, `atom reload`, `atom trace`."""
 
 import json
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
@@ -48,8 +48,20 @@ def reload_settings(state: Path | None) -> None:
 
 
 def ask_daemon(state: Path | None, command: str, *arguments: Any) -> Any:
-    """What the daemon in `state`, else the only one there is, says to one of its
-    `atom.daemon.control.COMMANDS`. Raises: ControlError; UserError, as the daemon refused it."""
+    """Send one of `atom.daemon.control.COMMANDS` to a daemon on this machine.
+
+    Args:
+        state: the daemon's state directory; None: the only daemon that runs.
+        command: the command's name.
+        arguments: the command's arguments.
+
+    Returns:
+        The daemon's answer, as JSON holds it.
+
+    Raises:
+        ControlError: no daemon answers, or several run and none is named.
+        UserError: the daemon refused the command.
+    """
     from atom.daemon.control import ask  # gRPC: a quarter of a second
 
     return ask(find_daemon(state), command, *arguments)
@@ -73,9 +85,14 @@ def save_trace(file: Path, state: Path | None) -> None:
 
 
 def find_daemon(state: Path | None, home: Path | None = None) -> Path:
-    """The control socket of the daemon in `state`, else of the only one under the usual place.
+    """Return the control socket of the daemon in `state`, else of the only one under `home`.
 
-    Raises: ControlError if there is none, or more than one.
+    Args:
+        state: the daemon's state directory, if the user named it.
+        home: the folder of all state directories; None: the usual one.
+
+    Raises:
+        ControlError: no daemon runs, several run, or its socket may be another user's.
     """
     if state is not None and not state.is_dir():
         raise ControlError(f"there is no state directory {state}", _START_HINT)
@@ -87,18 +104,29 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
         raise ControlError(f"no daemon of yours runs {where}", _START_HINT)
     root = _the_one(running, "daemons run on this machine", ControlError)
     path = StateDirectory(root).control_socket
-    if path.exists() and path.lstat().st_uid not in (os.getuid(), root.stat().st_uid):
-        # in /tmp, where a long path's lies, anybody can put one that hears our commands
-        hint = "have it removed, or choose a state directory with a shorter path: --state DIR"
-        raise ControlError(f"{path} is another user's", hint)
+    # Root may command the daemon of any user; all others only their own.
+    owners = {os.geteuid(), root.stat().st_uid} if os.geteuid() == 0 else {os.geteuid()}
+    if path.exists() and not _is_safe(path, owners):
+        hint = "if it is a daemon of yours, restart it; its state directory must be yours alone"
+        raise ControlError(f"{path} can be another user's", hint)
     return path
 
 
-def find_state(state: Path | None, home: Path | None = None) -> Path:
-    """`state`, else the only state directory of a run under the usual place; of several, the only
-    one whose daemon runs.
+def _is_safe(path: Path, owners: set[int]) -> bool:
+    """Return True if only `owners` can have put this socket there.
 
-    Raises: StorageError if there is none, or more than one.
+    A socket of another user would hear our commands and answer with any bytes.
+    """
+    folder = path.parent.stat()
+    writable = folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return path.lstat().st_uid in owners and folder.st_uid in owners and not writable
+
+
+def find_state(state: Path | None, home: Path | None = None) -> Path:
+    """Return `state`, else the only state directory of a run; of several, the one in use.
+
+    Raises:
+        StorageError: there is none, or the choice is not clear.
     """
     if state is not None:
         return state
@@ -125,4 +153,4 @@ def _state_directories(home: Path) -> list[StateDirectory]:
     if not home.is_dir():
         return []
     runs = (path for path in sorted(home.iterdir()) if path.is_dir() and path.name[0] not in "._")
-    return list(map(StateDirectory, runs))  # that of `atom bootstrap` is no run's
+    return list(map(StateDirectory, runs))  # `atom bootstrap` uses a folder that begins with "_"

@@ -87,6 +87,8 @@ def open_box(
     named = named_state_directory(state, peer.state.directory)
     directory = StateDirectory(named or default_state_directory(run_name))
     directory.lock()
+    if directory.key_warning:
+        console.note(directory.key_warning)
     if peer_file is None:
         peer = kept_peer(directory)
     return Box(

@@ -132,7 +132,7 @@ class Peer:
         self._settings = Settings(
             box.peer_file, box.peer, self._wishes, self._transport.bandwidth, self._worker.submit
         )
-        self._control = ControlServer(self, box.state.control_socket)
+        self._control = ControlServer(self, box.state)
         # what it shows, and sees of others
         self._serial = 0
         self._status = Status(

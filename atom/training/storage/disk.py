@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atom.base.errors import StorageError
 from atom.base.events import EventSink
-from atom.base.files import remove_leftover, why_not_written
+from atom.base.files import remove_leftover, rename_durably, why_not_written
 
 ASIDE = ".partial"
 """How the name of a file ends that is not whole yet."""
@@ -39,7 +39,9 @@ def write_tensors(
         save_file(dict(tensors), aside, metadata=dict(metadata or {}))
         if synced:
             sync(aside)
-        os.replace(aside, path)
+            rename_durably(aside, path)
+        else:
+            os.replace(aside, path)
     except (OSError, SafetensorError) as problem:
         remove_leftover(aside)
         raise StorageError(

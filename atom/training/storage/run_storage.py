@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from atom.base.errors import PeerRefused, StorageError
-from atom.base.files import remove_leftover, why_not_written
+from atom.base.files import remove_leftover, rename_durably, why_not_written
 from atom.swap.host_store import FROZEN
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import page_of, parse_commits, record_of, verified_heads
@@ -94,7 +94,7 @@ class Journal:
         place = self._path if start else self._path.with_suffix(".new")
         try:
             _write_at(place, start, raw)
-            os.replace(place, self._path)
+            rename_durably(place, self._path)
         except OSError as problem:
             raise StorageError(
                 f"cannot write {self._path}: {why_not_written(problem)}",

@@ -1,8 +1,6 @@
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -69,22 +67,6 @@ def test_an_entrance_is_no_daemon_unless_it_is_named(home: Path, held: ExitStack
     with pytest.raises(ControlError, match="no daemon"):
         find_daemon(None)
     assert find_daemon(home / "_bootstrap")
-
-
-def test_a_socket_of_another_user_is_not_spoken_to(
-    home: Path, held: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of a long path lies in /tmp, under a name that anybody can reckon."""
-    long = home / ("x" * 120)
-    path = daemon(long, held)
-    path.touch()
-    held.callback(path.unlink)
-    assert find_daemon(long) == path
-    theirs = SimpleNamespace(st_uid=os.getuid() + 1)
-    monkeypatch.setattr(Path, "lstat", lambda self: theirs)
-    for state in (None, long):
-        with pytest.raises(ControlError, match="is another user's"):
-            find_daemon(state)
 
 
 def test_of_several_runs_that_are_kept_each_is_offered(home: Path) -> None:
