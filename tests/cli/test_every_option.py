@@ -50,7 +50,7 @@ OF_ANY_COMMAND: dict[str, Bad] = {
     "peer": NO_FILE,
     "listen": ((NO_ADDRESS, ("here", "0.0.0.0:99999", "no.name:0")),),
     "initial_peers": ((NO_ADDRESS, NO_NODE),),
-    "trust": ((USAGE, ("bob",)),),
+    "trust": ((USAGE, ("bob", f"{PEER_ID}:", f"{PEER_ID}:{'0' * 63}", f"{PEER_ID}:{'G' * 64}")),),
     "assume": ((ExitCode.DEVICE, ("abacus", *NO_DEVICE)),),
     "network": ((USAGE, ("fast", "0 bit/s")),),
     "peers": ((USAGE, ("few", "0", "1e9", "999999")),),

@@ -1,6 +1,7 @@
 """Options and arguments that several commands have. Nothing heavy is imported: `--help` and the
 completion of commands and options are quick."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,17 +88,23 @@ PeersOption = Annotated[
 ]
 TrustOption = Annotated[
     str | None,
-    typer.Option(metavar="KEY", help="Peer id of the owner whose code may be executed here."),
+    typer.Option(metavar="KEY:SHA256", help="Owner and digest of code that may be executed here."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object on stdout.")]
 
 
 def parse_trust(text: str | None) -> str | None:
-    """A peer id. Raises: typer.BadParameter."""
+    """Check the form of KEY:SHA256; KEY alone passes, and is refused with an explanation later.
+
+    Raises:
+        typer.BadParameter: it has neither form.
+    """
     from atom.swarm.identity import is_peer_id
 
-    if text is not None and not is_peer_id(text):
-        what = f"{text!r} is no peer id: those begin with 12D3KooW and have 52 characters"
+    key, colon, digest = (text or "").partition(":")
+    is_whole = re.fullmatch("[0-9a-f]{64}" if colon else "", digest) is not None
+    if text is not None and not (is_peer_id(key) and is_whole):
+        what = f"{text!r} is not the peer id of an owner, a colon and the 64 digits of a sha256"
         raise typer.BadParameter(what, param_hint="--trust")
     return text
 

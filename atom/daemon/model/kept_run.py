@@ -19,7 +19,12 @@ from atom.base.errors import (
 )
 from atom.config.load import run_from_text
 from atom.config.run_file import RunFile
-from atom.daemon.model.model_source import kept_code, open_source, source_errors
+from atom.daemon.model.model_source import (
+    kept_code,
+    open_source,
+    source_errors,
+    trust_value,
+)
 from atom.daemon.model.recipe import check_recipe, refuse_versions, write_recipe
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.graph.ir import ParameterLayout
@@ -105,8 +110,16 @@ class KeptRun:
         return list_snapshots(self.state.checkpoints, self.journal.heads)
 
     def source(self, trust: str | None) -> ModelSource:
-        """What builds the run's model. Own code runs if its owner is trusted, or keeps this
-        directory. Raises: TrustError; SourceError; StorageError.
+        """Return the source that builds the run's model, which may be code of its owner.
+
+        Args:
+            trust: the value of `--trust`, which has to name that code. The owner's own state
+                directory needs none.
+
+        Raises:
+            TrustError: the code may not run here.
+            SourceError: the model cannot be built.
+            StorageError: the code that is kept is not the run's.
         """
         code = None
         if self.run.model.module is not None:
@@ -175,10 +188,11 @@ class KeptRun:
     def _require_trust(self, code: OwnCode, trust: str | None) -> None:
         owner = self.manifest.owner
         keeper = own_identity(self.state.root)
-        if trust != owner and (keeper is None or keeper.peer_id != owner):
+        wanted = trust_value(owner, code)
+        if trust != wanted and (keeper is None or keeper.peer_id != owner):
             raise TrustError(
                 f"this run's model is code of its owner {owner}, saved in {code.path}",
-                f"to run it once more, for the names of the weights: --trust {owner}",
+                f"to run it once more, for the names of the weights: --trust {wanted}",
             )
 
 

@@ -100,6 +100,14 @@ def kept_code(run: RunFile, path: Path) -> OwnCode | None:
     return code if code.sha256 == run.model.module_sha256 else None
 
 
+def trust_value(owner: str, code: OwnCode) -> str:
+    """Return the value of `--trust` that allows this code of this owner, and no other code.
+
+    A key alone would allow everything that its owner, or a thief of the key, signs later.
+    """
+    return f"{owner}:{code.sha256}"
+
+
 def open_source(run: RunFile, code: OwnCode | None) -> ModelSource:
     """The source of a run that has been pinned. Runs `code`, so only give it what may run here.
 

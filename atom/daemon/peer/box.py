@@ -46,7 +46,7 @@ class JoinOptions:
     peer_file: Path | None = None
     state: Path | None = None
     trust: str | None = None
-    """Peer id of the owner whose code may run here."""
+    """KEY:SHA256 of the owner and the code that may run here."""
     weights: Path | None = None
     """A folder with what the run began from, for what is frozen of it."""
 

@@ -1,8 +1,9 @@
-"""A run's own code on a volunteer's machine: fetched as a file, run only for a trusted owner.
+"""A run's own code on a volunteer's machine: fetched as a file, executed only if trusted by digest.
 
-The manifest, which the owner signed, names the sha256 of one source file. Whoever is asked for it
-can only give that file or none, and having it does nothing: it lies in the state directory, to be
-read, until `--trust` names the run's owner.
+The manifest, which the owner signed, names the sha256 of one source file. A peer that is asked for
+the file can only give this one or none. The file lies in the state directory, to be read, until
+`--trust OWNER:SHA256` names both the run's owner and this file: trust in a key alone would let a
+stolen key execute code on the machine of everyone who joins later.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from functools import partial
 
 from atom.base.errors import AddressError, PeerRefused, TrustError
 from atom.config.run_file import RunFile
-from atom.daemon.model.model_source import kept_code
+from atom.daemon.model.model_source import kept_code, trust_value
 from atom.daemon.peer.addresses import dialled_by
 from atom.daemon.peer.box import Box, JoinOptions
 from atom.daemon.peer.heartbeat import DirectoryThread
@@ -29,23 +30,33 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 
 FETCH_S = 30.0
-"""For finding somebody who has the file: a run that was founded a moment ago has nobody yet."""
+"""Patience until some peer offers the file: a run that was just founded may have none yet."""
 _RETRY_S = 0.5
 _PATIENCE_S = 5.0
 
 
 def blob_name(run: RunFile) -> str:
-    """What the file is called among peers."""
+    """Return the name by which peers ask each other for the file."""
     return f"code/{run.model.module_sha256}"
 
 
-def check_trust(owner: str, trusted: str | None) -> None:
-    """Raises: TrustError if `--trust` names somebody else than the run's owner."""
-    if trusted is not None and trusted != owner:
-        raise TrustError(
-            f"you trust {trusted}, but this run is {owner}'s",
-            "ask the owner for their key, on another way than you got the address",
-        )
+def check_trust(owner: str, sha256: str | None, trusted: str | None) -> None:
+    """Raise if `--trust` names another owner or other code than the run's.
+
+    Args:
+        owner: peer id of the run's owner.
+        sha256: digest of the run's own code in hex; None: it has none.
+        trusted: the value of `--trust`, KEY or KEY:SHA256.
+
+    Raises:
+        TrustError: they differ.
+    """
+    key, _, digest = (trusted or owner).partition(":")
+    hint = "ask the owner for the value of --trust, on another way than you got the address"
+    if key != owner:
+        raise TrustError(f"you trust {key}, but this run is {owner}'s", hint)
+    if sha256 and digest and digest != sha256:
+        raise TrustError(f"you trust the code {digest}, but this run's is {sha256}", hint)
 
 
 def obtain_code(
@@ -55,9 +66,14 @@ def obtain_code(
     box: Box,
     directory: DirectoryThread,
 ) -> OwnCode | None:
-    """The run's own code, if it has any: from the state directory, else from a peer.
+    """Return the run's own code, if it has any, from the state directory or a peer.
 
-    Raises: TrustError unless `options` trust the run's owner; AddressError if nobody has it.
+    Returns:
+        Code that the user has allowed to run; None for a run whose model needs none.
+
+    Raises:
+        TrustError: `--trust` does not name the run's owner and this code.
+        AddressError: no reachable peer has the file.
     """
     if run.model.module is None:
         return None
@@ -66,17 +82,18 @@ def obtain_code(
         content = _fetch(run, manifest, box, directory)
         write_atomically(box.state.own_code, content)
         code = OwnCode(run.model.module, content, box.state.own_code)
-    if options.trust != manifest.owner:
+    wanted = trust_value(manifest.owner, code)
+    if options.trust != wanted:
         raise TrustError(
-            f"this run's model is code of its owner {manifest.owner}; "
-            f"nothing of it was run, it is saved in {code.path}",
-            f"read it, and if you trust it: `atom join {options.address} --trust {manifest.owner}`",
+            f"this run's model is code of its owner {manifest.owner}, with the sha256 "
+            f"{code.sha256}; nothing of it was run, it is saved in {code.path}",
+            f"read it, and if you trust it: `atom join {options.address} --trust {wanted}`",
         )
     return code
 
 
 def _fetch(run: RunFile, manifest: Manifest, box: Box, directory: DirectoryThread) -> bytes:
-    """The file that the manifest names, from whoever has it. Raises: AddressError."""
+    """Fetch the file that the manifest names from any peer. Raises: AddressError."""
     listed = listed_peers(manifest.owner, run.swarm.members)
     local = Local(box.identity, manifest_digest(manifest), box.incarnation, listed)
     dialled = partial(dialled_by, box.peer.network, box.listen, box.entrances)
@@ -94,7 +111,7 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, directory: DirectoryThrea
         transport.close()
     raise AddressError(
         "the run's model is its owner's code, and no peer that has it can be reached",
-        "try again when its owner, or another peer of it, is there",
+        "try again when the owner, or another peer of the run, is online",
     )
 
 
@@ -104,8 +121,12 @@ def ask_for_code(
     leases: Mapping[str, Lease],
     owner: str,
 ) -> bytes | None:
-    """The file from one of these peers, the owner first; None: nobody gave the right one. The
-    others come in any order: whoever is slow must not always be first.
+    """Ask these peers for the file, the owner first and the others in random order.
+
+    The order is random so that a slow peer does not delay every joiner.
+
+    Returns:
+        The content, whose sha256 is the run's; None if no peer gave it.
     """
     others = random.sample(sorted(leases), len(leases))
     for peer_id in sorted(others, key=lambda peer_id: peer_id != owner):

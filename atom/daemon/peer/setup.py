@@ -14,6 +14,7 @@ from atom.daemon.console import Console
 from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Info
 from atom.daemon.model.devices import require_devices
 from atom.daemon.model.kept_run import KeptRun
+from atom.daemon.model.model_source import trust_value
 from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.model.run_optimizer import load_run
 from atom.daemon.owner.traffic import await_allowance
@@ -79,7 +80,8 @@ def run_start(
         contacts = thread.directory.contacts()
         console.join_address(format_join_address(with_entrances(address, contacts)))
         if member.code is not None:
-            console.note(f"volunteers who trust your code join with --trust {address.owner}")
+            trust = trust_value(address.owner, member.code)
+            console.note(f"volunteers who trust your code join with --trust {trust}")
         return peer.run()
 
 
@@ -96,8 +98,8 @@ def run_join(
         box, begin_monitors, thread = opened
         manifest, record = thread.ask(thread.directory.read_manifest)
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
-        check_trust(manifest.owner, options.trust)
         run = run_of(manifest, box)
+        check_trust(manifest.owner, run.model.module_sha256, options.trust)
         check_checkpoints(box.peer, run)
         listed = listed_peers(manifest.owner, run.swarm.members)
         check_member(listed, manifest.owner, box.identity.peer_id)

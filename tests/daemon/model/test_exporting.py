@@ -200,11 +200,16 @@ def test_somebody_else_s_code_runs_only_for_those_who_trust_them(
     Identity.load_or_create(tmp_path / "a" / "identity.key")
     with pytest.raises(TrustError, match="is code of its owner") as caught:
         exported(tmp_path)
-    assert f"--trust {member.manifest.owner}" in caught.value.hint
-    assert exported(tmp_path, trust=member.manifest.owner).is_dir()
+    owner = member.manifest.owner
+    trust = f"{owner}:{member.run.model.module_sha256}"
+    assert caught.value.hint.endswith(f"--trust {trust}")
+    for other in (owner, f"{owner}:{'0' * 64}"):
+        with pytest.raises(TrustError, match="is code of its owner"):
+            exported(tmp_path, trust=other)
+    assert exported(tmp_path, trust=trust).is_dir()
     (tmp_path / "a" / "own_code.py").write_text("raise SystemExit")
     with pytest.raises(StorageError, match="is not the run's code"):
-        exported(tmp_path, "again", trust=member.manifest.owner)
+        exported(tmp_path, "again", trust=trust)
 
 
 def test_a_daemon_may_be_at_work(

@@ -304,8 +304,12 @@ def test_code_is_taken_from_whoever_has_the_right_bytes(folder: Folder) -> None:
             transport.close()
 
 
-def test_trust_names_the_owner() -> None:
-    check_trust("owner", None)
-    check_trust("owner", "owner")
-    with pytest.raises(TrustError, match="you trust friend, but this run is owner's"):
-        check_trust("owner", "friend")
+def test_trust_names_the_owner_and_the_code() -> None:
+    for trusted in (None, "owner", "owner:ab"):
+        check_trust("owner", "ab", trusted)
+    check_trust("owner", None, "owner:ab")
+    for friend in ("friend", "friend:ab"):
+        with pytest.raises(TrustError, match="you trust friend, but this run is owner's"):
+            check_trust("owner", "ab", friend)
+    with pytest.raises(TrustError, match="you trust the code cd, but this run's is ab"):
+        check_trust("owner", "ab", "owner:cd")
