@@ -38,7 +38,8 @@ def start(
             "--from",
             metavar="FOLDER",
             callback=below_home,
-            help="Begin from these weights: a folder of transformers, or of `atom export`.",
+            help="Begin from these weights: a folder of transformers or `atom export`, or the state"
+            " directory of a run.",
         ),
     ] = None,
 ) -> int:

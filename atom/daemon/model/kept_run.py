@@ -3,7 +3,7 @@
 Only files that are replaced as a whole, or that only grow, are read, and none is written.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +29,10 @@ from atom.daemon.model.recipe import check_recipe, refuse_versions, write_recipe
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.graph.ir import ParameterLayout
 from atom.models.own_code import OwnCode
-from atom.models.source import ModelSource
-from atom.swap.host_store import FROZEN
+from atom.models.source import InitialValue, ModelSource
+from atom.swap.host_store import FROZEN, WORKING
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
+from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import certified_state
 from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
 from atom.swarm.state.arenas import state_digest
@@ -69,18 +70,28 @@ class HeldWeights:
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A state directory's run, as far as its files tell."""
+    """The run of a state directory, as its files describe it."""
 
     state: StateDirectory
     manifest: Manifest
     run: RunFile
-    journal: Journal
+    journal: Journal | None
+    """None: the chain was not read, and states are compared with their own digests only."""
 
     @classmethod
-    def read(cls, root: Path, note: Callable[[str], None] = lambda text: None) -> "KeptRun":
-        """`note` hears of it before a chain is checked that may be long.
+    def read(
+        cls, root: Path, note: Callable[[str], None] = lambda text: None, with_chain: bool = True
+    ) -> "KeptRun":
+        """Read manifest and chain.
 
-        Raises: StorageError if there is no run, or its files are damaged; ConfigError.
+        Args:
+            root: the state directory.
+            note: is told before a chain is checked that may be long.
+            with_chain: False for a chain that another protocol version may have written.
+
+        Raises:
+            StorageError: there is no run, or its files are damaged.
+            ConfigError: the run file is not valid.
         """
         state = StateDirectory(root)
         try:
@@ -91,8 +102,10 @@ class KeptRun:
             ) from problem
         try:
             manifest = decode_manifest(record, None)
-            note(f"reading the chain of {manifest.run}")
-            journal = Journal(state.chain, first_head(manifest))
+            journal = None
+            if with_chain:
+                note(f"reading the chain of {manifest.run}")
+                journal = Journal(state.chain, first_head(manifest))
         except (PeerRefused, OSError) as problem:
             raise StorageError(
                 f"the run in {state.root} cannot be read: {problem}",
@@ -102,12 +115,16 @@ class KeptRun:
         return cls(state, manifest, run, journal)
 
     def snapshots(self) -> list[Snapshot]:
-        """Those of states on the chain, newest first."""
-        return list_snapshots(self.state.snapshots, self.journal.heads)
+        """Return the snapshots of states on the chain, newest first."""
+        return list_snapshots(self.state.snapshots, self._heads)
 
     def checkpoints(self) -> list[Snapshot]:
-        """As `snapshots`, of those that hold the weights alone."""
-        return list_snapshots(self.state.checkpoints, self.journal.heads)
+        """Return the checkpoints, which hold weights alone, newest first."""
+        return list_snapshots(self.state.checkpoints, self._heads)
+
+    @property
+    def _heads(self) -> Sequence[Head] | None:
+        return None if self.journal is None else self.journal.heads
 
     def source(self, trust: str | None) -> ModelSource:
         """Return the source that builds the run's model, which may be code of its owner.
@@ -166,7 +183,8 @@ class KeptRun:
 
         Raises: StorageError.
         """
-        if snapshot.path.parent == self.state.checkpoints:
+        is_checkpoint = snapshot.path.parent == self.state.checkpoints
+        if is_checkpoint or self.journal is None:
             return snapshot.checked(None)
         first = self.manifest.initial_state_digest
         certified = certified_state(snapshot.round, first, self.journal.commits)
@@ -185,6 +203,37 @@ class KeptRun:
             )
         return arenas[FROZEN]
 
+    def weights(self, wanted: ParameterLayout) -> InitialValue:
+        """Return the newest weights, by name and in float32, for a run that continues this one.
+
+        Args:
+            wanted: the parameters of the new run. It must have all of this run's.
+
+        Raises:
+            ConfigError: the new run is not of the same model, or this one trains adapters.
+            StorageError: no state is kept, or it is damaged.
+            UserError: as `source` and `layout`.
+        """
+        if self.run.train is not None and self.run.train.what == "adapters":
+            raise ConfigError(
+                f"{self.state.root} holds adapters beside a model",
+                "put them into it with `atom export FOLDER`, then begin with --from FOLDER",
+            )
+        layout = self.layout(self.source(None))
+        weights = HeldWeights(layout, self.arenas(self.chosen()), self.frozen())
+        for name in layout.by_name.keys() - wanted.by_name.keys():
+            raise ConfigError(f"{self.state.root} holds {name}, which this run's model has not")
+
+        def value(name: str, shape: tuple[int, ...]) -> Tensor:
+            if name not in layout.by_name or layout.by_name[name].shape != shape:
+                raise ConfigError(
+                    f"{self.state.root} holds no {name} of shape {list(shape)}",
+                    "keep [model] as it was, or begin from an exported folder",
+                )
+            return weights.value(name, torch.float32)
+
+        return value
+
     def _require_trust(self, code: OwnCode, trust: str | None) -> None:
         owner = self.manifest.owner
         keeper = own_identity(self.state.root)
@@ -194,6 +243,11 @@ class KeptRun:
                 f"this run's model is code of its owner {owner}, saved in {code.path}",
                 f"to run it once more, for the names of the weights: --trust {wanted}",
             )
+
+
+def is_state(folder: Path) -> bool:
+    """Return True if `folder` is a state directory with a run in it."""
+    return StateDirectory(folder).manifest.is_file()
 
 
 def layout_of(manifest: Manifest, run: RunFile, source: ModelSource) -> ParameterLayout:

@@ -35,7 +35,7 @@ class StartOptions:
     listen: str | None = None
     initial_peers: tuple[str, ...] = ()
     weights: Path | None = None
-    """A folder to begin from, instead of from the run's seed."""
+    """Folder with weights, or state directory of a run, to begin from; None: the run's seed."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.console import Console
 from atom.daemon.fitting.building import build_replica
+from atom.daemon.model.kept_run import KeptRun, is_state
 from atom.daemon.model.model_source import (
     agreed_run,
     open_samples,
@@ -48,6 +49,7 @@ from atom.daemon.state_directory import write_atomically
 from atom.models.data.samples import Samples
 from atom.models.hub import fetch_weights
 from atom.models.own_code import OwnCode
+from atom.models.source import InitialValue
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.manifest import (
     DataAmount,
@@ -132,7 +134,7 @@ class Membership:
 
     def _fill_frozen(self, weights: Path | None) -> None:
         with source_errors(self.run):
-            given = given_values(self.recipe.source, weights) if weights else None
+            given = _given_by(weights, self.recipe) if weights else None
             fill_frozen(self.replica, self.recipe, self.console, given)
         if weights and state_digest(self.replica.frozen) != self.manifest.frozen_digest:
             raise MismatchError(
@@ -148,8 +150,11 @@ def found_run(options: StartOptions, box: Box, run: RunFile) -> Membership:
     """
     folder, known = options.run_file.absolute().parent, read_manifest(box, run.run.name)
     weights = options.weights
-    if weights is not None and known is None:
-        WeightFiles.open(weights)  # said now, and not when the text is tokenised
+    if weights is not None and known is None:  # refuse before hours of tokenising
+        if is_state(weights):
+            KeptRun.read(weights, with_chain=False).chosen()
+        else:
+            WeightFiles.open(weights)
     kept = None if known is None else run_from_text(known[0].run_file)
     given = weights is not None if kept is None else _began_from_weights(kept, weights)
     with source_errors(run):
@@ -167,6 +172,18 @@ def found_run(options: StartOptions, box: Box, run: RunFile) -> Membership:
         made = _make(run, text, code, box, known and known[0])
         manifest, record = known or _founded(made, run_text, weights, box)
         return Membership(manifest, record, *made, code, box.console, weights)
+
+
+def _given_by(folder: Path, recipe: Recipe) -> InitialValue:
+    """Return the values in `folder`: weights as safetensors, or the state directory of a run.
+
+    Raises:
+        UserError: they are not this model's.
+    """
+    if is_state(folder):
+        return KeptRun.read(folder, with_chain=False).weights(recipe.graph.layout)
+    refuse_unused(recipe, folder)
+    return given_values(recipe.source, folder)
 
 
 def _began_from_weights(kept: RunFile, weights: Path | None) -> bool:
@@ -197,8 +214,7 @@ def _founded(made: _Made, run_text: str, weights: Path | None, box: Box) -> tupl
     if recipe.run.model.weights == "hub":
         weights = _weights_of_hub(recipe, box.console)
     if weights is not None:
-        given = given_values(recipe.source, weights)
-        refuse_unused(recipe, weights)
+        given = _given_by(weights, recipe)
     for fill in (fill_frozen, initialise):
         fill(replica, recipe, box.console, given)
     run, state, frozen = recipe.run, replica.state_arenas(), replica.frozen

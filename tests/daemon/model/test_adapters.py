@@ -94,3 +94,17 @@ def test_a_part_that_is_not_there_is_refused(folder: Folder) -> None:
     with pytest.raises(ConfigError, match="names none") as caught:
         folder.found(WORDS, more=ADAPTERS)
     assert caught.value.hint == "the model has none"
+
+
+def test_a_state_directory_continues_with_its_frozen_layers_but_without_adapters(
+    folder: Folder,
+) -> None:
+    path, base = a_base(folder)
+    folder.found(LLAMA, weights=path, more=LAST)
+    weights = folder.found(LLAMA, "b", folder.root / "a", LAST).replica.export_parameters()
+    for name, value in base.named_parameters():
+        assert torch.equal(weights[name], value), name
+    folder.found(LLAMA, "c", path, ADAPTERS)
+    with pytest.raises(ConfigError, match="holds adapters beside a model") as caught:
+        folder.found(LLAMA, "d", folder.root / "c", ADAPTERS)
+    assert "`atom export FOLDER`" in caught.value.hint

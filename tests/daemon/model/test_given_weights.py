@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from atom.base.errors import ConfigError, MismatchError
+from atom.base.errors import ConfigError, MismatchError, StorageError
 from atom.config.load import run_from_text
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.model_source import open_source, pin_source
@@ -83,6 +83,58 @@ def test_how_a_run_begins_cannot_change(folder: Folder) -> None:
     with pytest.raises(ConfigError, match="none are given") as caught:
         folder.found(f'{GPT3}\nweights = "given"', "fresh")
     assert "--from FOLDER" in caught.value.hint
+
+
+def continued(folder: Folder, model: str, **more: str) -> Membership:
+    """A run that is founded from the state directory of another one."""
+    return folder.found(model, "next", weights=folder.root / "a", **more)
+
+
+@pytest.mark.parametrize("model", [GPT3, WORDS], ids=["gpt3", "module"])
+def test_a_run_continues_another_from_its_state_directory(folder: Folder, model: str) -> None:
+    """Also one whose chain this version cannot read: that is what an upgrade leaves."""
+    _, wanted = trained(folder, model)
+    (folder.root / "a" / "chain.bin").write_bytes(b"of another protocol version")
+    member = continued(folder, model)
+    found = weights_of(member)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(value, wanted[name]) for name, value in found.items())
+    state = member.replica.state_arenas()
+    assert not state["exp_avg"].any(), "moments begin at zero"
+    assert state_digest(state) == member.manifest.initial_state_digest
+    assert run_from_text(member.manifest.run_file).model.weights == "given"
+    (snapshot,) = list_snapshots(folder.root / "next" / "snapshots")
+    assert state_digest(snapshot.load()) == member.manifest.initial_state_digest
+    shutil.rmtree(folder.root / "a")
+    assert continued(folder, model).manifest == member.manifest, "the same command takes it up"
+
+
+def test_a_state_of_16_bits_keeps_every_bit(folder: Folder) -> None:
+    model, more = f'{GPT3}\nprecision = "bfloat16"', 'state = "split"'
+    member = folder.found(model, more=more)
+    seeded = torch.Generator().manual_seed(9)
+    member.replica.initialise(lambda name, shape: torch.randn(shape, generator=seeded))
+    folder.as_first_state(member)
+    wanted, found = weights_of(member), weights_of(continued(folder, model, more=more))
+    assert all(torch.equal(value, wanted[name]) for name, value in found.items())
+
+
+def test_a_state_of_another_model_or_a_damaged_one_is_refused(folder: Folder) -> None:
+    trained(folder, GPT3)
+    wider = GPT3.replace("model_dim = 16", "model_dim = 32")
+    assert wider != GPT3
+    with pytest.raises(ConfigError, match=r"holds no .* of shape"):
+        continued(folder, wider)
+    for path in (folder.root / "a" / "snapshots").iterdir():
+        raw = bytearray(path.read_bytes())
+        raw[-1] ^= 1
+        path.write_bytes(bytes(raw))
+    with pytest.raises(StorageError, match="is damaged"):
+        continued(folder, GPT3)
+    for path in (folder.root / "a" / "snapshots").iterdir():
+        path.unlink()
+    with pytest.raises(StorageError, match="holds no snapshot yet"):
+        continued(folder, GPT3)
 
 
 # ---- what the loss does not use
