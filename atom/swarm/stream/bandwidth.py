@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import NamedTuple
 
 SLICE_BYTES, SMALLEST_SLICE_BYTES = 16 * 1024, 1024
 TURN_S = 0.015
@@ -32,6 +33,13 @@ class Rank(IntEnum):
     EXCHANGE = 1
     STATE = 2
     TEXT = 3
+
+
+class Rate(NamedTuple):
+    """Arguments of a `TokenBucket`."""
+
+    per_s: float
+    burst: float
 
 
 class TokenBucket:
@@ -66,6 +74,12 @@ class TokenBucket:
             self._refill(now)
             self._tokens -= amount
             return max(-self._tokens / self._rate_per_s, 0.0)
+
+    def owes(self, amount: float, now: float) -> float:
+        """Return the seconds that `take` would return at a finite rate, and spend nothing."""
+        with self._lock:
+            self._refill(now)
+            return max((amount - self._tokens) / self._rate_per_s, 0.0)
 
     def allow(self, now: float) -> bool:
         """Spends one token if there is one; for dropping instead of waiting."""

@@ -147,8 +147,6 @@ class Channel:
         the client's proof."""
         self.sending_s = 0.0
         """How long sending whole frames took: written by the thread that sends."""
-        self.admitted = False
-        """Incoming: it counts as its peer's, no longer as its host's."""
         self.closed = threading.Event()
         self._ending = threading.Lock()
         self._on_close = on_close

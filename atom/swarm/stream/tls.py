@@ -105,6 +105,12 @@ class SocketStream:
         if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))
 
+    def remote_host(self) -> str:
+        """Return the IP address of the other end; empty if there is none."""
+        with contextlib.suppress(OSError):
+            return str(self._socket.getpeername()[0])
+        return ""
+
     def send_all(self, view: memoryview, patience: Patience) -> None:
         """Raises: TimeoutError, Interrupted, ConnectionError."""
         done, last_byte = 0, time.monotonic()

@@ -23,7 +23,7 @@ from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience, Purpose
 from atom.swarm.stream.tls import SocketStream, TlsStream, peer_of_certificate
 from atom.swarm.transport import limits
-from atom.swarm.transport.limits import Endpoint, Unreachable
+from atom.swarm.transport.limits import Endpoint, Unreachable, host_group
 from atom.swarm.transport.reverse_connections import ReverseConnections
 
 MOST_KNOWN = 8192
@@ -224,6 +224,7 @@ class Dialer:
         except BaseException:
             channel.close()
             raise
+        end.known.seen_at(host_group(below.remote_host()), peer_id)
         channel.bandwidth = end.bandwidth
         return channel
 

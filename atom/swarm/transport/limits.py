@@ -2,11 +2,12 @@
 aside for what it did."""
 
 import errno
+import ipaddress
 import threading
 import time
 import traceback
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +15,7 @@ from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.stream.bandwidth import Bandwidth, TokenBucket
+from atom.swarm.stream.bandwidth import Bandwidth, Rate, TokenBucket
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
 
@@ -72,6 +73,8 @@ class KnownPeers:
     def __init__(self) -> None:
         self._of_head: frozenset[str] = frozenset()
         self._of_ring: frozenset[str] = frozenset()
+        self._hosts: tuple[str, ...] = ()
+        """Host groups where known peers were, the newest last."""
 
     def at_head(self, peer_ids: Iterable[str]) -> None:
         """Replaces the peers that our head knows."""
@@ -87,57 +90,155 @@ class KnownPeers:
             return False
         return peer_id in self or sum(other not in self for other in holders) < places // 2
 
+    def seen_at(self, group: str, peer_id: str) -> None:
+        """Remember the host group if the peer, which has proven its id there, is known."""
+        if group and peer_id in self and group not in self._hosts:
+            self._hosts = (*self._hosts, group)[-MAX_CONNECTIONS:]
+
+    def live_at(self, group: str) -> bool:
+        """Return True if a known peer was seen at that host group."""
+        return group in self._hosts
+
     def __contains__(self, peer_id: object) -> bool:
         return peer_id in self._of_head or peer_id in self._of_ring
 
 
+class FairShare:
+    """Rates at which peers may cost us something: one for each peer, and a pool for all strangers.
+
+    A stranger is charged to its own small rate or to the pool, whichever lets it pass sooner. So a
+    flood empties the pool and delays its sender, and another stranger's few bytes still pass at
+    once. Known peers never wait for strangers. Pure arithmetic on a given time; the caller sleeps.
+    Thread-safe.
+    """
+
+    def __init__(
+        self, known: "KnownPeers", of_known: Rate, of_stranger: Rate, of_all_strangers: Rate
+    ) -> None:
+        """Create a share with full buckets.
+
+        Args:
+            known: Peers of the run, looked up at each call.
+            of_known: Rate of each known peer.
+            of_stranger: Rate of each stranger, even while the pool is empty.
+            of_all_strangers: Rate of the pool.
+        """
+        self._known, self._of_known, self._of_stranger = known, of_known, of_stranger
+        self._pool = TokenBucket(*of_all_strangers)
+        self._lock = threading.Lock()
+        self._own: dict[tuple[str, bool], TokenBucket] = {}
+        """Bucket by peer id and by whether the peer was known; the last used one is the last."""
+
+    def wait_s(self, peer_id: str, cost: float, now: float) -> float:
+        """Charge `cost` to this peer.
+
+        Args:
+            peer_id: Peer that proved this id.
+            cost: In the unit of the rates; it may exceed a burst.
+            now: Seconds of one monotonic clock.
+
+        Returns:
+            Seconds to wait before the peer is served.
+        """
+        is_known = peer_id in self._known
+        key, rate = (peer_id, is_known), self._of_known if is_known else self._of_stranger
+        with self._lock:
+            own = self._own.pop(key) if key in self._own else TokenBucket(*rate)
+            self._own[key] = own
+            if len(self._own) > MOST_REMEMBERED:
+                del self._own[next(iter(self._own))]
+            sources = [own] if is_known else [own, self._pool]
+            return min(sources, key=lambda source: source.owes(cost, now)).take(cost, now)
+
+
+def host_group(ip: str) -> str:
+    """Return the part of an address that one customer usually controls.
+
+    Args:
+        ip: IPv4 or IPv6 address.
+
+    Returns:
+        The IPv4 address (also of an IPv4-mapped IPv6 address), or the IPv6 /64 network; text that
+        is no address is returned as it is.
+    """
+    try:
+        address = ipaddress.ip_address(ip)
+    except ValueError:
+        return ip
+    if isinstance(address, ipaddress.IPv6Address):
+        if not address.ipv4_mapped:
+            return f"{ipaddress.IPv6Address(int(address) >> 64 << 64)}/64"
+        address = address.ipv4_mapped
+    return str(address)
+
+
 class ConnectionLimiter:
-    """Counts incoming connections: per host until they have proved a peer id, then per peer.
-    Thread-safe."""
+    """Places for incoming connections: by host group until a peer id is proven, then by peer.
+
+    Strangers have half of the places. If these are taken, a stranger from a host group with few
+    connections takes the place of the oldest connection of the group that has the most: one
+    machine with many connections keeps no other machine out. Thread-safe.
+    """
 
     def __init__(self, known: KnownPeers) -> None:
         self._known = known
         self._lock = threading.Lock()
-        self._hosts: Counter[str] = Counter()
-        self._homes = deque[str](maxlen=MAX_CONNECTIONS)
-        """Hosts where known peers were."""
-        self._peers: Counter[str] = Counter()
+        self._unproven: dict[Channel, str] = {}
+        """Host group of each connection that has proven no peer id, oldest first."""
+        self._proven: dict[Channel, tuple[str, str]] = {}
+        """Host group and peer id of each other connection, oldest first."""
 
-    def enter(self, host: str) -> bool:
-        """Whether a connection from `host` may start its handshake; counts it if so. Hosts that no
-        known peer has come from have half of the places."""
+    def enter(self, channel: Channel, host: str) -> bool:
+        """Return True, and count the connection, if it may start its handshake."""
+        group, known = host_group(host), self._known
         with self._lock:
-            held = list(self._hosts.elements())
-            full = len(held) >= MAX_HANDSHAKES
-            if host not in self._homes:
-                strangers = sum(each not in self._homes for each in held)
-                full |= strangers >= MAX_HANDSHAKES // 2
-            if full or self._hosts[host] >= MAX_HANDSHAKES_PER_HOST:
+            of_group = [*self._unproven.values()].count(group)
+            if of_group >= MAX_HANDSHAKES_PER_HOST:
                 return False
-            self._hosts[host] += 1
-            return True
+            strangers = {c: g for c, g in self._unproven.items() if not known.live_at(g)}
+            full = len(self._unproven) >= MAX_HANDSHAKES
+            if not known.live_at(group):
+                full = full or len(strangers) >= MAX_HANDSHAKES // 2
+            gives_way = _oldest_of_crowd(strangers, of_group) if full else None
+            if full and gives_way is None:
+                return False
+            self._unproven[channel] = group
+        if gives_way is not None:
+            gives_way.close()  # its `leave` needs the lock
+        return True
 
-    def identify(self, host: str, peer_id: str) -> bool:
-        """Moves a connection from `host` to `peer_id`; False: nothing moved, there is no room."""
-        peers = self._peers
+    def identify(self, channel: Channel, peer_id: str) -> bool:
+        """Move a connection to the places of `peer_id`; False if there is no room for it."""
         with self._lock:
-            if peers[peer_id] >= MAX_CONNECTIONS_PER_PEER:
+            group = self._unproven.get(channel)
+            holders = [peer for _, peer in self._proven.values()]
+            if group is None or holders.count(peer_id) >= MAX_CONNECTIONS_PER_PEER:
                 return False
-            if not self._known.has_room(peer_id, [*peers.elements()], MAX_CONNECTIONS):
-                return False
-            self._hosts -= Counter([host])
-            peers[peer_id] += 1
-            if peer_id in self._known and host not in self._homes:
-                self._homes.append(host)
-            return True
+            gives_way = None
+            if not self._known.has_room(peer_id, holders, MAX_CONNECTIONS):
+                strangers = {c: g for c, (g, p) in self._proven.items() if p not in self._known}
+                gives_way = _oldest_of_crowd(strangers, [*strangers.values()].count(group))
+                if gives_way is None:
+                    return False
+            del self._unproven[channel]
+            self._proven[channel] = group, peer_id
+            self._known.seen_at(group, peer_id)
+        if gives_way is not None:
+            gives_way.close()
+        return True
 
-    def leave(self, host: str, peer_id: str) -> None:
-        """A connection ended; `peer_id` is empty if it never proved one."""
+    def leave(self, channel: Channel) -> None:
+        """Free the place of a connection that ended, if it has one."""
         with self._lock:
-            if peer_id:
-                self._peers -= Counter([peer_id])
-            else:
-                self._hosts -= Counter([host])
+            self._unproven.pop(channel, None)
+            self._proven.pop(channel, None)
+
+
+def _oldest_of_crowd(groups: Mapping[Channel, str], fewer: int) -> Channel | None:
+    """Return the oldest connection of the largest host group, if that has at least two more than
+    `fewer`."""
+    largest, count = Counter(groups.values()).most_common(1)[0] if groups else ("", 0)
+    return next(c for c, g in groups.items() if g == largest) if count >= fewer + 2 else None
 
 
 class ThreadGroup:

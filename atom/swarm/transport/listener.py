@@ -8,24 +8,29 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.addresses import listening
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.stream import handshake
-from atom.swarm.stream.bandwidth import TokenBucket
+from atom.swarm.stream.bandwidth import Rate
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.tls import SocketStream, TlsStream, server_context
 from atom.swarm.transport import limits
-from atom.swarm.transport.limits import ConnectionLimiter, Endpoint, offend
+from atom.swarm.transport.limits import ConnectionLimiter, Endpoint, FairShare, offend
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, ReverseConnections
 
 _LAST_WORDS_S = 0.3
-MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES = 256 * 1024.0, 2 * 1024 * 1024.0
-"""Read of the messages of all strangers together: to read one takes longer than to send it."""
-_BYTES_PER_MESSAGE = 256
-"""That each counts beside its own."""
+_KIB = 1024.0
+MESSAGES_OF_KNOWN = Rate(256 * _KIB, 2048 * _KIB)
+"""Bytes of messages that are read of each known peer; 200 kB may take 57 ms of the interpreter."""
+MESSAGES_OF_STRANGER = Rate(2 * _KIB, 8 * _KIB)
+"""Bytes read of each stranger beside all floods: enough for a newcomer's promises."""
+MESSAGES_OF_ALL_STRANGERS = Rate(128 * _KIB, 1024 * _KIB)
+_BYTES_PER_MESSAGE = 512
+"""Bytes that each message counts beside its own."""
 
 
 def data_door(bind: tuple[str, int]) -> socket.socket:
@@ -92,7 +97,9 @@ class Listener:
         self.rings = RingPool()
         own = {Purpose.MESSAGES: self._read_messages, Purpose.RING: self.rings.serve}
         self._served = {**own, **served}
-        self._of_strangers = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
+        self._rates = FairShare(
+            endpoint.known, MESSAGES_OF_KNOWN, MESSAGES_OF_STRANGER, MESSAGES_OF_ALL_STRANGERS
+        )
         self._endpoint = endpoint
         self._context, self._certificate = server_context(endpoint.local.identity)
         self._reverse = reverse
@@ -126,28 +133,34 @@ class Listener:
                 self._take(accepted, str(address[0]))
 
     def _take(self, accepted: socket.socket, host: str) -> None:
-        if not self._limiter.enter(host):
-            accepted.close()
+        below = SocketStream(accepted)
+        channel = self._channel(below, host)
+        if not self._limiter.enter(channel, host):
+            channel.close()
             self._tell_refusal(PeerRefused(Reason.TOO_MANY_CONNECTIONS), host)
             return
         try:
-            self._endpoint.threads.start("atom-inbound", lambda: self._serve(accepted, host))
-        except OSError:  # no thread to be had now; the door stays open for those who come later
-            accepted.close()
-            self._limiter.leave(host, "")
+            serve = partial(self._serve, channel, below, host)
+            self._endpoint.threads.start("atom-inbound", serve)
+        except OSError:  # the system has no thread now; later connections may get one
+            channel.close()
 
     def serve_called(self, connected: SocketStream, host: str) -> None:
-        """Serves a connection that we opened because `host` called us, to its end."""
-        if not self._limiter.enter(host):
-            connected.close()
-            return
-        self._attend(self._channel(connected, host), connected, host)
+        """Serve a connection that we opened because `host` called us, to its end."""
+        channel = self._channel(connected, host)
+        if self._limiter.enter(channel, host):
+            self._attend(channel, connected, host, Patience.within(limits.HANDSHAKE_S))
+        else:
+            channel.close()
 
-    def _serve(self, accepted: socket.socket, host: str) -> None:
-        """A connection that begins with a call's token goes to the caller. The first bytes of all
-        others belong to the TLS handshake."""
-        below, opening, token = SocketStream(accepted), bytearray(len(ANSWER)), b""
-        channel, patience = self._channel(below, host), self._patience()
+    def _serve(self, channel: Channel, below: SocketStream, host: str) -> None:
+        """Serve a connection to its end.
+
+        A connection that begins with a call's token goes to the caller. The first bytes of all
+        others belong to the TLS handshake.
+        """
+        opening, token = bytearray(len(ANSWER)), b""
+        patience = Patience.within(limits.HANDSHAKE_S)
         try:
             below.recv_into(memoryview(opening), patience)
             if opening == ANSWER:
@@ -157,26 +170,28 @@ class Listener:
             channel.close()
             return
         if not token:
-            self._attend(channel, below, host, bytes(opening))
+            self._attend(channel, below, host, patience, bytes(opening))
         elif self._reverse.arrived(token, below):
-            self._left(channel, host)  # the caller owns the connection now
+            self._left(channel)  # the caller owns the connection now
         else:
             channel.close()
 
     def _channel(self, below: SocketStream, host: str) -> Channel:
-        channel = Channel(below, lambda closed: self._left(closed, host))
+        channel = Channel(below, self._left)
         channel.remote = host, 0
         self._endpoint.keep(channel)
         return channel
 
-    def _patience(self) -> Patience:
-        return Patience.within(limits.HANDSHAKE_S)
-
     def _attend(
-        self, channel: Channel, below: SocketStream, host: str, received: bytes = b""
+        self,
+        channel: Channel,
+        below: SocketStream,
+        host: str,
+        patience: Patience,
+        received: bytes = b"",
     ) -> None:
         try:
-            self._admit(channel, below, host, received)
+            self._admit(channel, below, patience, received)
         except (PeerRefused, OSError) as error:
             self._tell_refusal(_named(error), host, channel.peer_id)
             if isinstance(error, PeerRefused):
@@ -185,17 +200,23 @@ class Listener:
             return
         self._run(channel)
 
-    def _admit(self, channel: Channel, below: SocketStream, host: str, received: bytes) -> None:
-        """Handshake within its limits. Raises: PeerRefused, if there is anyone to tell; OSError."""
-        end, patience = self._endpoint, self._patience()
+    def _admit(
+        self, channel: Channel, below: SocketStream, patience: Patience, received: bytes
+    ) -> None:
+        """Complete the handshake within its limits.
+
+        Raises:
+            PeerRefused: The other end can be told why it is refused.
+            OSError: The connection failed.
+        """
+        end = self._endpoint
         channel.stream = stream = TlsStream(below, self._context, received)
         stream.handshake(patience)
         handshake.receive(channel, end.local, self._certificate, patience)
         if channel.purpose not in self._served:
             raise PeerRefused(Reason.NOT_FOUND, f"no {channel.purpose.name.lower()} served here")
-        if not self._limiter.identify(host, channel.peer_id):
+        if not self._limiter.identify(channel, channel.peer_id):
             raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
-        channel.admitted = True
         handshake.welcome(channel, end.local, patience)
         channel.bandwidth = end.bandwidth
 
@@ -220,9 +241,9 @@ class Listener:
             if kind != Kind.MESSAGE:
                 raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} among messages")
             raw = self._rest_of_frame(channel, length)
-            if channel.peer_id not in end.known:
-                cost = length + _BYTES_PER_MESSAGE
-                end.closing.wait(self._of_strangers.take(cost, end.clock.now()))
+            cost = length + _BYTES_PER_MESSAGE
+            if channel.closed.wait(self._rates.wait_s(channel.peer_id, cost, end.clock.now())):
+                return
             end.handlers.on_message(channel.peer_id, channel.incarnation, raw)
 
     def _rest_of_frame(self, channel: Channel, length: int) -> bytes:
@@ -243,9 +264,9 @@ class Listener:
     def _tell_refusal(self, refused: PeerRefused, host: str, peer_id: str = "") -> None:
         self._endpoint.tell("connection-refused", refused, host=host, peer_id=peer_id)
 
-    def _left(self, channel: Channel, host: str) -> None:
+    def _left(self, channel: Channel) -> None:
         self._endpoint.channels.discard(channel)
-        self._limiter.leave(host, channel.peer_id if channel.admitted else "")
+        self._limiter.leave(channel)
 
 
 def _named(error: PeerRefused | OSError) -> PeerRefused:

@@ -34,14 +34,20 @@ from tests.swarm.stream_pairs import stream_pair
 # ---- connections
 
 
+def connection() -> Channel:
+    return Channel(stream_pair()[0])
+
+
 def test_silent_hosts_leave_half_of_the_places_to_those_of_known_peers() -> None:
     known = KnownPeers()
     known.at_head({"voter"})
-    door = ConnectionLimiter(known)
-    assert door.enter("home")
-    assert door.identify("home", "voter")
-    assert sum(door.enter(f"host {n % 40}") for n in range(200)) == 32
-    assert sum(door.enter("home") for _ in range(20)) == 16, "as many as one host may have"
+    door, first = ConnectionLimiter(known), connection()
+    assert door.enter(first, "home")
+    assert door.identify(first, "voter")
+    crowd = [connection() for _ in range(200)]
+    entered = [door.enter(each, f"host {n % 40}") for n, each in enumerate(crowd)]
+    assert sum(entered) == 32
+    assert sum(door.enter(connection(), "home") for _ in range(20)) == 16, "one group's most"
 
 
 # ---- aside

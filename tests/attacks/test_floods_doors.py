@@ -1,0 +1,164 @@
+"""Attack: a few machines keep so many connections open that no one else can come in."""
+
+import contextlib
+import math
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from atom.base.errors import PeerRefused
+from atom.swarm.identity import Identity
+from atom.swarm.stream import handshake
+from atom.swarm.stream.frames import Channel, Patience, Purpose
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.tls import SocketStream, TlsStream
+from atom.swarm.transport.limits import ConnectionLimiter, KnownPeers, host_group
+from tests.swarm.stream_pairs import stream_pair, streams_end
+from tests.swarm.transport_peers import RUN, SOON, Peer, make_peer, still_serves, until
+
+__all__ = ["make_peer", "streams_end"]
+
+Make = Callable[..., Peer]
+LONG = {"HANDSHAKE_S": 600.0}
+"""Nothing ends because its time is over."""
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def silent(stack: ExitStack, peer: Peer, host: str, count: int) -> list[SocketStream]:
+    """Open connections from that address of this machine on which nothing is said."""
+    address = peer.transport.address
+    made = [
+        SocketStream(socket.create_connection(address, source_address=(host, 0)))
+        for _ in range(count)
+    ]
+    for stream in made:
+        stack.callback(stream.close)
+    return made
+
+
+def shake_from(host: str, peer: Peer, local: Local) -> Channel:
+    """A client at that address of this machine that follows the protocol."""
+    connected = socket.create_connection(peer.transport.address, source_address=(host, 0))
+    stream = TlsStream(SocketStream(connected))
+    channel = Channel(stream)
+    try:
+        stream.handshake(Patience.within(SOON))
+        certificate = stream.certificate()
+        assert certificate is not None
+        handshake.greet(channel, local, peer.peer_id, certificate, Patience.within(SOON))
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+def unproven(peer: Peer) -> int:
+    return len(peer.transport._listener._limiter._unproven)
+
+
+def newcomer() -> Local:
+    return Local(Identity.create(), RUN, bytes(16))
+
+
+def test_two_silent_hosts_keep_no_third_one_out(make_peer: Make, stack: ExitStack) -> None:
+    peer = make_peer(**LONG)
+    for host in ("127.0.0.2", "127.0.0.3"):
+        silent(stack, peer, host, 16)
+    until(lambda: unproven(peer) == 32)
+    assert still_serves(peer)
+
+
+def test_one_host_with_many_identities_keeps_no_other_host_out(
+    make_peer: Make, stack: ExitStack
+) -> None:
+    """It has all places of strangers; another stranger takes one of these."""
+    peer = make_peer(MAX_CONNECTIONS=8, **LONG)
+    crowd = [shake_from("127.0.0.2", peer, newcomer()) for _ in range(4)]
+    for channel in crowd:
+        stack.callback(channel.close)
+    with pytest.raises(PeerRefused, match="too-many-connections"):
+        shake_from("127.0.0.2", peer, newcomer())
+    assert still_serves(peer)
+
+
+def test_one_ipv6_network_is_one_host() -> None:
+    """Its owner has 2**64 addresses."""
+    door = ConnectionLimiter(KnownPeers())
+    crowd = [Channel(stream_pair()[0]) for _ in range(40)]
+    entered = [door.enter(each, f"2001:db8::{n:x}") for n, each in enumerate(crowd)]
+    assert sum(entered) == 16
+    assert door.enter(Channel(stream_pair()[0]), "2001:db8:0:1::1")
+
+
+@pytest.mark.parametrize(
+    ("ip", "group"),
+    [
+        ("203.0.113.7", "203.0.113.7"),
+        ("::ffff:203.0.113.7", "203.0.113.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("peer.example.org", "peer.example.org"),
+    ],
+)
+def test_host_groups(ip: str, group: str) -> None:
+    assert host_group(ip) == group
+
+
+def test_after_a_restart_peers_that_we_dialled_find_their_places(
+    make_peer: Make, stack: ExitStack
+) -> None:
+    """Nothing is remembered of who came before, and 32 hosts take all places of strangers."""
+    peer, voter = make_peer(**LONG), make_peer(**LONG)
+    peer.transport.known.at_head([voter.peer_id])
+    peer.knows(voter)
+    peer.transport.connect(voter.peer_id, Purpose.MESSAGES).close()
+    for number in range(32):
+        silent(stack, peer, f"127.0.1.{number}", 1)
+    until(lambda: unproven(peer) == 32)
+    voter.knows(peer)
+    voter.transport.connect(peer.peer_id, Purpose.MESSAGES).close()
+
+
+def test_a_stranger_that_we_dialled_gets_no_place_of_known_peers(
+    make_peer: Make, stack: ExitStack
+) -> None:
+    peer, stranger = make_peer(**LONG), make_peer(**LONG)
+    peer.knows(stranger)
+    peer.transport.connect(stranger.peer_id, Purpose.MESSAGES).close()
+    for number in range(32):
+        silent(stack, peer, f"127.0.1.{number}", 1)
+    until(lambda: unproven(peer) == 32)
+    assert not still_serves(peer)
+
+
+def test_one_deadline_bounds_a_whole_handshake(
+    make_peer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines, receive = set[float](), SocketStream.recv_some
+
+    def recv_some(
+        stream: SocketStream, view: memoryview, patience: Patience, wanted: int = 1
+    ) -> int:
+        deadlines.add(patience.deadline)
+        return receive(stream, view, patience, wanted)
+
+    peer = make_peer(HANDSHAKE_S=60.0)
+    certificate = peer.transport._listener._certificate
+    monkeypatch.setattr(SocketStream, "recv_some", recv_some)
+    connected = SocketStream(socket.create_connection(peer.transport.address))
+    patience = Patience.within(SOON)
+    with contextlib.closing(Channel(TlsStream(connected))) as channel:
+        assert isinstance(channel.stream, TlsStream)
+        channel.stream.handshake(patience)
+        handshake.greet(channel, newcomer(), peer.peer_id, certificate, patience)
+        monkeypatch.undo()
+    finite = {each for each in deadlines if each < math.inf}
+    assert len(finite - {patience.deadline}) == 1
