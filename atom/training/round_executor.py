@@ -152,8 +152,8 @@ class RoundExecutor:
                 self.exchange.start(action)
             case FetchResult():
                 self._fetch_result(action)
-            case FetchChain(donor):
-                self._fetch_chain(donor)
+            case FetchChain():
+                self._fetch_chain(action)
             case Apply(commit, head):
                 self._hold(lambda: self._step(commit, head))
             case CatchUp():
@@ -371,10 +371,11 @@ class RoundExecutor:
         self._results.check(wanted.digest)
         return ResultFetched(wanted.digest, is_here=True)
 
-    def _fetch_chain(self, donor: str) -> None:
+    def _fetch_chain(self, wanted: FetchChain) -> None:
+        donor, claimed = wanted.donor, wanted.claimed_round
         start_task(
             "claim",
-            lambda: ChainFetched(donor, self._state_sync.proven_head(donor)),
+            lambda: ChainFetched(donor, self._state_sync.proven_head(donor, claimed)),
             lambda fault: ChainFetched(donor, None),
             self._post,
         )

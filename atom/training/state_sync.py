@@ -9,6 +9,7 @@ fetches the newest state that a commit vouches for, and replays the rounds since
 """
 
 import contextlib
+import math
 import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -225,10 +226,23 @@ class StateSync:
                 problems.append(f"{donor}: {problem}")
         return "; ".join(problems) or "no donors"
 
-    def proven_head(self, donor: str) -> Head:
-        """Fetches and checks what that donor's chain has beyond what was checked before; where it
-        leads. From any thread. Raises: PeerRefused, OSError."""
-        return self._chain_of(donor).heads[-1]
+    def proven_head(self, donor: str, claimed_round: float = math.inf) -> Head:
+        """Fetch and verify the donor's chain beyond the rounds that were verified before.
+
+        Thread-safe.
+
+        Args:
+            donor: Peer id.
+            claimed_round: Round of the head in the donor's lease.
+
+        Returns:
+            Head to which the verified chain leads.
+
+        Raises:
+            PeerRefused: The chain does not hold, or the donor refused.
+            OSError: The donor cannot be reached.
+        """
+        return self._chain_of(donor, claimed_round).heads[-1]
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> None:
         """A result by its digest, from whoever holds it and gives it no slower than `pace`. It is
@@ -269,8 +283,14 @@ class StateSync:
 
     # ---- from others
 
-    def _chain_of(self, donor: str) -> _Chain:
-        """The donor's chain, checked. Raises: PeerRefused, OSError."""
+    def _chain_of(self, donor: str, claimed_round: float = math.inf) -> _Chain:
+        """Fetch and verify the donor's chain as far as it may lead beyond ours.
+
+        A verified prefix is kept for the next donor, unless it has a branch that our own chain does
+        not have: a single former member can make a branch without end.
+
+        Raises: PeerRefused, OSError.
+        """
         ours = self._journal
         base = self._walked
         if not base.heads[-1].prefers(ours.head):
@@ -278,14 +298,15 @@ class StateSync:
         chain = _Chain([], [ours.genesis])
         try:
             with self._donors.asking(donor) as ask:
-                for along, page in pages_beyond(base.heads, ask):
+                for along, page in pages_beyond(base.heads, ask, ours.head, claimed_round):
                     if chain.heads[-1] != along[0]:
                         shared = along[0].round
                         chain = _Chain(base.commits[:shared], base.heads[: shared + 1])
                     chain.commits.extend(page)
                     chain.heads.extend(along[1:])
         finally:
-            if chain.heads[-1].prefers(self._walked.heads[-1]):
+            head, walked = chain.heads[-1], self._walked.heads[-1]
+            if head.prefers(walked) and len(head.branches) <= len(ours.head.branches):
                 self._walked = chain
         return chain
 

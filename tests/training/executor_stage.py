@@ -77,7 +77,7 @@ class ScriptedStateSync:
     def run(self, donors: Sequence[str], discard: bool) -> str:
         return self.on_run() or ""
 
-    def proven_head(self, donor: str) -> Head:
+    def proven_head(self, donor: str, claimed_round: int) -> Head:
         return self.on_chain()
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace) -> None:

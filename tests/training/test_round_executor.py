@@ -549,7 +549,7 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
 @pytest.mark.parametrize("holds", [True, False])
 def test_where_a_chain_leads_is_told_if_it_holds(stage: Stage, holds: bool) -> None:
     stage.state_sync.on_chain = (lambda: stage.start) if holds else raises(OSError("gone"))
-    stage.executor.carry_out(FetchChain("a"))
+    stage.executor.carry_out(FetchChain("a", 3))
     assert stage.next_event() == ChainFetched("a", stage.start if holds else None)
 
 

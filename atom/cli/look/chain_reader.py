@@ -88,12 +88,14 @@ class LedgerReader:
     def _found(self, lease: Lease) -> Ledger:
         """What this donor proves. Raises: PeerRefused; OSError; what was checked stays."""
         ledger = Ledger(self._genesis)
+        branches = len(self.ledger.head.branches)
         heads = [self._genesis, self.ledger.head] if self.ledger.rounds else [self._genesis]
         with self._fetch(lease) as ask:
-            for along, page in pages_beyond(heads, ask):
+            for along, page in pages_beyond(heads, ask, claimed_round=lease.round):
                 is_ours = along[0] == self.ledger.head
                 ledger = (self.ledger if is_ours else ledger).after(along, page)
-                if is_ours:
+                # One former member can make a branch without end: only a whole one is kept.
+                if is_ours and len(ledger.head.branches) <= branches:
                     self.ledger = ledger
                 self.on_progress(ledger.head.round, max(lease.round, ledger.head.round))
         if claims_better(lease, ledger.head):

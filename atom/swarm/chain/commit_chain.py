@@ -10,6 +10,8 @@ commit carries the sequences of each member, so everybody who has the run's mani
 sums.
 """
 
+import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +25,12 @@ from atom.swarm.chain.commit import Commit, Head, certificate_problem
 LENGTH_BYTES = 4
 MAX_RECORD_BYTES = 256 * 1024
 PAGE_BYTES = LENGTH_BYTES + MAX_RECORD_BYTES
-"""Of a chain, as much as is fetched before its certificates are checked."""
-
+"""Most bytes of a chain that are fetched before their certificates are checked."""
+KEPT_RECORD_BYTES = 64 * 1024 * 1024
+MAX_CHAIN_BYTES = 64 * 1024 * 1024
+"""Most bytes of a donor's chain that are fetched at a time, but for one page."""
+MOST_BEYOND_CLAIM = 8
+"""Rounds that a donor may have committed since it published its lease."""
 
 Ask = Callable[[str, int], bytes]
 """What a peer serves under a name, of so many bytes at most. Raises: PeerRefused, OSError."""
@@ -64,31 +70,88 @@ def certified_state(round_number: int, first: bytes, commits: Sequence[Commit]) 
     return following[0].value.parent_state_digest if following else None
 
 
-def page_of(commits: Sequence[Commit], since: int) -> bytes:
-    """As many commits after round `since` as fit in `PAGE_BYTES`, and one at least if there is one.
-    `commits`: since genesis; more may be appended meanwhile."""
-    page = b""
-    for index in range(since, len(commits)):
-        record = record_of(commits[index])
-        if page and len(page) + len(record) > PAGE_BYTES:
-            break
-        page += record
-    return page
+class EncodedRecords:
+    """Records of one growing chain, each encoded once for all peers that ask. Thread-safe.
 
-
-def pages_beyond(heads: Sequence[Head], ask: Ask) -> Iterator[tuple[list[Head], list[Commit]]]:
-    """What a donor's chain has beyond the newest of `heads` that is on it, page by page, verified:
-    the heads along the page, the one it begins at first, and its commits.
-
-    `heads`: of one chain that we trust, in order; the first is genesis. `ask`: the donor. Where the
-    chains part is looked for backwards, in steps that double, then by halves: so what comes is
-    news, and who repeats what we know is not listened to.
-
-    Raises: PeerRefused at the first commit that does not follow, and what `ask` raises.
+    The newest used `KEPT_RECORD_BYTES` stay in memory.
     """
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chain: Sequence[Commit] = ()
+        self._records: dict[int, bytes] = {}
+        """Record by its place in the chain; the last used one is the last."""
+        self._size_bytes = 0
+
+    def __call__(self, commits: Sequence[Commit], index: int) -> bytes:
+        """Return the record of `commits[index]`; another chain has to be another list."""
+        with self._lock:
+            if commits is not self._chain:
+                self._chain, self._records, self._size_bytes = commits, {}, 0
+            record = self._records.pop(index, b"")
+            if not record:
+                record = record_of(commits[index])
+                self._size_bytes += len(record)
+            self._records[index] = record
+            while self._size_bytes > KEPT_RECORD_BYTES:
+                self._size_bytes -= len(self._records.pop(next(iter(self._records))))
+            return record
+
+
+def page_of(
+    commits: Sequence[Commit],
+    since: int,
+    record: Callable[[Sequence[Commit], int], bytes] = lambda commits, i: record_of(commits[i]),
+) -> bytes:
+    """Return as many records after round `since` as fit in `PAGE_BYTES`.
+
+    Args:
+        commits: Chain since genesis; another thread may append to it.
+        since: Round; the first record is of the round after it.
+        record: Encodes one commit of a chain.
+
+    Returns:
+        One record at least; empty if there is no commit after that round.
+    """
+    page, size = list[bytes](), 0
+    for index in range(since, len(commits)):
+        page.append(record(commits, index))
+        size += len(page[-1])
+        if size > PAGE_BYTES:
+            break
+    return b"".join(page[:-1] if size > PAGE_BYTES and len(page) > 1 else page)
+
+
+def pages_beyond(
+    heads: Sequence[Head], ask: Ask, ours: Head | None = None, claimed_round: float = math.inf
+) -> Iterator[tuple[list[Head], list[Commit]]]:
+    """Fetch and verify the part of a donor's chain that is not on ours, page by page.
+
+    The place where the chains part is searched backwards, in steps that double, then by halves: so
+    a donor that only repeats known rounds costs a few pages. A chain that cannot become preferred
+    to ours, such as a branch against a round of a quorum, ends the fetch after its first page.
+
+    Args:
+        heads: Heads of one trusted chain, in order; the first is genesis.
+        ask: Asks the donor.
+        ours: Head that the donor's chain has to surpass; None: the last of `heads`.
+        claimed_round: Round of the head that the donor claims; a few more are fetched.
+
+    Yields:
+        Heads along a page, beginning with the head before it, and the commits of the page. Less
+        than the donor's whole chain if that has more than `MAX_CHAIN_BYTES` beyond ours.
+
+    Raises:
+        PeerRefused: A commit does not follow, or a branch has more than `MAX_CHAIN_BYTES`
+            (TOO_LARGE).
+        OSError: Raised by `ask`.
+    """
+    size = 0
+
     def page_after(since: int) -> list[Commit]:
+        nonlocal size
         raw = ask(f"chain/{since}", PAGE_BYTES)
+        size += len(raw)
         commits, end = parse_commits(raw)
         if end != len(raw):
             raise PeerRefused(Reason.MALFORMED, "a page ends in the middle of a commit")
@@ -109,13 +172,28 @@ def pages_beyond(heads: Sequence[Head], ask: Ask) -> Iterator[tuple[list[Head], 
         index = max(beyond - step, 0) if shared < 0 else (shared + beyond) // 2
         step *= 2
     head = heads[shared]
-    while page:
+    while page and head.round < claimed_round + MOST_BEYOND_CLAIM:
         along = verified_heads(head, page)
+        if surpasses_for_good(ours or heads[-1], along[-1]):
+            return
         yield along, page
         if along[1] in heads[beyond : beyond + 1]:
             return  # its chain ends within ours
         head = along[-1]
+        if size > MAX_CHAIN_BYTES:
+            if len(head.branches) > len(heads[shared].branches):
+                raise PeerRefused(Reason.TOO_LARGE, f"a branch of more than {size} bytes")
+            return
         page = page_after(head.round)
+
+
+def surpasses_for_good(ours: Head, theirs: Head) -> bool:
+    """Return True if our head is preferred to each chain that continues `theirs`.
+
+    A continuation changes only the last part of a head's rank (see `rank`).
+    """
+    fixed = theirs.rank[:-1]
+    return ours.rank[: len(fixed)] > fixed
 
 
 def verified_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:

@@ -13,6 +13,7 @@ import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
+from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm import schema
@@ -24,12 +25,21 @@ from atom.swarm.state.arenas import (
 )
 from atom.swarm.state.piece_store import PieceStore
 from atom.swarm.stream import handshake
+from atom.swarm.stream.bandwidth import Rate
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.transport.limits import KnownPeers
+from atom.swarm.transport.limits import FairShare, KnownPeers
 from atom.wire import transport_pb2 as wire
 
 MAX_REQUEST_BYTES = 1024
 UPLOADS, UPLOADS_PER_PEER = 16, 4
+_MIB = 1024.0 * 1024.0
+ANSWERS_TO_KNOWN = Rate(256 * _MIB, 256 * _MIB)
+"""Bytes of answers to each known peer; a 12-byte question costs us up to a millisecond."""
+ANSWERS_TO_STRANGER = Rate(8 * _MIB, 16 * _MIB)
+"""Bytes of answers to each stranger, however many others ask: a joiner's state must arrive."""
+ANSWERS_TO_ALL_STRANGERS = Rate(64 * _MIB, 64 * _MIB)
+BYTES_PER_ANSWER = 256 * 1024
+"""Bytes that each answer counts beside its own."""
 BYTES_ARENA = "bytes"
 """Name of the one arena of a blob that is plain bytes."""
 _IDLE_S = 15.0
@@ -57,12 +67,17 @@ class BlobServer:
         self,
         find: Callable[[str], Content | PieceStore | None],
         known: KnownPeers | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`find`: the content of that name; None: there is none. Called from many threads, for each
         chunk anew. A name of more than a chunk must always mean the same content. `known`: peers of
         the run, asked each time."""
         self._find = find
         self._known = known or KnownPeers()
+        self._clock = clock or BootClock()
+        self._rates = FairShare(
+            self._known, ANSWERS_TO_KNOWN, ANSWERS_TO_STRANGER, ANSWERS_TO_ALL_STRANGERS
+        )
         self._lock = threading.Lock()
         self._manifests: dict[str, BlobManifest] = {}
         self._serving = defaultdict[Purpose, list[str]](list)
@@ -139,10 +154,19 @@ class BlobServer:
         except DecodeError as error:
             raise PeerRefused(Reason.MALFORMED, "unreadable request") from error
         patience = Patience(_SEND_SILENCE_S)
+        self._wait_turn(channel, BYTES_PER_ANSWER)  # before the work, so that no hang-up saves it
         try:
-            channel.send_frame(Kind.BLOB, self._look_up(request), patience=patience)
+            found = self._look_up(request)
+            self._wait_turn(channel, len(found))
+            channel.send_frame(Kind.BLOB, found, patience=patience)
         except PeerRefused as refused:
             handshake.refuse(channel, refused, patience)
+
+    def _wait_turn(self, channel: Channel, cost: int) -> None:
+        """Raises: ConnectionError if the channel ends meanwhile."""
+        wait_s = self._rates.wait_s(channel.peer_id, cost, self._clock.now())
+        if channel.closed.wait(wait_s):
+            raise ConnectionError("closed here")
 
     def _look_up(self, request: wire.BlobRequest) -> bytes | memoryview:
         if request.manifest:

@@ -216,6 +216,8 @@ class FetchChain:
     """Fetch and check the chain that this peer serves, beside the training."""
 
     donor: str
+    claimed_round: int
+    """Round of the head that its lease claims: not much more is fetched."""
 
 
 @dataclass(frozen=True)

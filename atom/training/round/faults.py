@@ -163,7 +163,7 @@ class HeadCandidates:
         ready = [peer for peer in self._in_turn(more) if peer not in self._asked]
         for peer in ready[: AT_ONCE - len(self._asked)]:
             self._asked[peer] = context.view.fresh[peer]
-            context.out.append(FetchChain(peer))
+            context.out.append(FetchChain(peer, self._asked[peer].round))
 
     def on_chain(self, fetched: ChainFetched) -> None:
         """A chain that ends before what its peer claims proves nothing: else who serves the true

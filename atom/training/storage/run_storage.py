@@ -18,6 +18,7 @@ that does not read back is refused, never guessed at.
 
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +31,13 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.base.files import remove_leftover, rename_durably, why_not_written
 from atom.swap.host_store import FROZEN
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import page_of, parse_commits, record_of, verified_heads
+from atom.swarm.chain.commit_chain import (
+    EncodedRecords,
+    page_of,
+    parse_commits,
+    record_of,
+    verified_heads,
+)
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content, plain_bytes
 from atom.swarm.state.piece_store import PieceStore
@@ -212,6 +219,10 @@ class RunStorage:
         self._folder = folder
         self._keep = keep
         self._given = given
+        self._records = EncodedRecords()
+        self._listing = threading.Lock()
+        self._files: list[Snapshot] | None = None
+        """Headers of all readable snapshots in the folder; None: to be read."""
 
     def begin(self) -> None:
         """Remove what a crash left half-written. The rest stays until the next snapshot: means of
@@ -219,10 +230,25 @@ class RunStorage:
         for folder in (self.results.folder, self._folder):
             for path in folder.glob(f"*{ASIDE}"):
                 remove_leftover(path)
+        self._list_again()
 
     def snapshots(self) -> list[Snapshot]:
-        """Those of our chain, newest first. From any thread."""
-        return list_snapshots(self._folder, self.journal.heads)
+        """Return the snapshots of our chain, newest first. Thread-safe.
+
+        Other peers ask for states in chunks: the folder is read again only after this object
+        changed it.
+        """
+        return [each for each in self._all_files() if each.is_on(self.journal.heads)]
+
+    def _all_files(self) -> list[Snapshot]:
+        with self._listing:
+            if self._files is None:
+                self._files = list_snapshots(self._folder)
+            return self._files
+
+    def _list_again(self) -> None:
+        with self._listing:
+            self._files = None
 
     def content(self, name: str) -> Content | PieceStore | None:
         """What others get under this name. None: nothing."""
@@ -235,7 +261,7 @@ class RunStorage:
             return self._given.get(name)
         kind, key, since = match.groups()
         if kind is None:
-            return plain_bytes(page_of(self.journal.commits, int(since)))
+            return plain_bytes(page_of(self.journal.commits, int(since), self._records))
         if kind == "state":
             return self._state(bytes.fromhex(key))
         result = self.results.unchecked(bytes.fromhex(key))
@@ -280,6 +306,7 @@ class RunStorage:
                     "free some disk space; until then a restart has to fetch more from others",
                 )
             write_snapshot(self._folder, head.round, head.digest, digest, arenas)
+            self._list_again()
 
         self._make_room(needed)
         if self.room.attempt(SNAPSHOTS, write):
@@ -329,9 +356,10 @@ class RunStorage:
         is something of ours in its place.
         """
         heads = self.journal.heads
-        ours_first = sorted(list_snapshots(self._folder), key=lambda found: not found.is_on(heads))
+        ours_first = sorted(self._all_files(), key=lambda found: not found.is_on(heads))
         for old in ours_first[keep:]:
             remove_leftover(old.path)
-        if ours := [found for found in ours_first[:keep] if found.is_on(heads)]:
+        self._list_again()
+        if ours := self.snapshots()[:keep]:
             since = self.journal.commits[ours[-1].round :]
             self.results.prune({commit.value.result_digest for commit in since})

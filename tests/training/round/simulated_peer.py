@@ -222,7 +222,7 @@ class Process:
                 self._start_ring(action)
             case FetchResult():
                 Fetch(self, action).start()
-            case FetchChain(donor):
+            case FetchChain(donor=donor):
                 self._fetch_chain(donor)
             case Apply():
                 self._apply(action)
