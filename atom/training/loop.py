@@ -13,7 +13,7 @@ from dataclasses import replace
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head, Voter
-from atom.swarm.chain.messages import decode, encode
+from atom.swarm.chain.messages import Leases, decode, encode
 from atom.swarm.records.lease import MAX_ENDED_ATTEMPTS, EndedAttempt, Lease, LeaseBook
 from atom.swarm.stream.bandwidth import TokenBucket
 from atom.swarm.transport.limits import offend
@@ -44,7 +44,13 @@ class Inbox(queue.SimpleQueue[Event | Offence | Callable[[], None] | None]):
     """What waits for the loop: events for the machine, and calls for the loop's thread. None: the
     loop ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_leases: Callable[[str, Leases], None] = lambda sender, leases: None):
+        """Create an empty inbox.
+
+        Args:
+            on_leases: takes leases that a peer sent, on the transport's thread; raises PeerRefused.
+        """
+        self._on_leases = on_leases
         self.is_read = False
         """Messages that come before the loop has begun are dropped: to rebuild a state takes long,
         and they would be stale."""
@@ -55,7 +61,11 @@ class Inbox(queue.SimpleQueue[Event | Offence | Callable[[], None] | None]):
         if not self.is_read or self.qsize() >= MAX_WAITING:
             return
         try:
-            self.put(Received(peer_id, incarnation, decode(raw)))
+            message = decode(raw)
+            if isinstance(message, Leases):
+                self._on_leases(peer_id, message)
+            else:
+                self.put(Received(peer_id, incarnation, message))
         except PeerRefused as refused:
             self.put(Offence(peer_id, refused.reason))
 

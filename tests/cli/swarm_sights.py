@@ -39,7 +39,7 @@ class Village:
         for number, identity in enumerate(self.identities):
             directory = self.dht.directory("tiny", self.owner.peer_id, identity)
             shown = USUAL | {"sequences": 10 + number} | wishes
-            await directory.publish_lease(a_lease(identity.peer_id, **shown))
+            await directory.store_lease(directory.sign_lease(a_lease(identity.peer_id, **shown)))
 
     async def publish_manifest(self) -> None:
         directory = self.dht.directory("tiny", self.owner.peer_id, self.owner)

@@ -1,22 +1,32 @@
-"""The directory's thread, and a peer's heartbeat on it: its lease kept alive, everybody's read."""
+"""The directory's thread, and on it the heartbeat: our lease is renewed, and others' are read.
+
+Leases travel over two channels: the DHT, and messages between peers that know each other. Neither
+waits for the other, so one that is slow or dead does not delay the one that works.
+"""
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import AddressError
 from atom.base.events import EventSink
+from atom.swarm.chain.messages import Leases, encode
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory, no_answer, open_directory
 from atom.swarm.dht.p2pd import NodeSettings
-from atom.swarm.records.lease import RENEW_SECONDS, Lease
+from atom.swarm.records.lease import LEASE_SECONDS, RENEW_SECONDS, Lease, SignedLease
+from atom.swarm.transport.dialer import Hint
+from atom.swarm.transport.lease_exchange import LeaseExchange
 
 T = TypeVar("T")
 
 SETTLE_S = 0.15
 """News wait this long for more news, so that one change is one publication."""
+SHARE_S = 0.2
+"""Pause between two looks at what is to be sent to peers directly, and at what came from them."""
 LEAST_PAUSE_S = 0.1
 """Between two readings, however long the first took."""
 CALL_S, LAST_WORD_S = 15.0, 3.0
@@ -89,7 +99,7 @@ def enter_dht(run: str, owner: str, node: NodeSettings, events: EventSink) -> Di
 
 
 class Heartbeat:
-    """Publishes what `describe` says, at once when there is news, and hands on what is read."""
+    """Publishes our lease and hands on the leases of others, over the DHT and peer to peer."""
 
     def __init__(
         self,
@@ -100,28 +110,49 @@ class Heartbeat:
         on_failure: Callable[[BaseException], None],
         events: EventSink,
         clock: Clock,
+        exchange: LeaseExchange,
+        send: Callable[[str, bytes], object],
     ) -> None:
-        """`pause`: seconds until the next reading. All are called on the directory's thread."""
+        """Start nothing yet. The callables run on the directory's thread.
+
+        Args:
+            describe: returns our lease as it is now.
+            on_leases: takes all leases that are known, by peer id, whenever there are newer ones.
+            pause: returns the seconds until the next reading of the DHT.
+            on_failure: takes the exception that ended the heartbeat.
+            send: sends a message to a peer id, and does not block; called on any thread.
+        """
         self._thread, self._directory = thread, thread.directory
         self._describe, self._on_leases, self._pause = describe, on_leases, pause
         self._on_failure, self._events, self._clock = on_failure, events, clock
+        self._exchange, self._send = exchange, send
         self._news = asyncio.Event()
+        self._unstored = asyncio.Event()
+        self._newest: SignedLease | None = None
+        self._read_leases: dict[str, Lease] = {}
+        self._read_at = float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
         self._blind = False
 
     def start(self) -> None:
         async def begin() -> None:
-            for rhythm in (self._publish(), self._read()):
+            for rhythm in (self._publish(), self._store(), self._read(), self._share()):
                 self._tasks.append(asyncio.create_task(self._guard(rhythm)))
 
         self._thread.call(begin())
 
     def nudge(self) -> None:
-        """Our lease has news: publish soon. From any thread."""
+        """Publish our lease soon, because it has changed. Thread-safe."""
         self._thread.loop.call_soon_threadsafe(self._news.set)
 
+    def hear(self, sender: str, message: Leases) -> None:
+        """Take leases that a peer sent directly, and answer. Thread-safe. Raises: PeerRefused."""
+        answer = self._exchange.hear(sender, message, self._clock.now(), time.time())
+        if answer is not None:
+            self._send(sender, Hint(encode(answer)))
+
     def close(self) -> None:
-        """Publishes the last word: the lease as it is now, if there was one before."""
+        """Publish our lease once more as it is now, if it was published before, and end."""
         if self._tasks:
             try:
                 self._thread.call(self._farewell())
@@ -132,8 +163,11 @@ class Heartbeat:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        last = self._sign()
+        if self._send_due():
+            await asyncio.sleep(SETTLE_S)  # the transport closes after us, with all that is queued
         async with asyncio.timeout(LAST_WORD_S):
-            await self._directory.publish_lease(self._describe())
+            await self._directory.store_lease(last)
 
     async def _guard(self, rhythm: Coroutine[Any, Any, None]) -> None:
         try:
@@ -143,10 +177,8 @@ class Heartbeat:
 
     async def _publish(self) -> None:
         while True:
-            try:
-                await self._directory.publish_lease(self._describe())
-            except DirectoryUnavailable as problem:
-                self._lost_sight(problem)
+            self._newest = self._sign()
+            self._unstored.set()
             try:
                 async with asyncio.timeout(RENEW_SECONDS):  # wait_for can miss that we are to end
                     await self._news.wait()
@@ -155,18 +187,55 @@ class Heartbeat:
                 pass
             self._news.clear()
 
+    def _sign(self) -> SignedLease:
+        signed = self._directory.sign_lease(self._describe())
+        self._exchange.publish(signed)
+        return signed
+
+    async def _store(self) -> None:
+        while True:
+            await self._unstored.wait()
+            self._unstored.clear()
+            assert self._newest is not None
+            try:
+                await self._directory.store_lease(self._newest)
+            except DirectoryUnavailable as problem:
+                self._lost_sight(problem)
+
     async def _read(self) -> None:
         while True:
             started = self._clock.now()
             try:
-                leases = await self._directory.read_leases()
+                self._read_leases = await self._directory.read_leases()
             except DirectoryUnavailable as problem:
                 self._lost_sight(problem)
             else:
-                self._blind = False
-                self._on_leases(leases)
+                self._blind, self._read_at = False, self._clock.now()
+                self._exchange.read(self._directory.records, self._read_at, time.time())
+                self._hand_on()
             due_in = self._pause() - (self._clock.now() - started)
             await asyncio.sleep(max(due_in, LEAST_PAUSE_S))
+
+    async def _share(self) -> None:
+        while True:
+            self._send_due()
+            if self._exchange.take_news():
+                self._hand_on()
+            await asyncio.sleep(SHARE_S)
+
+    def _send_due(self) -> bool:
+        """Send to other peers what is due. Return True if there was anything."""
+        receivers, message = self._exchange.due(self._clock.now())
+        raw = Hint(encode(message)) if receivers else b""
+        for peer_id in receivers:
+            self._send(peer_id, raw)
+        return bool(receivers)
+
+    def _hand_on(self) -> None:
+        """Hand on the leases of both channels. A reading of the DHT is used for 8 s."""
+        now = self._clock.now()
+        read = self._read_leases if now - self._read_at <= LEASE_SECONDS else {}
+        self._on_leases(self._exchange.merged(read, now))
 
     def _lost_sight(self, problem: Exception) -> None:
         if not self._blind:

@@ -46,6 +46,8 @@ from atom.swarm.records.lease import (
     TwinWatch,
     claims_better,
 )
+from atom.swarm.records.manifest import lease_key
+from atom.swarm.transport.lease_exchange import LeaseExchange
 from atom.swarm.transport.outreach import Outreach
 from atom.training.loop import Inbox, RoundLoop
 from atom.training.replica.round_texts import RoundTexts
@@ -93,7 +95,8 @@ class Peer:
         self._life = Life(clock)
         self._may_insist = True
         # what is kept, and what others are reached by
-        codec, inbox = codec_named(run.swarm.codec), Inbox()
+        codec = codec_named(run.swarm.codec)
+        inbox = Inbox(lambda sender, leases: self._heartbeat.hear(sender, leases))
         terms = round_terms(member, codec)
         self._average_bytes = terms.average_bytes
         self._storage = run_storage(box, member, codec, events)
@@ -145,9 +148,11 @@ class Peer:
             self._loop.ended,
         )
         self._directory = directory.directory
+        place = lease_key(self._run_name, member.manifest.owner)
+        self._exchange = LeaseExchange(me.peer_id, place)
         self._heartbeat = Heartbeat(
             directory, self._next_lease, self._take_leases, self._status.reading_pause_s,
-            self.fail, events, clock,
+            self.fail, events, clock, self._exchange, self._transport.send,
         )  # fmt: skip
         self._contacts = KeptContacts(box.state.known_addresses, clock)
         self._news = News(me.peer_id, clock.now())
@@ -355,6 +360,7 @@ class Peer:
     def _next_lease(self) -> Lease:
         """As of now. On the directory's thread."""
         self._serial += 1
+        self._exchange.know(self._machine.head, self._clock.now())
         return self._status.lease(self._life.facts, self._serial, self._gone)
 
     def _take_leases(self, leases: dict[str, Lease]) -> None:

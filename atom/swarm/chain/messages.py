@@ -26,6 +26,10 @@ from atom.swarm.chain.commit import (
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_TEXT_BYTES = 256
+MAX_RECORDS, MAX_LEASE_RECORD_BYTES = 16, 4 * 1024
+"""Bounds on the signed leases in one message: their number, and the size of each."""
+MAX_DIGESTS, LEASE_DIGEST_BYTES, LEASE_NAME_BYTES = 96, 16, 8
+"""Bounds on the digests in one message: their number, and the size of a digest and of a name."""
 MAX_SHARES, MAX_SHARE = 64, 1000
 """Of an exchange by parts: its members, and how large each one's part may be called."""
 
@@ -146,6 +150,24 @@ class Abort:
     reason: Text
 
 
+@dataclass(frozen=True)
+class Leases:
+    """Leases that known peers send each other directly: see `transport/lease_exchange.py`."""
+
+    records: Annotated[
+        tuple[Annotated[bytes, lambda raw: len(raw) <= MAX_LEASE_RECORD_BYTES], ...], MAX_RECORDS
+    ] = ()
+    """Signed lease records, byte for byte as the DHT stores them."""
+    held: Annotated[
+        tuple[Annotated[bytes, lambda raw: len(raw) == LEASE_DIGEST_BYTES], ...], MAX_DIGESTS
+    ] = ()
+    """Digests of the newest leases that the sender holds of other peers."""
+    wanted: Annotated[
+        tuple[Annotated[bytes, lambda raw: len(raw) == LEASE_NAME_BYTES], ...], MAX_RECORDS
+    ] = ()
+    """Short names of peers whose newest leases the sender asks for."""
+
+
 Message = (
     Prevote
     | PrevoteAnswer
@@ -160,24 +182,24 @@ Message = (
     | Abort
 )
 
-KINDS: tuple[type[Any], ...] = get_args(Message)
+KINDS: tuple[type[Any], ...] = (*get_args(Message), Leases)
 
 _Envelope = make_dataclass("RoundMessage", [(kind.__name__, kind | None, None) for kind in KINDS])
 """On the wire: exactly one of its fields is there."""
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message | Leases) -> bytes:
     """The message's bytes."""
     return schema.encode(_Envelope(**{type(message).__name__: message}))
 
 
-def decode(raw: bytes) -> Message:
+def decode(raw: bytes) -> Message | Leases:
     """A well-formed message.
 
     Raises: PeerRefused(TOO_LARGE, MALFORMED or NOT_FINITE), and nothing else.
     """
     envelope: Any = schema.decode(_Envelope, raw, MAX_MESSAGE_BYTES)
-    found: list[Message] = [each for each in vars(envelope).values() if each is not None]
+    found: list[Message | Leases] = [each for each in vars(envelope).values() if each is not None]
     if len(found) != 1:
         raise PeerRefused(Reason.MALFORMED, f"{len(found)} round messages in one")
     return found[0]

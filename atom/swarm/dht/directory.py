@@ -20,7 +20,7 @@ from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.dial_rules import primary_host
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import LEASE_SECONDS, Lease
+from atom.swarm.records.lease import LEASE_SECONDS, Lease, SignedLease
 from atom.swarm.records.manifest import (
     Listed,
     Manifest,
@@ -71,27 +71,31 @@ class Directory:
         self._client = client
         self._identity = identity
         self._listed: Listed = None
-        self._leases: dict[bytes, Lease] = {}
-        """By record, as they were read last: most are news only every other second."""
+        self.records: dict[bytes, Lease] = {}
+        """Leases of the last reading, by signed record. Most of them are read several times."""
         self.known: frozenset[str] = frozenset()
         """Peers whose leases a crowd of others must not hide, in a run that is open to all."""
         self._keeping: asyncio.Task[None] | None = None
 
-    async def publish_lease(self, lease: Lease) -> None:
-        """Signs and stores our lease for 8 s."""
+    def sign_lease(self, lease: Lease) -> SignedLease:
+        """Return our lease as a signed record that is valid for 8 s."""
         assert self._identity is not None, "an onlooker publishes nothing"
         expires_at = time.time() + LEASE_SECONDS
         record = encode_lease(lease, self.run, self.owner, self._identity, expires_at)
+        return SignedLease(record, lease, expires_at)
+
+    async def store_lease(self, signed: SignedLease) -> None:
+        """Store our signed lease on the DHT, where newcomers and onlookers read it."""
         key = lease_key(self.run, self.owner)
-        await self._store(key, lease.peer_id, record, expires_at)
+        await self._store(key, signed.lease.peer_id, signed.record, signed.expires_at)
 
     async def read_leases(self) -> dict[str, Lease]:
         """The leases of the run by peer id, our own included. If many strangers are there, only
         some of theirs; if the manifest last read or published here has a list, none."""
         found, _ = await self._fetch(lease_key(self.run, self.owner))
-        before = self._leases
-        self._leases = {record: before.get(record) or decode_lease(record) for _, record in found}
-        return {lease.peer_id: lease for lease in self._leases.values()}
+        before = self.records
+        self.records = {record: before.get(record) or decode_lease(record) for _, record in found}
+        return {lease.peer_id: lease for lease in self.records.values()}
 
     async def publish_manifest(self, record: bytes) -> None:
         """Stores the owner's signed record and keeps storing it while this directory is open."""

@@ -203,6 +203,16 @@ class Lease:
     """What its owner calls it. For display: nothing keeps two peers from the same one."""
 
 
+class SignedLease(NamedTuple):
+    """A lease and the signed record that carries it."""
+
+    record: bytes
+    """Bytes that the DHT stores and that peers send each other."""
+    lease: Lease
+    expires_at: float
+    """Unix time at which the record ends; part of what is signed."""
+
+
 def claimed_branches(lease: Lease, ours: Head) -> Branches:
     """Those that the lease left out are taken for ours."""
     return ours.branches[: lease.branches_before] + lease.branches
@@ -272,8 +282,10 @@ class LeaseBook:
         self._watching_since = _NEVER
 
     def update(self, leases: Mapping[str, Lease], now: float) -> None:
-        """Takes one successful reading (verified leases by peer id). Never call it for a failed
-        one: an empty mapping means "nobody is there", which counts against everybody."""
+        """Take verified leases by peer id, read on the DHT or sent by their peers directly.
+
+        A lease that is not newer than the known one changes nothing. Never call this method for a
+        failed reading: an empty mapping means that no peer is there, which counts against all."""
         if not self.is_watching(now):
             self._forget_signs()
             self._watching_since = now

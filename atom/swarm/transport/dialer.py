@@ -305,6 +305,11 @@ def _reason(peer_id: str, failures: list[OSError | PeerRefused]) -> PeerRefused 
     return Unreachable(f"{peer_id}: {detail}")
 
 
+class Hint(bytes):
+    """Message that is sent again and again anyway: if it cannot be delivered, nothing is reported,
+    and the receiver does not count as unreachable."""
+
+
 class Lanes:
     """All destinations. `send` never blocks; what cannot be delivered is dropped and reported.
     Thread-safe."""
@@ -356,6 +361,7 @@ class Lanes:
     def _run(self, peer_id: str, queue: deque[bytes]) -> None:
         channel: Channel | None = None
         lost: OSError | PeerRefused | None = None
+        raw: bytes | None = None
         try:
             while (raw := self._next(peer_id, queue)) is not None:
                 channel = self._deliver(peer_id, raw, channel)
@@ -365,7 +371,8 @@ class Lanes:
             self._drop(peer_id, queue)
             if channel is not None:
                 channel.close()
-        if lost is not None and not self._endpoint.closing.is_set():
+        matters = not all(isinstance(each, Hint) for each in (raw, *queue))
+        if lost is not None and matters and not self._endpoint.closing.is_set():
             self._tell_unreachable(peer_id, lost)
 
     def _next(self, peer_id: str, queue: deque[bytes]) -> bytes | None:

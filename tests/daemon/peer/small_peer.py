@@ -15,7 +15,7 @@ from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.peer.peer import Peer
 from atom.swarm.addresses import EXAMPLE_MULTIADDR, EXAMPLE_PEER, JoinAddress
 from atom.swarm.dht.directory import Directory
-from atom.swarm.records.lease import Lease
+from atom.swarm.records.lease import Lease, SignedLease
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
 from tests.manual_clock import ManualClock
@@ -39,11 +39,15 @@ class SmallDirectory:
 
     def __init__(self) -> None:
         self.published: list[Lease] = []
+        self.records: dict[bytes, Lease] = {}
         self.known: frozenset[str] = frozenset()
         self.is_closed = False
 
-    async def publish_lease(self, lease: Lease) -> None:
-        self.published.append(lease)
+    def sign_lease(self, lease: Lease) -> SignedLease:
+        return SignedLease(b"", lease, 0.0)
+
+    async def store_lease(self, signed: SignedLease) -> None:
+        self.published.append(signed.lease)
 
     async def read_leases(self) -> Mapping[str, Lease]:
         return {each.peer_id: each for each in self.published[-1:]}

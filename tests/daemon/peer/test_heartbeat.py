@@ -13,6 +13,7 @@ from atom.daemon.peer.heartbeat import PATIENCE_S, DirectoryThread, Heartbeat, e
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.records.lease import Lease
+from atom.swarm.transport.lease_exchange import LeaseExchange
 from tests.daemon.peer.small_peer import SmallDirectory, on_thread
 from tests.event_list import EventList
 from tests.manual_clock import ManualClock
@@ -96,13 +97,15 @@ def test_news_at_the_moment_of_leaving_keep_nobody(
     thread: DirectoryThread, directory: SmallDirectory, clock: ManualClock
 ) -> None:
     events, failures = EventList(), list[BaseException]()
+    sent = list[str]()
     heartbeat = Heartbeat(
-        thread, lambda: LEASE, lambda leases: None, lambda: 60.0, failures.append, events, clock
-    )
+        thread, lambda: LEASE, lambda leases: None, lambda: 60.0, failures.append, events, clock,
+        LeaseExchange("us", "place"), lambda peer_id, raw: sent.append(peer_id),
+    )  # fmt: skip
     heartbeat.close()
     assert directory.published == [], "who showed nothing says no last word"
     heartbeat.start()
     assert thread.call(end_with_news(heartbeat)) == 0
     heartbeat.close()
     assert directory.published[-1] is LEASE
-    assert (events.events, failures) == ([], [])
+    assert (events.events, failures, sent) == ([], [], [])

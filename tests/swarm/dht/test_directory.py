@@ -90,12 +90,12 @@ async def they_meet(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         directory_module, "decode_lease", lambda raw: decoded.append(raw) or decode(raw)
     )
     leases = {each.peer_id: a_lease(each.peer_id) for each in (ANNA, BERT)}
-    await a.publish_lease(leases[ANNA.peer_id])
-    await b.publish_lease(leases[BERT.peer_id])
+    await a.store_lease(a.sign_lease(leases[ANNA.peer_id]))
+    await b.store_lease(b.sign_lease(leases[BERT.peer_id]))
     for directory in (a, b, onlooker):
         assert await directory.read_leases() == leases
     left = a_lease(BERT.peer_id, serial=8, state=PeerState.LEFT)
-    await b.publish_lease(left)
+    await b.store_lease(b.sign_lease(left))
     assert await onlooker.read_leases() == leases | {BERT.peer_id: left}
     assert len(decoded) == 3 * 2 + 1, "each reads each record once"
 
@@ -177,7 +177,7 @@ def test_a_run_outlives_its_founder_who_finds_it_again(tmp_path: Path) -> None:
 
             late = await open_one(through=await b.visible_addresses())
             assert (await late.read_manifest())[1] == RECORD
-            await b.publish_lease(a_lease(BERT.peer_id))
+            await b.store_lease(b.sign_lease(a_lease(BERT.peer_id)))
             assert set(await late.read_leases()) == {BERT.peer_id}
 
             # The founder is back where it was, and knows nobody: the others call it, every ten
@@ -186,7 +186,7 @@ def test_a_run_outlives_its_founder_who_finds_it_again(tmp_path: Path) -> None:
             again = await open_one(ANNA, ANNA.peer_id, (), listen=listen)
             async with asyncio.timeout(30.0):
                 for serial in itertools.count(2):
-                    await b.publish_lease(a_lease(BERT.peer_id, serial=serial))
+                    await b.store_lease(b.sign_lease(a_lease(BERT.peer_id, serial=serial)))
                     if BERT.peer_id in (leases := await again.read_leases()):
                         break
                     await asyncio.sleep(0.5)
