@@ -44,7 +44,7 @@ LATE_S = 2.5
 is asked for that its author is about to send itself."""
 SILENT_S = 10.0
 """Pause between two messages to a mate whose lease has run out."""
-OWN_BYTES_PER_S = 40_000.0
+OWN_BYTES_PER_S = 32_000.0
 """Upload for sending our own record to all mates when it changes."""
 MESSAGES_PER_S, MESSAGES_AT_ONCE = 8.0, 40.0
 """Messages that we read of each mate; more are ignored."""

@@ -1,0 +1,353 @@
+"""Leases that known peers send each other: rules under a manual clock, then over real sockets."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from swarm_samples import a_lease, signed
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.chain.commit import Head, Voter, genesis
+from atom.swarm.chain.messages import MAX_RECORDS, Leases, decode, encode
+from atom.swarm.identity import Identity
+from atom.swarm.records.lease import (
+    LEASE_SECONDS,
+    MAX_LINKS,
+    EndedAttempt,
+    Lease,
+    LeaseBook,
+    Link,
+    PeerState,
+    Reached,
+    RoundUse,
+    SignedLease,
+    short_name,
+)
+from atom.swarm.records.manifest import LEASE_DOMAIN, encode_lease, lease_key
+from atom.swarm.transport import lease_exchange
+from atom.swarm.transport.dialer import Hint
+from atom.swarm.transport.lease_exchange import (
+    MAX_MATES,
+    MESSAGES_AT_ONCE,
+    REMEMBERED_S,
+    SILENT_S,
+    LeaseExchange,
+)
+from tests.swarm.transport_peers import Peer, make_peer, until
+
+__all__ = ["make_peer"]
+
+RUN, UNIX = "shakespeare", 1_700_000_000.0
+ANNA, BERT, CLEO, STRANGER = (Identity.create() for _ in range(4))
+FOUNDER = ANNA.peer_id
+PLACE = lease_key(RUN, FOUNDER)
+TICK_S = 0.2
+
+
+def head_of(*members: Identity) -> Head:
+    first = genesis(b"m" * 32, b"s" * 32, Voter(FOUNDER, bytes(16)))
+    return replace(first, members=tuple(member.peer_id for member in members))
+
+
+def sign(who: Identity, lease: Lease, expires_at: float, run: str = RUN) -> SignedLease:
+    return SignedLease(encode_lease(lease, run, FOUNDER, who, expires_at), lease, expires_at)
+
+
+class Member:
+    """An exchange of one peer, and what the peer sees by its book of leases."""
+
+    def __init__(self, identity: Identity, head: Head) -> None:
+        self.identity, self.peer_id = identity, identity.peer_id
+        self.exchange, self.book = LeaseExchange(self.peer_id, PLACE), LeaseBook()
+        self.exchange.know(head, 0.0)
+        self.serials = count(1)
+
+    def lease(self, **changes: object) -> Lease:
+        return a_lease(self.peer_id, serial=next(self.serials), **changes)
+
+    def publish(self, now: float, **changes: object) -> SignedLease:
+        own = sign(self.identity, self.lease(**changes), UNIX + now + LEASE_SECONDS)
+        self.exchange.publish(own)
+        return own
+
+    def hear(self, sender: str, message: Leases, now: float) -> Leases | None:
+        decoded = decode(encode(message))
+        assert isinstance(decoded, Leases)
+        return self.exchange.hear(sender, decoded, now, UNIX + now)
+
+    def look(self, now: float) -> set[str]:
+        """Return the other peers that are fresh at `now`."""
+        if self.exchange.take_news():
+            self.book.update(self.exchange.merged({}, now), now)
+        return {peer for peer in self.book.fresh(now) if peer != self.peer_id}
+
+
+class World:
+    """Members under one clock; every pair but the ones in `apart` can talk."""
+
+    def __init__(self, *members: Member, apart: Sequence[set[str]] = ()) -> None:
+        self.members = {member.peer_id: member for member in members}
+        self.apart, self.dead = list(apart), set[str]()
+        self.sent_bytes = dict.fromkeys(self.members, 0)
+
+    def turn(self, now: float, renew: bool) -> None:
+        for member in self.members.values():
+            if member.peer_id in self.dead:
+                continue
+            if renew:
+                member.publish(now)
+            receivers, message = member.exchange.due(now)
+            for receiver in receivers:
+                self.deliver(member.peer_id, receiver, message, now)
+
+    def deliver(self, sender: str, receiver: str, message: Leases, now: float) -> None:
+        self.sent_bytes[sender] += len(encode(message))
+        if {sender, receiver} in self.apart or receiver in self.dead:
+            return
+        answer = self.members[receiver].hear(sender, message, now)
+        if answer is not None:
+            self.deliver(receiver, sender, answer, now)
+
+
+@pytest.fixture
+def anna() -> Member:
+    return Member(ANNA, head_of(ANNA, BERT, CLEO))
+
+
+def of(member: Member, peer: Identity, now: float) -> Lease | None:
+    return member.exchange.merged({}, now).get(peer.peer_id)
+
+
+def test_a_newer_record_of_a_mate_is_taken_and_an_older_one_never_again(anna: Member) -> None:
+    old, new = (sign(BERT, a_lease(BERT.peer_id, serial=n), UNIX + 6 + n) for n in (1, 2))
+    anna.hear(BERT.peer_id, Leases((old.record,)), 0.0)
+    assert anna.exchange.take_news()
+    assert of(anna, BERT, 0.0) == old.lease
+    anna.hear(CLEO.peer_id, Leases((new.record, old.record)), 1.0)
+    assert anna.exchange.take_news()
+    assert of(anna, BERT, 1.0) == new.lease
+    anna.hear(CLEO.peer_id, Leases((new.record, old.record)), 5.0)
+    assert not anna.exchange.take_news(), "a replay is no sign of life"
+    assert of(anna, BERT, 1.0 + LEASE_SECONDS + 0.1) is None
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        sign(STRANGER, a_lease(STRANGER.peer_id), UNIX + 8),
+        sign(ANNA, a_lease(FOUNDER, serial=99), UNIX + 8),
+        sign(BERT, a_lease(BERT.peer_id), UNIX + 8, run="another"),
+        sign(BERT, a_lease(BERT.peer_id), UNIX - 1),
+        sign(BERT, a_lease(BERT.peer_id), UNIX + 3600),
+    ],
+    ids=["stranger", "ours", "other-run", "expired", "far-ahead"],
+)
+def test_what_is_no_lease_of_a_living_mate_is_ignored(anna: Member, ignored: SignedLease) -> None:
+    assert anna.hear(CLEO.peer_id, Leases((ignored.record,)), 0.0) is None
+    assert not anna.exchange.take_news()
+    assert anna.exchange.merged({}, 0.0) == {}
+
+
+def test_a_forged_record_is_an_offence_of_its_sender(anna: Member) -> None:
+    with pytest.raises(PeerRefused) as forged:
+        anna.hear(CLEO.peer_id, Leases((signed(LEASE_DOMAIN, b"forged", CLEO),)), 0.0)
+    assert forged.value.reason is Reason.MALFORMED
+    theirs = sign(BERT, a_lease(BERT.peer_id), UNIX + 8).record
+    with pytest.raises(PeerRefused) as changed:
+        anna.hear(CLEO.peer_id, Leases((theirs[:-1] + bytes([theirs[-1] ^ 1]),)), 0.0)
+    assert changed.value.reason is Reason.BAD_SIGNATURE
+
+
+def test_strangers_and_floods_are_not_listened_to(anna: Member) -> None:
+    asks = Leases(wanted=(short_name(BERT.peer_id),))
+    record = sign(BERT, a_lease(BERT.peer_id), UNIX + 8).record
+    assert anna.hear(STRANGER.peer_id, Leases((record,)), 0.0) is None
+    assert not anna.exchange.take_news()
+    anna.hear(BERT.peer_id, Leases((record,)), 0.0)
+    answers = [anna.hear(CLEO.peer_id, asks, 0.0) for _ in range(3 * int(MESSAGES_AT_ONCE))]
+    assert [each for each in answers if each] == [Leases((record,))] * int(MESSAGES_AT_ONCE)
+    assert anna.hear(BERT.peer_id, asks, 0.0), "others are heard as before"
+
+
+def test_our_lease_is_sent_when_it_changed_and_digests_every_two_seconds(anna: Member) -> None:
+    assert anna.exchange.due(0.0) == ([], Leases()), "nothing is published yet"
+    theirs = sign(BERT, a_lease(BERT.peer_id), UNIX + 8)
+    anna.hear(BERT.peer_id, Leases((theirs.record,)), 0.0)
+    first = anna.publish(0.0)
+    receivers, message = anna.exchange.due(0.0)
+    assert set(receivers) == {BERT.peer_id, CLEO.peer_id}
+    assert (message.records, len(message.held)) == ((first.record,), 1)
+    assert anna.exchange.due(0.5) == ([], Leases()), "nothing has changed"
+    second = anna.publish(0.5)
+    assert anna.exchange.due(0.5) == ([BERT.peer_id], Leases((second.record,)))
+    assert anna.exchange.due(2.0)[1].held == message.held
+
+
+def test_a_silent_mate_is_tried_seldom_and_one_that_left_never(anna: Member) -> None:
+    left = sign(BERT, a_lease(BERT.peer_id, state=PeerState.LEFT), UNIX + 8)
+    anna.hear(BERT.peer_id, Leases((left.record,)), 0.0)
+    tried = list[float]()
+    for tick in range(int(3 * SILENT_S / TICK_S)):
+        anna.publish(tick * TICK_S)
+        receivers, _ = anna.exchange.due(tick * TICK_S)
+        assert BERT.peer_id not in receivers
+        tried += [tick * TICK_S] * (CLEO.peer_id in receivers)
+    assert tried == pytest.approx([0.0, SILENT_S, 2 * SILENT_S])
+
+
+def test_a_newcomer_that_no_head_names_says_nothing() -> None:
+    newcomer = Member(STRANGER, head_of(ANNA, BERT))
+    newcomer.publish(0.0)
+    assert newcomer.exchange.due(0.0)[0] == []
+
+
+def test_mates_are_remembered_for_a_while_and_few(anna: Member) -> None:
+    record = sign(BERT, a_lease(BERT.peer_id), UNIX + 8 + REMEMBERED_S).record
+    anna.exchange.know(head_of(ANNA, CLEO), REMEMBERED_S - 1)
+    anna.hear(BERT.peer_id, Leases((record,)), REMEMBERED_S - 1)
+    assert of(anna, BERT, REMEMBERED_S - 1), "it was named ten minutes ago"
+    anna.exchange.know(head_of(ANNA, CLEO), REMEMBERED_S + 1)
+    assert of(anna, BERT, REMEMBERED_S + 1) is None
+    crowd = head_of(*(Identity.create() for _ in range(2 * MAX_MATES)))
+    anna.exchange.know(crowd, REMEMBERED_S + 1)
+    anna.publish(REMEMBERED_S + 1)
+    receivers, _ = anna.exchange.due(REMEMBERED_S + 1)
+    assert len(receivers) == MAX_MATES - 1
+    assert FOUNDER not in receivers
+
+
+def test_two_peers_that_cannot_talk_hear_of_each_other_through_a_third() -> None:
+    head = head_of(ANNA, BERT, CLEO)
+    anna, bert, cleo = (Member(each, head) for each in (ANNA, BERT, CLEO))
+    world = World(anna, bert, cleo, apart=[{ANNA.peer_id, BERT.peer_id}])
+    for tick in range(600):
+        now = tick * TICK_S
+        world.turn(now, renew=tick % 3 == 0)
+        seen = [member.look(now) for member in (anna, bert, cleo)]
+        if now > 6.0:
+            assert [len(each) for each in seen] == [2, 2, 2], f"at {now:.1f} s"
+    world.dead = {ANNA.peer_id}
+    died_at = 600 * TICK_S
+    for tick in range(600, 700):
+        world.turn(tick * TICK_S, renew=tick % 3 == 0)
+        fresh = bert.look(tick * TICK_S), cleo.look(tick * TICK_S)
+        if tick * TICK_S > died_at + 2 * LEASE_SECONDS:
+            assert fresh == ({CLEO.peer_id}, {BERT.peer_id}), "nobody keeps the dead alive"
+
+
+def test_a_liar_keeps_no_dead_peer_alive(anna: Member) -> None:
+    """It has kept every record that the dead peer signed, and promises newer ones."""
+    died_at = 10.0
+    kept = [sign(BERT, a_lease(BERT.peer_id, serial=n), UNIX + n / 10 + 8) for n in range(100)]
+    promise = short_name(BERT.peer_id) + lease_exchange._EXPIRY.pack(float("inf"))
+    fresh_at = list[float]()
+    for second in range(60):
+        now = died_at + second
+        told = [each.record for each in kept if UNIX + now < each.expires_at][:1] or [
+            kept[-1].record
+        ]
+        anna.hear(CLEO.peer_id, Leases(tuple(told), (promise,)), now)
+        fresh_at += [now] * (BERT.peer_id in anna.look(now))
+    assert fresh_at, "its records were good while they lasted"
+    assert max(fresh_at) <= died_at + 2 * LEASE_SECONDS
+
+
+def test_a_reading_of_the_dht_is_passed_to_mates_that_lack_it(anna: Member) -> None:
+    cleo = Member(CLEO, head_of(ANNA, BERT, CLEO))
+    theirs = sign(BERT, a_lease(BERT.peer_id), UNIX + 8)
+    stranger = sign(STRANGER, a_lease(STRANGER.peer_id), UNIX + 8)
+    read = {each.record: each.lease for each in (theirs, stranger)}
+    anna.exchange.read(read, 0.0, UNIX)
+    assert not anna.exchange.take_news(), "the reading itself is handed on"
+    anna.publish(0.0)
+    world = World(anna, cleo)
+    world.deliver(FOUNDER, CLEO.peer_id, anna.exchange.due(0.0)[1], 0.0)
+    assert of(cleo, BERT, 0.0) == theirs.lease
+    assert of(cleo, STRANGER, 0.0) is None
+    assert anna.exchange.merged({STRANGER.peer_id: stranger.lease}, 0.0).keys() == {
+        FOUNDER, BERT.peer_id, STRANGER.peer_id
+    }  # fmt: skip
+
+
+def wordy_lease(peer: Identity, serial: int) -> Lease:
+    """Return a lease as peers of a large swarm have it: links, attempts, and figures of a round."""
+    links = tuple(Link(bytes([n] * 8), 0.025, 1e6 + n) for n in range(MAX_LINKS))
+    return a_lease(
+        peer.peer_id, serial=serial, links=links, reached=Reached.YES, name="a-peer",
+        ended_attempts=(EndedAttempt(3, "timeout"),) * 2,
+        last_round=RoundUse(7.0, 0.9, 10**9, 10**9),
+    )  # fmt: skip
+
+
+def test_sixty_four_peers_send_less_than_100_kb_a_second_each() -> None:
+    """One of 64 peers, each of which renews its lease twice a second."""
+    peers = [ANNA, *(Identity.create() for _ in range(63))]
+    me, seconds, sent, received = Member(ANNA, head_of(*peers)), 20, 0, 0
+    for tick in range(int(seconds / TICK_S)):
+        now = tick * TICK_S
+        for peer in peers[1:] if tick % 5 == 0 else []:
+            theirs = sign(peer, wordy_lease(peer, tick + 1), UNIX + now + LEASE_SECONDS)
+            received += len(encode(Leases((theirs.record,))))
+            answer = me.hear(peer.peer_id, Leases((theirs.record,)), now)
+            assert answer is None
+        if tick % 2 == 0:
+            own = sign(ANNA, wordy_lease(ANNA, tick + 1), UNIX + now + LEASE_SECONDS)
+            me.exchange.publish(own)
+        receivers, message = me.exchange.due(now)
+        sent += len(receivers) * len(encode(message))
+    assert 900 < len(own.record) < 1000
+    assert 50e3 < sent / seconds < 80e3, "beside it, TLS and TCP take 80 bytes of a message"
+
+
+def test_a_message_at_its_bounds_is_small_and_one_beyond_is_refused() -> None:
+    record, name, digest = bytes(4096), bytes(8), bytes(16)
+    full = Leases((record,) * MAX_RECORDS, (digest,) * 96, (name,) * MAX_RECORDS)
+    assert len(encode(full)) < 72 * 1024
+    assert decode(encode(full)) == full
+    for beyond in (
+        replace(full, records=(bytes(4097),)),
+        replace(full, records=(record,) * (MAX_RECORDS + 1)),
+        replace(full, held=(bytes(17),)),
+        replace(full, held=(digest,) * 97),
+        replace(full, wanted=(bytes(7),)),
+    ):
+        with pytest.raises(PeerRefused):
+            decode(encode(beyond))
+
+
+def test_leases_reach_a_peer_that_only_a_third_can_reach(
+    make_peer: Callable[..., Peer],
+) -> None:
+    """Real sockets: cleo listens, anna and bert know her alone, and not each other."""
+    identities = ANNA, BERT, CLEO
+    peers = [make_peer(identity=identity) for identity in identities]
+    members = [Member(identity, head_of(*identities)) for identity in identities]
+    for one, other in ((0, 2), (1, 2), (2, 0), (2, 1)):
+        peers[one].knows(peers[other])
+
+    def turn(now: float) -> None:
+        for member, peer in zip(members, peers, strict=True):
+            member.publish(now)
+            receivers, message = member.exchange.due(now)
+            for receiver in receivers:
+                peer.transport.send(receiver, Hint(encode(message)))
+
+    def listen(now: float) -> bool:
+        for member, peer in zip(members, peers, strict=True):
+            while not peer.heard.empty():
+                sender, _, raw = peer.heard.get()
+                message = decode(raw)
+                assert isinstance(message, Leases)
+                answer = member.exchange.hear(sender, message, now, UNIX + now)
+                if answer is not None:
+                    peer.transport.send(sender, Hint(encode(answer)))
+        return all(set(each.exchange.merged({}, now)) == everybody for each in members)
+
+    everybody = {identity.peer_id for identity in identities}
+    turn(0.0)
+    until(lambda: listen(0.0) or members[2].look(0.0) == everybody - {CLEO.peer_id})
+    turn(2.0)
+    until(lambda: listen(2.0))
+    assert [peer.lost.qsize() for peer in peers] == [0, 0, 0], "a hint that is lost is not reported"
