@@ -17,7 +17,7 @@ from atom.swarm.chain.messages import Leases, encode
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory, no_answer, open_directory
 from atom.swarm.dht.p2pd import NodeSettings
-from atom.swarm.records.lease import LEASE_SECONDS, RENEW_SECONDS, Lease, SignedLease
+from atom.swarm.records.lease import RENEW_SECONDS, Lease, SignedLease
 from atom.swarm.transport.dialer import Hint
 from atom.swarm.transport.lease_exchange import LeaseExchange
 
@@ -128,9 +128,8 @@ class Heartbeat:
         self._exchange, self._send = exchange, send
         self._news = asyncio.Event()
         self._unstored = asyncio.Event()
-        self._newest: SignedLease | None = None
+        self._newest: SignedLease
         self._read_leases: dict[str, Lease] = {}
-        self._read_at = float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
         self._blind = False
 
@@ -163,11 +162,11 @@ class Heartbeat:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        last = self._sign()
+        self._sign()
         if self._send_due():
             await asyncio.sleep(SETTLE_S)  # the transport closes after us, with all that is queued
         async with asyncio.timeout(LAST_WORD_S):
-            await self._directory.store_lease(last)
+            await self._directory.store_lease(self._newest)
 
     async def _guard(self, rhythm: Coroutine[Any, Any, None]) -> None:
         try:
@@ -177,8 +176,7 @@ class Heartbeat:
 
     async def _publish(self) -> None:
         while True:
-            self._newest = self._sign()
-            self._unstored.set()
+            self._sign()
             try:
                 async with asyncio.timeout(RENEW_SECONDS):  # wait_for can miss that we are to end
                     await self._news.wait()
@@ -187,16 +185,15 @@ class Heartbeat:
                 pass
             self._news.clear()
 
-    def _sign(self) -> SignedLease:
-        signed = self._directory.sign_lease(self._describe())
-        self._exchange.publish(signed)
-        return signed
+    def _sign(self) -> None:
+        self._newest = self._directory.sign_lease(self._describe())
+        self._exchange.publish(self._newest)
+        self._unstored.set()
 
     async def _store(self) -> None:
         while True:
             await self._unstored.wait()
             self._unstored.clear()
-            assert self._newest is not None
             try:
                 await self._directory.store_lease(self._newest)
             except DirectoryUnavailable as problem:
@@ -210,8 +207,8 @@ class Heartbeat:
             except DirectoryUnavailable as problem:
                 self._lost_sight(problem)
             else:
-                self._blind, self._read_at = False, self._clock.now()
-                self._exchange.read(self._directory.records, self._read_at, time.time())
+                self._blind = False
+                self._exchange.read(self._directory.records, self._clock.now(), time.time())
                 self._hand_on()
             due_in = self._pause() - (self._clock.now() - started)
             await asyncio.sleep(max(due_in, LEAST_PAUSE_S))
@@ -219,7 +216,7 @@ class Heartbeat:
     async def _share(self) -> None:
         while True:
             self._send_due()
-            if self._exchange.take_news():
+            if self._exchange.has_news.is_set():
                 self._hand_on()
             await asyncio.sleep(SHARE_S)
 
@@ -232,10 +229,9 @@ class Heartbeat:
         return bool(receivers)
 
     def _hand_on(self) -> None:
-        """Hand on the leases of both channels. A reading of the DHT is used for 8 s."""
-        now = self._clock.now()
-        read = self._read_leases if now - self._read_at <= LEASE_SECONDS else {}
-        self._on_leases(self._exchange.merged(read, now))
+        """Hand on the leases of both channels. A lease that is not newer proves no life."""
+        self._exchange.has_news.clear()
+        self._on_leases(self._exchange.merged(self._read_leases, self._clock.now()))
 
     def _lost_sight(self, problem: Exception) -> None:
         if not self._blind:

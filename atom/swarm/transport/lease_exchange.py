@@ -18,19 +18,10 @@ that our chain does not know, and it is limited in the number and size of its me
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from atom.swarm.chain.commit import Head
-from atom.swarm.chain.messages import MAX_DIGESTS, MAX_RECORDS, Leases
-from atom.swarm.records.lease import (
-    LEASE_SECONDS,
-    RENEW_SECONDS,
-    SHORT_NAME_BYTES,
-    Lease,
-    PeerState,
-    SignedLease,
-    short_name,
-)
+from atom.swarm.chain.messages import MAX_RECORDS, Leases
+from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState, SignedLease, short_name
 from atom.swarm.records.manifest import decode_lease, read_claim
 from atom.swarm.stream.bandwidth import TokenBucket
 
@@ -39,6 +30,8 @@ MAX_MATES = 73
 REMEMBERED_S = 600.0
 """Time for which a peer stays a mate after our head named it last. A member that missed a round is
 still heard, and can come back while the DHT is down."""
+DIGESTS_S = 2.0
+"""Pause between two messages with digests."""
 LATE_S = 2.5
 """Lead of a mate's record over ours before we ask for it: longer than a renewal, so that nothing
 is asked for that its author is about to send itself."""
@@ -50,35 +43,34 @@ MESSAGES_PER_S, MESSAGES_AT_ONCE = 8.0, 40.0
 """Messages that we read of each mate; more are ignored."""
 MAX_SECONDS_AHEAD = 20.0
 """Longest time to a record's expiry: its lifetime, and a margin for clocks that differ."""
-_EXPIRY = struct.Struct(">d")
+DIGEST = struct.Struct(">8sd")
+"""Digest of a lease: short name of its peer, and Unix time at which the record ends."""
 _NEVER = float("-inf")
 
 
-@dataclass
 class _Mate:
     """State that we keep of one known peer. Times are monotonic seconds."""
 
-    named_at: float = _NEVER
-    """Time when our head named it last."""
-    held: SignedLease | None = None
-    """Its newest lease."""
-    heard_at: float = _NEVER
-    """Time when its lease was replaced by a newer one."""
-    tried_at: float = _NEVER
-    """Time of the last message to it."""
-    budget: TokenBucket = field(
-        default_factory=lambda: TokenBucket(MESSAGES_PER_S, MESSAGES_AT_ONCE)
-    )
+    def __init__(self) -> None:
+        self.named_at = self.heard_at = self.tried_at = _NEVER
+        """Times when our head named it, its lease was replaced by a newer one, and a message was
+        sent to it: each time the last one."""
+        self.held: SignedLease | None = None
+        """Its newest lease."""
+        self.budget = TokenBucket(MESSAGES_PER_S, MESSAGES_AT_ONCE)
 
     def is_alive(self, now: float) -> bool:
-        """Return True if a newer lease came within the lease time."""
         return now - self.heard_at <= LEASE_SECONDS
 
     def is_due(self, now: float) -> bool:
-        """Return True if it should get the message that is sent now."""
+        """Return True if this mate should get the message that is sent now."""
         if self.held is not None and self.held.lease.state is PeerState.LEFT:
             return False
         return self.is_alive(now) or now - self.tried_at >= SILENT_S
+
+    def is_behind(self, expires_at: float) -> bool:
+        """Return True if a record with this expiry is much newer than the one we hold."""
+        return self.held is None or expires_at - self.held.expires_at > LATE_S
 
 
 class LeaseExchange:
@@ -103,19 +95,18 @@ class LeaseExchange:
         self._sent: SignedLease | None = None
         """Own lease that was sent last."""
         self._sent_at = self._digests_at = _NEVER
-        self._has_news = False
+        self.has_news = threading.Event()
+        """Set when there is a newer lease of a mate; clear it before you read `merged`."""
 
     def know(self, head: Head, now: float) -> None:
         """Make the voters and members of `head` our mates, and forget mates of long ago."""
         with self._lock:
             for peer_id in (*head.members, *(voter.peer_id for voter in head.voters)):
-                mate = self._mates.pop(peer_id, None) or _Mate()
-                mate.named_at = now
-                self._mates[peer_id] = mate
-            named = [*self._mates.items()][-MAX_MATES:]
-            self._mates = {
-                peer_id: mate for peer_id, mate in named if now - mate.named_at <= REMEMBERED_S
-            }
+                self._mates[peer_id] = self._mates.pop(peer_id, _Mate())
+                self._mates[peer_id].named_at = now
+            for number, (peer_id, mate) in enumerate([*self._mates.items()][::-1]):
+                if number >= MAX_MATES or now - mate.named_at > REMEMBERED_S:
+                    del self._mates[peer_id]
 
     def publish(self, own: SignedLease) -> None:
         """Replace our own lease; `due` sends it."""
@@ -123,24 +114,26 @@ class LeaseExchange:
             self._own = own
 
     def due(self, now: float) -> tuple[list[str], Leases]:
-        """Return the message that should be sent now, and the peer ids that should get it.
+        """Return the peer ids that should get a message now, and the message.
 
         There is no receiver if nothing is due, or if no other peer knows us: newcomers are seen
         on the DHT. Call it often, and send what it returns.
         """
         with self._lock:
-            own, with_digests = self._own, now - self._digests_at >= RENEW_SECONDS
+            own, held = self._own, tuple[bytes, ...]()
             if own is None or self._me not in self._mates:
                 return [], Leases()
-            if not with_digests and not self._is_own_due(own, now):
+            pause_s = len(own.record) * len(self._mates) / OWN_BYTES_PER_S
+            is_own_due = own.lease.state is PeerState.LEFT or now - self._sent_at >= pause_s
+            if now - self._digests_at >= DIGESTS_S:
+                self._digests_at, held = now, tuple(self._digests(now))
+            elif own is self._sent or not is_own_due:
                 return [], Leases()
             self._sent, self._sent_at = own, now
-            self._digests_at = now if with_digests else self._digests_at
-            digests = tuple(self._digests(now)) if with_digests else ()
-            receivers = [peer for peer, mate in self._others() if mate.is_due(now)]
-            for peer_id in receivers:
-                self._mates[peer_id].tried_at = now
-            return receivers, Leases((own.record,), digests[:MAX_DIGESTS])
+            receivers = {peer_id: mate for peer_id, mate in self._others() if mate.is_due(now)}
+            for mate in receivers.values():
+                mate.tried_at = now
+            return list(receivers), Leases((own.record,), held)
 
     def hear(self, sender: str, message: Leases, now: float, unix_now: float) -> Leases | None:
         """Take the records of a message, and return an answer, or None if there is nothing to say.
@@ -156,11 +149,13 @@ class LeaseExchange:
             if mate is None or not mate.budget.allow(now):
                 return None
             for record in message.records:
-                self._has_news |= self._take(record, now, unix_now)
-            by_name = {short_name(peer): mate for peer, mate in self._others()}
-            wanted = tuple(_lacking(message.held, by_name))[:MAX_RECORDS]
+                self._take(record, now, unix_now)
+            by_name = {short_name(peer_id): mate for peer_id, mate in self._others()}
+            theirs = dict(map(DIGEST.unpack, message.held))
+            behind = [n for n in by_name.keys() & theirs if by_name[n].is_behind(theirs[n])]
             asked = [by_name[name].held for name in message.wanted if name in by_name]
             records = tuple(held.record for held in asked if held is not None)
+        wanted = tuple(behind[:MAX_RECORDS])
         return Leases(records, wanted=wanted) if records or wanted else None
 
     def read(self, leases: Mapping[bytes, Lease], now: float, unix_now: float) -> None:
@@ -171,61 +166,35 @@ class LeaseExchange:
         """
         with self._lock:
             for record, lease in leases.items():
-                mate = self._mates.get(lease.peer_id)
-                if mate is not None and (mate.held is None or mate.held.record != record):
+                if lease.peer_id in self._mates:
                     self._take(record, now, unix_now)
 
     def merged(self, leases: Mapping[str, Lease], now: float) -> dict[str, Lease]:
         """Return a reading of the DHT, by peer id, with the leases of living mates and our own."""
         with self._lock:
             own = {} if self._own is None else {self._me: self._own.lease}
-            mates = {
-                peer_id: mate.held.lease
-                for peer_id, mate in self._others()
-                if mate.held is not None and mate.is_alive(now)
-            }
-        return {**own, **leases, **mates}
+            return {**own, **leases, **{peer: held.lease for peer, held in self._living(now)}}
 
-    def take_news(self) -> bool:
-        """Return True if a mate sent a newer lease since the last call."""
-        with self._lock:
-            has_news, self._has_news = self._has_news, False
-            return has_news
+    def _others(self) -> Iterable[tuple[str, _Mate]]:
+        return [(peer_id, mate) for peer_id, mate in self._mates.items() if peer_id != self._me]
 
-    def _is_own_due(self, own: SignedLease, now: float) -> bool:
-        pause_s = len(own.record) * len(self._mates) / OWN_BYTES_PER_S
-        has_left = own.lease.state is PeerState.LEFT
-        return own is not self._sent and (has_left or now - self._sent_at >= pause_s)
-
-    def _digests(self, now: float) -> Iterator[bytes]:
+    def _living(self, now: float) -> Iterator[tuple[str, SignedLease]]:
         for peer_id, mate in self._others():
             if mate.held is not None and mate.is_alive(now):
-                yield short_name(peer_id) + _EXPIRY.pack(mate.held.expires_at)
+                yield peer_id, mate.held
 
-    def _others(self) -> list[tuple[str, _Mate]]:
-        return [(peer, mate) for peer, mate in self._mates.items() if peer != self._me]
+    def _digests(self, now: float) -> Iterator[bytes]:
+        return (DIGEST.pack(short_name(p), held.expires_at) for p, held in self._living(now))
 
-    def _take(self, record: bytes, now: float, unix_now: float) -> bool:
-        """Return True if the record is a newer lease of a mate. Raises: PeerRefused."""
+    def _take(self, record: bytes, now: float, unix_now: float) -> None:
+        """Keep the record if it is a newer lease of a mate. Raises: PeerRefused."""
         if any(mate.held and mate.held.record == record for mate in self._mates.values()):
-            return False
+            return  # it is known, and its signature was checked
         claim = read_claim(record)
-        expires_at, mate = claim.expires_at, self._mates.get(claim.author)
+        mate, ends = self._mates.get(claim.author), claim.expires_at or 0.0
         if mate is None or claim.author == self._me or claim.place != self._place:
-            return False
-        if expires_at is None or not unix_now < expires_at <= unix_now + MAX_SECONDS_AHEAD:
-            return False
-        if mate.held is not None and expires_at <= mate.held.expires_at:
-            return False
-        mate.held = SignedLease(record, decode_lease(record), expires_at)
-        mate.heard_at = now
-        return True
-
-
-def _lacking(digests: Iterable[bytes], by_name: Mapping[bytes, _Mate]) -> Iterator[bytes]:
-    """Yield short names of mates of which the sender of these digests has a much newer lease."""
-    for digest in digests:
-        name, (expires_at,) = digest[:SHORT_NAME_BYTES], _EXPIRY.unpack(digest[SHORT_NAME_BYTES:])
-        mate = by_name.get(name)
-        if mate is not None and (mate.held is None or expires_at - mate.held.expires_at > LATE_S):
-            yield name
+            return
+        is_newer = mate.held is None or ends > mate.held.expires_at
+        if is_newer and unix_now < ends <= unix_now + MAX_SECONDS_AHEAD:
+            mate.held, mate.heard_at = SignedLease(record, decode_lease(record), ends), now
+            self.has_news.set()

@@ -26,9 +26,9 @@ from atom.swarm.records.lease import (
     short_name,
 )
 from atom.swarm.records.manifest import LEASE_DOMAIN, encode_lease, lease_key
-from atom.swarm.transport import lease_exchange
 from atom.swarm.transport.dialer import Hint
 from atom.swarm.transport.lease_exchange import (
+    DIGEST,
     MAX_MATES,
     MESSAGES_AT_ONCE,
     REMEMBERED_S,
@@ -79,9 +79,15 @@ class Member:
 
     def look(self, now: float) -> set[str]:
         """Return the other peers that are fresh at `now`."""
-        if self.exchange.take_news():
+        if heard_news(self):
             self.book.update(self.exchange.merged({}, now), now)
         return {peer for peer in self.book.fresh(now) if peer != self.peer_id}
+
+
+def heard_news(member: Member) -> bool:
+    has_news = member.exchange.has_news.is_set()
+    member.exchange.has_news.clear()
+    return has_news
 
 
 class World:
@@ -123,13 +129,13 @@ def of(member: Member, peer: Identity, now: float) -> Lease | None:
 def test_a_newer_record_of_a_mate_is_taken_and_an_older_one_never_again(anna: Member) -> None:
     old, new = (sign(BERT, a_lease(BERT.peer_id, serial=n), UNIX + 6 + n) for n in (1, 2))
     anna.hear(BERT.peer_id, Leases((old.record,)), 0.0)
-    assert anna.exchange.take_news()
+    assert heard_news(anna)
     assert of(anna, BERT, 0.0) == old.lease
     anna.hear(CLEO.peer_id, Leases((new.record, old.record)), 1.0)
-    assert anna.exchange.take_news()
+    assert heard_news(anna)
     assert of(anna, BERT, 1.0) == new.lease
     anna.hear(CLEO.peer_id, Leases((new.record, old.record)), 5.0)
-    assert not anna.exchange.take_news(), "a replay is no sign of life"
+    assert not heard_news(anna), "a replay is no sign of life"
     assert of(anna, BERT, 1.0 + LEASE_SECONDS + 0.1) is None
 
 
@@ -146,7 +152,7 @@ def test_a_newer_record_of_a_mate_is_taken_and_an_older_one_never_again(anna: Me
 )
 def test_what_is_no_lease_of_a_living_mate_is_ignored(anna: Member, ignored: SignedLease) -> None:
     assert anna.hear(CLEO.peer_id, Leases((ignored.record,)), 0.0) is None
-    assert not anna.exchange.take_news()
+    assert not heard_news(anna)
     assert anna.exchange.merged({}, 0.0) == {}
 
 
@@ -164,7 +170,7 @@ def test_strangers_and_floods_are_not_listened_to(anna: Member) -> None:
     asks = Leases(wanted=(short_name(BERT.peer_id),))
     record = sign(BERT, a_lease(BERT.peer_id), UNIX + 8).record
     assert anna.hear(STRANGER.peer_id, Leases((record,)), 0.0) is None
-    assert not anna.exchange.take_news()
+    assert not heard_news(anna)
     anna.hear(BERT.peer_id, Leases((record,)), 0.0)
     answers = [anna.hear(CLEO.peer_id, asks, 0.0) for _ in range(3 * int(MESSAGES_AT_ONCE))]
     assert [each for each in answers if each] == [Leases((record,))] * int(MESSAGES_AT_ONCE)
@@ -241,7 +247,7 @@ def test_a_liar_keeps_no_dead_peer_alive(anna: Member) -> None:
     """It has kept every record that the dead peer signed, and promises newer ones."""
     died_at = 10.0
     kept = [sign(BERT, a_lease(BERT.peer_id, serial=n), UNIX + n / 10 + 8) for n in range(100)]
-    promise = short_name(BERT.peer_id) + lease_exchange._EXPIRY.pack(float("inf"))
+    promise = DIGEST.pack(short_name(BERT.peer_id), float("inf"))
     fresh_at = list[float]()
     for second in range(60):
         now = died_at + second
@@ -260,7 +266,6 @@ def test_a_reading_of_the_dht_is_passed_to_mates_that_lack_it(anna: Member) -> N
     stranger = sign(STRANGER, a_lease(STRANGER.peer_id), UNIX + 8)
     read = {each.record: each.lease for each in (theirs, stranger)}
     anna.exchange.read(read, 0.0, UNIX)
-    assert not anna.exchange.take_news(), "the reading itself is handed on"
     anna.publish(0.0)
     world = World(anna, cleo)
     world.deliver(FOUNDER, CLEO.peer_id, anna.exchange.due(0.0)[1], 0.0)
