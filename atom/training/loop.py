@@ -44,7 +44,9 @@ class Inbox(queue.SimpleQueue[Event | Offence | Callable[[], None] | None]):
     """What waits for the loop: events for the machine, and calls for the loop's thread. None: the
     loop ends."""
 
-    def __init__(self, on_leases: Callable[[str, Leases], None] = lambda sender, leases: None):
+    def __init__(
+        self, on_leases: Callable[[str, Leases], None] = lambda sender, leases: None
+    ) -> None:
         """Create an empty inbox.
 
         Args:

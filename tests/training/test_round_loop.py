@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, Voter, genesis
-from atom.swarm.chain.messages import Abort, Prevote, encode
+from atom.swarm.chain.messages import Abort, Leases, Prevote, encode
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.transport.limits import FIRST_HOLD_S, LONGEST_HOLD_S, Backoff
@@ -152,6 +153,29 @@ def lease(voter: Voter, serial: int = 1, **changes: Any) -> Lease:
 def value() -> Value:
     part = MemberCount(ME.peer_id, ME.incarnation, 8, 1.0)
     return Value(START.digest, 1, BALLOT, b"r" * 32, 1.0, b"s" * 32, (part,), (ME,))
+
+
+# ---- leases that peers send directly
+
+
+def test_leases_go_past_the_machine_and_a_forged_one_is_an_offence() -> None:
+    heard = list[tuple[str, Leases]]()
+
+    def hear(sender: str, leases: Leases) -> None:
+        if leases.records:
+            raise PeerRefused(Reason.BAD_SIGNATURE, "forged")
+        heard.append((sender, leases))
+
+    inbox = Inbox(hear)
+    asks, forged = Leases(wanted=(bytes(8),)), Leases(records=(b"forged",))
+    inbox.receive(ANN.peer_id, ANN.incarnation, encode(asks))
+    assert heard == [], "nothing is read before the loop has begun"
+    inbox.is_read = True
+    inbox.receive(ANN.peer_id, ANN.incarnation, encode(asks))
+    assert heard == [(ANN.peer_id, asks)]
+    assert inbox.empty()
+    inbox.receive(ANN.peer_id, ANN.incarnation, encode(forged))
+    assert inbox.get_nowait() == Offence(ANN.peer_id, Reason.BAD_SIGNATURE)
 
 
 # ---- actions

@@ -1,7 +1,10 @@
 """The directory's thread: a DHT that is slow while a peer starts, and a heartbeat's end."""
 
 import asyncio
+import queue
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,13 +13,21 @@ import pytest
 from atom.base.errors import AddressError
 from atom.daemon.peer import heartbeat as heartbeat_module
 from atom.daemon.peer.heartbeat import PATIENCE_S, DirectoryThread, Heartbeat, enter_dht
+from atom.swarm.chain.commit import Voter, genesis
+from atom.swarm.chain.messages import Leases, decode
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.p2pd import NodeSettings
-from atom.swarm.records.lease import Lease
+from atom.swarm.identity import Identity
+from atom.swarm.records.lease import Lease, SignedLease, short_name
+from atom.swarm.records.manifest import encode_lease, lease_key
+from atom.swarm.transport.dialer import Hint
 from atom.swarm.transport.lease_exchange import LeaseExchange
 from tests.daemon.peer.small_peer import SmallDirectory, on_thread
 from tests.event_list import EventList
 from tests.manual_clock import ManualClock
+from tests.swarm.swarm_samples import a_lease
+
+WAIT_S = 20.0
 
 LEASE = cast(Lease, SimpleNamespace(peer_id="us"))
 LOOP_STEPS = 20
@@ -109,3 +120,45 @@ def test_news_at_the_moment_of_leaving_keep_nobody(
     heartbeat.close()
     assert directory.published[-1] is LEASE
     assert (events.events, failures, sent) == ([], [], [])
+
+
+class SilentDirectory(SmallDirectory):
+    """A DHT process that is frozen: no question is answered."""
+
+    async def store_lease(self, signed: SignedLease) -> None:
+        await asyncio.Event().wait()
+
+    async def read_leases(self) -> dict[str, Lease]:
+        await asyncio.Event().wait()
+        raise AssertionError("it never answers")
+
+
+def test_leases_are_sent_and_handed_on_while_the_dht_keeps_silent(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = Identity.create(), Identity.create()
+    first = genesis(b"m" * 32, b"s" * 32, Voter(ours.peer_id, bytes(16)))
+    exchange = LeaseExchange(ours.peer_id, lease_key("tiny", ours.peer_id))
+    exchange.know(replace(first, members=(theirs.peer_id,)), clock.now())
+    seen, sent = queue.Queue[dict[str, Lease]](), queue.Queue[tuple[str, bytes]]()
+    failures = list[BaseException]()
+    monkeypatch.setattr(heartbeat_module, "LAST_WORD_S", 0.05)
+    thread = on_thread(SilentDirectory(), clock)
+    try:
+        heartbeat = Heartbeat(
+            thread, lambda: a_lease(ours.peer_id), seen.put, lambda: 60.0, failures.append,
+            EventList(), clock, exchange, lambda peer_id, raw: sent.put((peer_id, raw)),
+        )  # fmt: skip
+        heartbeat.start()
+        receiver, raw = sent.get(timeout=WAIT_S)
+        assert (receiver, type(decode(raw)), type(raw)) == (theirs.peer_id, Leases, Hint)
+        lease, ends = a_lease(theirs.peer_id), time.time() + 8.0
+        record = encode_lease(lease, "tiny", ours.peer_id, theirs, ends)
+        heartbeat.hear(theirs.peer_id, Leases((record,), wanted=(short_name(theirs.peer_id),)))
+        assert seen.get(timeout=WAIT_S) == {each: a_lease(each) for each in exchange._mates}
+        answer = decode(sent.get(timeout=WAIT_S)[1])
+        assert answer == Leases((record,))
+        heartbeat.close()
+        assert failures == []
+    finally:
+        thread.close()

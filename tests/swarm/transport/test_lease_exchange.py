@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 from swarm_samples import a_lease, signed
+from transport_peers import Peer, until
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
@@ -35,9 +36,6 @@ from atom.swarm.transport.lease_exchange import (
     SILENT_S,
     LeaseExchange,
 )
-from tests.swarm.transport_peers import Peer, make_peer, until
-
-__all__ = ["make_peer"]
 
 RUN, UNIX = "shakespeare", 1_700_000_000.0
 ANNA, BERT, CLEO, STRANGER = (Identity.create() for _ in range(4))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from transport_peers import RUN, SOON, Peer
+from transport_peers import RUN, SOON, Peer, until
 
 from atom.base.errors import AddressError
 from atom.base.reasons import Reason
@@ -23,6 +23,7 @@ from atom.swarm.transport.dialer import (
     MOST_LOOKUPS,
     AddressInfo,
     ContactBook,
+    Hint,
     resolve,
 )
 from atom.swarm.transport.limits import Unreachable
@@ -58,6 +59,23 @@ def test_a_peer_that_closed_is_refused_by_its_host(two: tuple[Peer, Peer]) -> No
     one.transport.send(other.peer_id, b"are you there?")
     assert one.lost.get(timeout=SOON) == other.peer_id
     one.events.wait("peer-unreachable", peer_id=other.peer_id)
+
+
+def test_a_hint_that_is_lost_is_not_reported_but_a_message_behind_it_is(
+    two: tuple[Peer, Peer],
+) -> None:
+    one, other = two
+    one.transport.send(other.peer_id, Hint(b"hint"))
+    assert other.heard.get(timeout=SOON)[2] == b"hint"
+    other.transport.close()
+    one.transport.send(other.peer_id, Hint(b"another"))
+    until(lambda: not one.transport._lanes._queues)
+    assert one.lost.empty()
+    one.transport.send(other.peer_id, b"are you there?")
+    assert one.lost.get(timeout=SOON) == other.peer_id
+    assert one.lost.empty()
+    unreachable = [e for e in one.events.events if e["event"] == "peer-unreachable"]
+    assert len(unreachable) == 1
 
 
 def test_ring_channels_meet_by_peer_and_tag(two: tuple[Peer, Peer]) -> None:
