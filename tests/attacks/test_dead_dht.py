@@ -104,6 +104,7 @@ def test_a_swarm_of_four_continues_without_any_dht(four: Swarm) -> None:
     with dead_dht(four.peers) as death:
         ends_at = time.monotonic() + DEAD_S
         four.until(lambda: time.monotonic() >= ends_at, "the end of the outage", DEAD_S + 1)
+        four.until(four.all_see_all, "each peer sees all others", SOON_S)
         marks = [len(peer.rounds) for peer in four.peers]
         four.until(lambda: all_contribute_since(four, marks), "a round with each of them", SOON_S)
         assert death.deaths >= len(four.peers), "no DHT process was alive to die"

@@ -79,6 +79,7 @@ def test_a_swarm_of_four_continues_while_its_leases_are_eclipsed(four: Swarm) ->
     with silent_nodes(join.bootstrap[0], lease_key(RUN, join.owner)):
         ends_at = time.monotonic() + ECLIPSED_S
         four.until(lambda: time.monotonic() >= ends_at, "the end of the attack", ECLIPSED_S + 1)
+        four.until(four.all_see_all, "each peer sees all others", SOON_S)
         marks = [len(peer.rounds) for peer in four.peers]
         four.until(lambda: all_contribute_since(four, marks), "a round with each of them", SOON_S)
         branches = [event for peer in four.peers for event in peer.rounds if event["branch"]]

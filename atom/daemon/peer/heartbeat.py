@@ -1,7 +1,7 @@
-"""The directory's thread, and on it the heartbeat: our lease is renewed, and others' are read.
+"""Thread of the directory, and on it the heartbeat: renew our lease, and read other peers' leases.
 
 Leases travel over two channels: the DHT, and messages between peers that know each other. Neither
-waits for the other, so one that is slow or dead does not delay the one that works.
+channel waits for the other, so a slow or dead channel does not delay the working one.
 """
 
 import asyncio
@@ -24,40 +24,54 @@ from atom.swarm.transport.lease_exchange import LeaseExchange
 T = TypeVar("T")
 
 SETTLE_S = 0.15
-"""News wait this long for more news, so that one change is one publication."""
+"""Delay of a publication after the first change, so that several changes make one publication."""
 SHARE_S = 0.2
-"""Pause between two looks at what is to be sent to peers directly, and at what came from them."""
+"""Pause between two turns of sending leases to peers directly and handing on received leases."""
 LEAST_PAUSE_S = 0.1
-"""Between two readings, however long the first took."""
+"""Shortest pause between two readings of the DHT."""
 CALL_S, LAST_WORD_S = 15.0, 3.0
 PATIENCE_S, ASK_AGAIN_S = 60.0, 1.0
-"""With a DHT while the peer starts: usually, its process is started again in less."""
+"""Time for which a starting peer asks the DHT again, and the pause between two questions. A DHT
+process that ended is usually back sooner."""
 DHT_START_S = 180.0
-"""More than a node's own patience with slow machines and silent entrances."""
+"""Bound on opening the directory: longer than the node's own time limits."""
 
 
 class DirectoryThread:
-    """An event loop on a thread of its own, which an open directory lives on."""
+    """Thread with the event loop that runs an open directory."""
 
     def __init__(self, opening: Coroutine[Any, Any, Directory], clock: Clock) -> None:
-        """Raises: what `opening` does; TimeoutError. Then there is no thread."""
+        """Start the thread and wait for `opening`.
+
+        Raises:
+            TimeoutError, or any exception of `opening`: the thread has ended again.
+        """
         self.loop, self._clock = asyncio.new_event_loop(), clock
         self._thread = threading.Thread(target=self.loop.run_forever, name="directory", daemon=True)
         self._thread.start()
         try:
             self.directory = self.call(opening, DHT_START_S)
-            """Call it through `call`."""
+            """Directory; its coroutines run through `call` only."""
         except BaseException:
             self._end()
             raise
 
     def call(self, task: Coroutine[Any, Any, T], timeout_s: float = CALL_S) -> T:
-        """Runs `task` on this thread and waits for it. Raises what it raises; TimeoutError."""
+        """Run `task` on this thread, and return its result.
+
+        Raises:
+            TimeoutError, or any exception of `task`.
+        """
         return asyncio.run_coroutine_threadsafe(task, self.loop).result(timeout_s)
 
     def ask(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """As `call`, for a peer that starts: hours of work may lie behind it, so a DHT that cannot
-        be asked is asked again for a while. Raises: AddressError; whatever else `question` does."""
+        """Run `question` on this thread, and repeat it for a minute while the DHT is unavailable.
+
+        A starting peer may have worked for hours already, so a short outage must not end it.
+
+        Raises:
+            AddressError: the DHT stayed unavailable. Other exceptions of `question` pass through.
+        """
         try:
             return self.call(self._asked(question), PATIENCE_S + 2 * CALL_S)
         except (DirectoryUnavailable, TimeoutError) as problem:
@@ -88,7 +102,7 @@ class DirectoryThread:
 
 
 def enter_dht(run: str, owner: str, node: NodeSettings, events: EventSink) -> DirectoryThread:
-    """The directory of a run, open. Raises: AddressError, PortInUseError, StorageError."""
+    """Open the directory of a run. Raises: AddressError, PortInUseError, StorageError."""
     try:
         return DirectoryThread(open_directory(run, owner, node, events), BootClock())
     except (DirectoryUnavailable, TimeoutError) as problem:
@@ -151,7 +165,7 @@ class Heartbeat:
             self._send(sender, Hint(encode(answer)))
 
     def close(self) -> None:
-        """Publish our lease once more as it is now, if it was published before, and end."""
+        """End, and publish our lease a last time if the heartbeat was started."""
         if self._tasks:
             try:
                 self._thread.call(self._farewell())
@@ -171,14 +185,14 @@ class Heartbeat:
     async def _guard(self, rhythm: Coroutine[Any, Any, None]) -> None:
         try:
             await rhythm
-        except Exception as failure:  # noqa: BLE001 - the supervisor: the daemon decides
+        except Exception as failure:  # noqa: BLE001 - the daemon decides about any failure
             self._on_failure(failure)
 
     async def _publish(self) -> None:
         while True:
             self._sign()
             try:
-                async with asyncio.timeout(RENEW_SECONDS):  # wait_for can miss that we are to end
+                async with asyncio.timeout(RENEW_SECONDS):  # wait_for can miss a cancellation
                     await self._news.wait()
                 await asyncio.sleep(SETTLE_S)
             except TimeoutError:
@@ -221,7 +235,7 @@ class Heartbeat:
             await asyncio.sleep(SHARE_S)
 
     def _send_due(self) -> bool:
-        """Send to other peers what is due. Return True if there was anything."""
+        """Send the message that is due. Return True if there was a receiver."""
         receivers, message = self._exchange.due(self._clock.now())
         raw = Hint(encode(message)) if receivers else b""
         for peer_id in receivers:

@@ -1,7 +1,7 @@
-"""The directory of a run: who is there (leases) and what is trained (the manifest).
+"""Directory of a run on the DHT: leases of its peers, and the manifest of the run.
 
-Records are checked where they come in, by the DHT process (see storage); what it passes on is
-well signed, in its place and, in a closed run, of a member.
+The DHT process checks each record when it arrives (see storage). The records that it passes on are
+well signed and in their place and, in a run with a list of members, written by a member.
 """
 
 import asyncio
@@ -33,30 +33,29 @@ from atom.swarm.records.manifest import (
 )
 
 READ_SECONDS = 1.5
-"""A reading is answered in this time, from what was known before if a node keeps silent."""
+"""Time limit of a reading. If a node keeps silent, the answer has records of the last reading."""
 WIDE_READ_SECONDS = 6.0
 CALL_MARGIN_SECONDS = 2.5
 MANIFEST_SECONDS = 8.0
 MANIFEST_PATIENCE_SECONDS = 30.0
-"""Where nodes keep silent, so that nobody can say that it is nowhere."""
+"""Time limit of the search for a manifest while nodes keep silent."""
 MANIFEST_RETRY_SECONDS = 0.5
 KEEP_SECONDS = 60.0
 KEEP_LIFETIME_SECONDS = 600.0
-"""A manifest is stored again and again: it outlives its author."""
+"""Lifetime of a stored manifest. Peers store it again, so it outlives its author."""
 
 
 def no_answer(problem: Exception) -> AddressError:
-    """What a DirectoryUnavailable, or time that is up, means to somebody who waits for it."""
+    """Return the error for a caller that waited for the DHT in vain."""
     detail = str(problem) or "no answer in time"
     return AddressError(f"the DHT cannot be asked: {detail}", "try again in a moment")
 
 
 class Directory:
-    """What a peer needs to know about the others; make it with `open_directory`. Every call ends
-    within seconds.
+    """Leases and manifest of one run; open it with `open_directory`. Each call ends within seconds.
 
-    Raises (every call): DirectoryUnavailable while the DHT cannot be asked; nothing is known
-    about anybody then, which is not the same as nobody being there.
+    Raises (every call): DirectoryUnavailable while the DHT cannot be asked. Then nothing is known
+    about other peers, which does not mean that no peer is there.
     """
 
     def __init__(
@@ -66,7 +65,12 @@ class Directory:
         owner: str,
         identity: Identity | None,
     ) -> None:
-        """`owner`: peer id of the founder."""
+        """Create a directory on a started client.
+
+        Args:
+            owner: peer id of the founder.
+            identity: signs our lease; None for an onlooker.
+        """
         self.run, self.owner = check_run_name(run), owner
         self._client = client
         self._identity = identity
@@ -74,7 +78,7 @@ class Directory:
         self.records: dict[bytes, Lease] = {}
         """Leases of the last reading, by signed record. Most of them are read several times."""
         self.known: frozenset[str] = frozenset()
-        """Peers whose leases a crowd of others must not hide, in a run that is open to all."""
+        """Peers whose leases a crowd of strangers must not hide, in a run without a member list."""
         self._keeping: asyncio.Task[None] | None = None
 
     def sign_lease(self, lease: Lease) -> SignedLease:
@@ -90,15 +94,17 @@ class Directory:
         await self._store(key, signed.lease.peer_id, signed.record, signed.expires_at)
 
     async def read_leases(self) -> dict[str, Lease]:
-        """The leases of the run by peer id, our own included. If many strangers are there, only
-        some of theirs; if the manifest last read or published here has a list, none."""
+        """Return the leases of the run by peer id, our own included.
+
+        Of many strangers, some leases are missing; in a run with a list of members, all are.
+        """
         found, _ = await self._fetch(lease_key(self.run, self.owner))
         before = self.records
         self.records = {record: before.get(record) or decode_lease(record) for _, record in found}
         return {lease.peer_id: lease for lease in self.records.values()}
 
     async def publish_manifest(self, record: bytes) -> None:
-        """Stores the owner's signed record and keeps storing it while this directory is open."""
+        """Store the owner's signed record, and store it again while this directory is open."""
         self._listed = seen_from_outside(decode_manifest(record, self.run, self.owner))
         if self._keeping is not None:
             self._keeping.cancel()
@@ -110,7 +116,7 @@ class Directory:
         await self._store(manifest_key(self.run, self.owner), self.owner, record, expires_at)
 
     async def _keep_manifest(self, record: bytes) -> None:
-        """Stores it again about every minute (every peer does), and for each new DHT process."""
+        """Store the manifest again about every minute, and for each new DHT process."""
         while True:
             self._client.restarted.clear()
             with contextlib.suppress(TimeoutError):
@@ -120,13 +126,13 @@ class Directory:
                 await self._store_manifest(record)
 
     async def read_manifest(self) -> tuple[Manifest, bytes]:
-        """The run's manifest and its signed record. Raises: AddressError if there is none."""
+        """Return the manifest and its signed record. Raises: AddressError if there is none."""
         key = manifest_key(self.run, self.owner)
         began, is_answered = time.monotonic(), False
         for widely in itertools.cycle((False, True)):
             found, complete = await self._fetch(key, widely)
             if found:
-                [(_, record)] = found  # it is its author's own, under their name
+                [(_, record)] = found  # one author, one subkey
                 manifest = decode_manifest(record, self.run, self.owner)
                 self._listed = seen_from_outside(manifest)
                 return manifest, record
@@ -143,11 +149,11 @@ class Directory:
         )
 
     async def visible_addresses(self) -> tuple[str, ...]:
-        """Multiaddrs under which others may enter the DHT through us, best first."""
+        """Return multiaddrs under which others may enter the DHT through us, best first."""
         return rank_addresses(await self._client.call("addresses"), primary_host())
 
     def contacts(self) -> tuple[str, ...]:
-        """Multiaddrs of DHT nodes met lately: worth saving for the next start."""
+        """Return multiaddrs of DHT nodes met lately, to be saved for the next start."""
         return self._client.contacts
 
     async def close(self) -> None:
@@ -166,7 +172,7 @@ class Directory:
         )
 
     async def _fetch(self, key: str, widely: bool = False) -> tuple[list[tuple[str, bytes]], bool]:
-        """What lies under `key`, by subkey, and whether all that were asked have answered."""
+        """Return the records under `key` with their subkeys, and True if all nodes answered."""
         deadline_s = WIDE_READ_SECONDS if widely else READ_SECONDS
         found, is_complete = await self._client.call(
             "fetch",
@@ -179,7 +185,7 @@ class Directory:
         return found, is_complete
 
     def _whose(self, key: str) -> dict[str, Any]:
-        """The peers whose records matter there. Our own and the owner's always do."""
+        """Return the peers whose records under `key` come first: always our own and the owner's."""
         listed = self._listed
         ours = {self.owner} | ({self._identity.peer_id} if self._identity else set())
         only_known = listed is not None and key == lease_key(self.run, self.owner)
@@ -189,9 +195,9 @@ class Directory:
 async def open_directory(
     run: str, owner: str, node: NodeSettings, events: EventSink | None = None
 ) -> Directory:
-    """Starts a DHT node in its own process and looks at one run through it.
+    """Start a DHT node in its own process, and return the directory of one run on it.
 
-    Raises: AddressError, PortInUseError, StorageError, UserError; nothing is left behind then.
+    Raises: AddressError, PortInUseError, StorageError, UserError; the process has ended then.
     """
     check_run_name(run)
     identity = None
@@ -204,8 +210,10 @@ async def open_directory(
 
 @contextlib.asynccontextmanager
 async def entrance(node: NodeSettings, events: EventSink) -> AsyncIterator[tuple[str, ...]]:
-    """A DHT node that others enter through, under these multiaddrs, best first. `events` get that
-    its process ended and was started again.
+    """Run a DHT node through which others enter; the value is its multiaddrs, best first.
+
+    Args:
+        events: gets an event when the node's process ended and when it was started again.
 
     Raises: AddressError, PortInUseError, StorageError, UserError.
     """

@@ -1,6 +1,6 @@
 """Leases that known peers send each other over their own TLS connections. Decisions only, no I/O.
 
-The DHT is open to everybody, so a stranger can flood it, surround the key of the leases with nodes
+The DHT is open to all hosts, so a stranger can flood it, surround the key of the leases with nodes
 that keep silent, or make its processes crash. A running swarm must not depend on it. Its voters
 and members know each other, and have connections that only they can write to. Over those travel
 the signed records that the DHT stores, byte for byte. A reader takes leases from both channels;
@@ -49,14 +49,14 @@ _NEVER = float("-inf")
 
 
 class _Mate:
-    """State that we keep of one known peer. Times are monotonic seconds."""
+    """State of one known peer. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self.named_at = self.heard_at = self.tried_at = _NEVER
         """Times when our head named it, its lease was replaced by a newer one, and a message was
         sent to it: each time the last one."""
         self.held: SignedLease | None = None
-        """Its newest lease."""
+        """Newest lease of this peer."""
         self.budget = TokenBucket(MESSAGES_PER_S, MESSAGES_AT_ONCE)
 
     def is_alive(self, now: float) -> bool:
@@ -90,7 +90,7 @@ class LeaseExchange:
         self._me, self._place = me, place
         self._lock = threading.Lock()
         self._mates: dict[str, _Mate] = {}
-        """By peer id; the ones that our head named last are at the end."""
+        """Mates by peer id; the peers that our head named last are at the end."""
         self._own: SignedLease | None = None
         self._sent: SignedLease | None = None
         """Own lease that was sent last."""
@@ -116,8 +116,8 @@ class LeaseExchange:
     def due(self, now: float) -> tuple[list[str], Leases]:
         """Return the peer ids that should get a message now, and the message.
 
-        There is no receiver if nothing is due, or if no other peer knows us: newcomers are seen
-        on the DHT. Call it often, and send what it returns.
+        The list is empty if no message is due, or if no other peer knows us: newcomers are seen
+        on the DHT. Call this method often, and send the message.
         """
         with self._lock:
             own, held = self._own, tuple[bytes, ...]()
