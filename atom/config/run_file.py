@@ -186,16 +186,19 @@ class Swarm(Section):
     survivors: Literal["branch", "pause"] = "branch"
     """Without a quorum: go on as a recorded branch, or wait for as long as it takes."""
     members: Annotated[tuple[PeerId, ...], Field(max_length=MAX_MEMBERS)] | None = None
-    """Peer ids of those who may take part, beside the owner; omitted: everybody may."""
+    """Peer ids that may take part, beside the owner; omitted: any peer may."""
+    trusted: Annotated[tuple[PeerId, ...], Field(max_length=MAX_MEMBERS)] = ()
+    """Peer ids that may vote and own parts from the first round on, beside the owner and the
+    members; any other peer earns that by contributing to rounds."""
 
     @model_validator(mode="after")
     def _check(self) -> "Swarm":
         if self.members == ():
-            refuse("members", "an empty list would let nobody in", "leave it out for an open run")
-        members = self.members or ()
-        twice = next((one for one in members if members.count(one) > 1), None)
-        if twice is not None:
-            refuse("members", f"{twice} is listed more than once", "list each peer once")
+            refuse("members", "an empty list would let no peer in", "leave it out for an open run")
+        for key, peers in ("members", self.members or ()), ("trusted", self.trusted):
+            twice = next((one for one in peers if peers.count(one) > 1), None)
+            if twice is not None:
+                refuse(key, f"{twice} is listed more than once", "list each peer once")
         return self
 
 

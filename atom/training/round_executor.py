@@ -20,6 +20,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.config.run_file import RunFile
 from atom.models.data.samples import PiecesMissing
+from atom.optim.clipping import gradient_norm
 from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
@@ -369,13 +370,14 @@ class RoundExecutor:
                 if self._clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
                     raise
         self._results.check(wanted.digest)
-        return ResultFetched(wanted.digest, is_here=True)
+        norm = gradient_norm(self._results.numbers(wanted.digest))
+        return ResultFetched(wanted.digest, is_here=True, norm=norm)
 
     def _fetch_chain(self, wanted: FetchChain) -> None:
         donor, claimed = wanted.donor, wanted.claimed_round
         start_task(
             "claim",
-            lambda: ChainFetched(donor, self._state_sync.proven_head(donor, claimed)),
+            lambda: ChainFetched(donor, *self._state_sync.proven(donor, claimed)),
             lambda fault: ChainFetched(donor, None),
             self._post,
         )
@@ -387,7 +389,7 @@ class RoundExecutor:
         self._events.emit("catching-up", reason=wanted.reason, donors=list(wanted.donors))
         before = self._storage.journal.head
         counted = self._worker.own_sequences(before.digest)
-        problem = self._state_sync.run(wanted.donors, wanted.discard)
+        problem = self._state_sync.run(wanted.donors, wanted.discard, wanted.forks)
         if problem:
             self._events.emit("catch-up-failed", detail=problem[:300])
         head, usable = self._storage.journal.head, self._state_sync.usable

@@ -23,7 +23,7 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swap.host_store import FROZEN
-from atom.swarm.chain.commit import Commit, Head, Value, Voter
+from atom.swarm.chain.commit import Commit, Head, Value, Voter, valid_votes
 from atom.swarm.chain.commit_chain import (
     PAGE_BYTES,
     Ask,
@@ -145,7 +145,7 @@ class FirstState:
 
 
 class StateSync:
-    """Used on the worker's thread, but for `proven_head` and `fetch_result`."""
+    """Used on the worker's thread, except `proven` and `fetch_result`."""
 
     def __init__(
         self,
@@ -208,14 +208,28 @@ class StateSync:
         if reached < len(self._journal.commits):
             self._storage.replace_chain(self._journal.commits, self._journal.heads, reached)
 
-    def run(self, donors: Sequence[str], discard: bool) -> str:
-        """To a better head that one of the donors proves, in this order: its chain is asked for
-        anew, for what it serves belongs to where it is now. `discard`: our state is not to be
-        trusted. Returns why nobody could bring us there; empty: we are there."""
+    def run(
+        self, donors: Sequence[str], discard: bool, forks: frozenset[bytes] | None = None
+    ) -> str:
+        """Bring the replica to a better head that one of the donors proves.
+
+        A donor's chain is fetched again, because its states and results belong to its present head.
+
+        Args:
+            donors: Peer ids, in the order to ask them.
+            discard: Whether our own state is not to be trusted.
+            forks: Digests of the heads from which the chain may branch; None: from any.
+
+        Returns:
+            Why no donor could bring us there; empty if one did.
+        """
         problems: list[str] = []
         for donor in donors:
             try:
                 chain = self._chain_of(donor)
+                new = {head.digest for head in self._forks(chain)}
+                if forks is not None and not new <= forks:
+                    raise OSError("a branch that was not agreed to")
                 head, ours = chain.heads[-1], self._journal.head
                 if not (head.prefers(ours) or (discard and head.digest == ours.digest)):
                     raise OSError("nothing better")
@@ -226,8 +240,8 @@ class StateSync:
                 problems.append(f"{donor}: {problem}")
         return "; ".join(problems) or "no donors"
 
-    def proven_head(self, donor: str, claimed_round: float = math.inf) -> Head:
-        """Fetch and verify the donor's chain beyond the rounds that were verified before.
+    def proven(self, donor: str, claimed_round: float = math.inf) -> tuple[Head, tuple[Head, ...]]:
+        """Fetch and verify a donor's chain beyond the rounds that were verified before.
 
         Thread-safe.
 
@@ -236,13 +250,44 @@ class StateSync:
             claimed_round: Round of the head in the donor's lease.
 
         Returns:
-            Head to which the verified chain leads.
+            Last head of the chain, and the heads from which branches depart beyond our own chain.
 
         Raises:
             PeerRefused: The chain does not hold, or the donor refused.
             OSError: The donor cannot be reached.
         """
-        return self._chain_of(donor, claimed_round).heads[-1]
+        chain = self._chain_of(donor, claimed_round)
+        return chain.heads[-1], self._forks(chain)
+
+    def _rivals(self, chain: _Chain) -> tuple[Commit, Commit] | None:
+        """Return our commit and the chain's of the first round that differs, if a quorum decided
+        ours: no other round may replace it."""
+        pairs = zip(self._journal.commits, chain.commits, strict=False)
+        found = next((pair for pair in pairs if pair[0].value != pair[1].value), None)
+        return None if found is None or found[0].survivors else found
+
+    def _refuse(self, ours: Commit, theirs: Commit) -> None:
+        """Refuse a chain that replaces a round of a quorum. If a quorum decided the other round as
+        well, a voter has signed both: keep the proof, and report the voter.
+
+        Raises:
+            PeerRefused: Always, with WRONG_HEAD.
+        """
+        number = ours.value.round
+        if not theirs.survivors and self._journal.keep_proof([ours, theirs]):
+            both = valid_votes(ours) & valid_votes(theirs)
+            voters = sorted(voter.peer_id for voter in both)
+            self._events.emit("double-vote", round=number, voters=voters)
+        raise PeerRefused(Reason.WRONG_HEAD, f"another round {number} than the one decided here")
+
+    def _forks(self, chain: _Chain) -> tuple[Head, ...]:
+        ours = self._journal.heads
+        steps = zip(chain.commits, chain.heads, chain.heads[1:], strict=False)
+        return tuple(
+            head
+            for commit, head, after in steps
+            if commit.survivors and ours[after.round : after.round + 1] != [after]
+        )
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> None:
         """A result by its digest, from whoever holds it and gives it no slower than `pace`. It is
@@ -306,8 +351,12 @@ class StateSync:
                     chain.heads.extend(along[1:])
         finally:
             head, walked = chain.heads[-1], self._walked.heads[-1]
-            if head.prefers(walked) and len(head.branches) <= len(ours.head.branches):
+            rivals = self._rivals(chain)
+            branched = len(head.branches) > len(ours.head.branches)
+            if head.prefers(walked) and rivals is None and not branched:
                 self._walked = chain
+        if rivals is not None:
+            self._refuse(*rivals)
         return chain
 
     def _follow(self, chain: _Chain, peers: Sequence[str], discard: bool) -> None:

@@ -1,13 +1,14 @@
-"""Short chains of commits, signed by those who are named; and one commit, for tests of bytes: well
-formed, signed by nobody."""
+"""Short chains of signed commits; and one well-formed commit without valid signatures, for tests of
+bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
+    ChainRules,
     Commit,
     Head,
     MemberCount,
@@ -18,6 +19,7 @@ from atom.swarm.chain.commit import (
     signed_by,
     vote_payload,
 )
+from atom.swarm.chain.succession import Evidence, next_voters
 from atom.swarm.identity import Identity, peer_id_of
 
 INCARNATION = b"i" * 16
@@ -27,8 +29,12 @@ def voter_of(identity: Identity) -> Voter:
     return Voter(identity.peer_id, INCARNATION)
 
 
-def beginning(founder: Identity, state_digest: bytes = b"s" * 32) -> Head:
-    return genesis(b"m" * 32, state_digest, voter_of(founder))
+def beginning(
+    founder: Identity, state_digest: bytes = b"s" * 32, trusted: Collection[Identity] = ()
+) -> Head:
+    """Return the first head of a run; the founder and `trusted` peers have tenure."""
+    rules = ChainRules(trusted=frozenset(peer.peer_id for peer in trusted))
+    return genesis(b"m" * 32, state_digest, voter_of(founder), rules)
 
 
 def a_commit(
@@ -37,12 +43,25 @@ def a_commit(
     voters: Sequence[Identity],
     loss: float = 2.0,
     survivors: Sequence[Identity] = (),
-    following: Sequence[Identity] | None = None,
     **changes: Any,
 ) -> Commit:
-    """What `given` (sequences of each) makes of `head`, voted for by `voters`, who vote next unless
-    `following` do. `changes`: of the value."""
+    """Return a commit that may follow `head`, unless `changes` of its value spoil it.
+
+    Args:
+        head: Parent of the commit.
+        given: Sequences of each contributor.
+        voters: Peers that vote for it; the first one leads. The others were there, perhaps idle.
+        loss: Mean loss of each contribution.
+        survivors: Peers that open a branch with it.
+        changes: Fields of the value that are different.
+    """
     ballot = Ballot(1, voters[0].peer_id, INCARNATION)
+    contributions = tuple(
+        MemberCount(peer.peer_id, INCARNATION, sequences, loss * sequences)
+        for peer, sequences in given.items()
+    )
+    alone = tuple(sorted(map(voter_of, survivors)))
+    idle = {voter_of(peer) for peer in voters}.intersection(alone or head.voters)
     value = Value(
         parent=head.digest,
         round=head.round + 1,
@@ -50,19 +69,16 @@ def a_commit(
         result_digest=bytes([head.round % 256]) * 32,
         gradient_norm=0.5,
         parent_state_digest=b"d" * 32,
-        contributions=tuple(
-            MemberCount(peer.peer_id, INCARNATION, sequences, loss * sequences)
-            for peer, sequences in given.items()
-        ),
-        voters_next=tuple(sorted(map(voter_of, following or voters))),
-        survivors=tuple(sorted(map(voter_of, survivors))),
+        contributions=contributions,
+        voters_next=next_voters(head, alone, contributions, idle, frozenset()),
+        survivors=alone,
     )
     value = replace(value, **changes)
     return Commit(value, ballot, tuple(vote(each, value, ballot) for each in voters))
 
 
 def vote(signer: Identity, value: Value, ballot: Ballot, **changes: Any) -> Vote:
-    """A good one; `changes`: of what is signed, `voter` or `survivors`."""
+    """Return a valid vote; `changes` of the signed `voter` or `survivors` make it invalid."""
     voter, survivors = voter_of(signer), changes.get("survivors", value.survivors)
     payload = vote_payload(value.parent, ballot, value.digest(), survivors)
     signed = signer.sign(VOTE_DOMAIN, signed_by(changes.get("voter", voter), payload))
@@ -84,3 +100,4 @@ PARTS = tuple(MemberCount(peer, b"i" * 16, 8, 20.25) for peer in PEERS)
 VALUE = Value(PARENT, 7, BALLOT, b"r" * 32, 1.5, b"s" * 32, PARTS, VOTERS, VOTERS[:2])
 VOTES = tuple(Vote(voter, b"x" * 64) for voter in VOTERS)
 COMMIT = Commit(VALUE, BALLOT, VOTES)
+EVIDENCE = Evidence((b"x" * 64,) * len(PARTS), VOTES[:1], (PEERS[1],), VOTES)

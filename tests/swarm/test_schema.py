@@ -17,7 +17,7 @@ from atom.swarm.records.lease import MAX_ADDRESSES, EndedAttempt, Link
 from atom.swarm.records.manifest import DataAmount, SignedRecord
 from atom.swarm.schema import MAX_INT, decode, encode
 from atom.swarm.state.arenas import ArenaManifest, BlobManifest
-from tests.swarm.chain_samples import BALLOT, COMMIT, PARENT, PARTS, PEERS, VALUE, VOTERS
+from tests.swarm.chain_samples import BALLOT, COMMIT, EVIDENCE, PARENT, PARTS, PEERS, VALUE, VOTERS
 from tests.swarm.refusals import refusal
 
 UNBOUNDED = [bytes, str, tuple[int, ...], Annotated[tuple[int, ...], bool]]
@@ -31,16 +31,18 @@ def test_no_field_goes_without_a_bound(hint: Any) -> None:
 
 # ---- all that is sent
 
+ACCEPTED = Accepted(BALLOT, VALUE, EVIDENCE)
 MESSAGES: list[messages.Message] = [
     messages.Prevote(PARENT, VOTERS),
     messages.PrevoteAnswer(PARENT),
     messages.Prepare(PARENT, BALLOT, VOTERS),
-    messages.Promise(PARENT, BALLOT, Accepted(BALLOT, VALUE), None, 8, 20.25, b"s" * 32, True),
-    messages.Promise(PARENT, BALLOT, None, Accepted(BALLOT, VALUE), 8, -0.0, b""),
+    messages.Promise(PARENT, BALLOT, ACCEPTED, None, 8, 20.25, b"s" * 32, b"x" * 64, True),
+    messages.Promise(PARENT, BALLOT, None, ACCEPTED, 8, -0.0, b"", b"x" * 64),
     messages.Nack(PARENT, BALLOT, BALLOT, "ballot-too-low"),
     messages.Ring(PARENT, BALLOT, PARTS, shares=(3, 0, 1000)),
     messages.Suspect(PARENT, BALLOT, PEERS[2]),
-    messages.Accept(PARENT, BALLOT, VALUE),
+    messages.Averaged(PARENT, BALLOT, b"r" * 32, 1.5, b"x" * 64),
+    messages.Accept(PARENT, BALLOT, VALUE, EVIDENCE),
     messages.AcceptedVote(PARENT, BALLOT, b"x" * 64),
     messages.CommitNotice(COMMIT),
     messages.Abort(PARENT, BALLOT, "early"),

@@ -30,7 +30,7 @@ from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.graph.ir import ParameterLayout
 from atom.models.own_code import OwnCode
 from atom.models.source import InitialValue, ModelSource
-from atom.swap.host_store import FROZEN, WORKING
+from atom.swap.host_store import FROZEN
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import certified_state

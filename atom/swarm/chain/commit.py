@@ -1,18 +1,19 @@
-"""The chain of commits: what a round decided, who vouches for it, and the name of the result; and
-who may decide a round, how many are enough, and who decides the next one. Pure.
+"""The chain of commits: the value that a round decided, its certificate, and the head that names
+the resulting state. Pure.
 
 A replica's state is named by its *head*: a digest that covers every commit since genesis. Equal
-heads mean equal bytes. Everything here is a frozen value; digests are taken over canonical JSON
+heads mean equal bytes. Everything here is a frozen value. Digests are taken over canonical JSON
 (sorted keys, floats as hexadecimal), so they do not depend on a library's wire encoding.
 
-The voters of a round are fixed by the previous commit, never by anybody's view of who is alive:
-two views of "alive" make two majorities. A quorum is more than half of the voters, or exactly half
-with the tie-breaker among them (dynamic-linear voting), so any two quorums share a voter.
+The voters of a round are fixed by the previous commit, never by a local opinion about which peers
+are alive: two such opinions make two majorities. A quorum is more than half of the voters, or
+exactly half including the first voter (dynamic-linear voting), so any two quorums share a voter.
+`succession.py` has the rules for the value that may follow a head.
 """
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
@@ -20,31 +21,31 @@ from typing import Annotated, Any
 
 from blake3 import blake3
 
-from atom.base.reasons import Reason
+from atom.swarm.chain.tenure import NEVER, Tenures, after_round, from_the_start
 from atom.swarm.identity import is_peer_id, verify
 
 VOTE_DOMAIN = "vote"
 """Signature domain of a vote: over `vote_payload(...)`."""
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
-_AS_IT_IS = (str, int, type(None))
-_IN_HEX = (bytes, float)
-_IN_ORDER = (list, tuple)
+_PLAIN = (str, int, type(None))
+_AS_HEX = (bytes, float)
+_SEQUENCES = (list, tuple)
 
 MAX_VOTERS = 9
-"""More voters make a round slower, not safer; further members contribute without voting."""
+"""Bound of an electorate: more voters make a round slower, not safer."""
 MAX_CONTRIBUTIONS = 4096
 MAX_SEQUENCES = 2**24
-"""One peer's part in one round: as much as the largest global batch a run file may ask for."""
+"""Bound of one peer's sequences in one round: the largest global batch of a run file."""
 MAX_LOSS = 1e15
-"""Sum over a peer's sequences, nats: any sum of them stays finite."""
+"""Bound of a loss summed over a peer's sequences, nats: any sum of such losses stays finite."""
 MAX_COUNT = 2**40
-"""Bound of rounds and serials: none is reached in a lifetime."""
+"""Bound of round numbers and serials: far beyond any run."""
 BRANCH_NAME_BYTES = 8
 
 Digest = Annotated[bytes, lambda raw: len(raw) == 32]
 OptionalDigest = Annotated[bytes, lambda raw: len(raw) in (0, 32)]
-"""Empty: not known, or not computed."""
+"""Digest, or empty if it is unknown or was not computed."""
 Incarnation = Annotated[bytes, lambda raw: len(raw) == 16]
 Signature = Annotated[bytes, lambda raw: len(raw) == 64]
 PeerId = Annotated[str, is_peer_id]
@@ -57,18 +58,18 @@ Norm = Annotated[float, lambda number: math.isfinite(number) and number >= 0.0]
 
 @dataclass(frozen=True, order=True, slots=True)
 class Voter:
-    """One process of one peer. A restart is a new incarnation, a voter only once voted in."""
+    """One process of one peer. A restarted peer is a new incarnation and has to be voted in."""
 
     peer_id: PeerId
     incarnation: Incarnation
     """16 random bytes, drawn at process start and never stored."""
     absences: Annotated[int, lambda number: number <= 1000] = field(default=0, compare=False)
-    """Consecutive commits this voter had no part in; at 2 it is dropped."""
+    """Consecutive commits without this voter; at 2 it is dropped."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Ballot:
-    """Orders attempts on one round. Compared by attempt, then coordinator, then incarnation."""
+    """Identity of one attempt at a round. Compared by attempt, coordinator, incarnation."""
 
     attempt: int
     coordinator: PeerId
@@ -80,12 +81,17 @@ Voters = Annotated[tuple[Voter, ...], MAX_VOTERS]
 
 @dataclass(frozen=True, slots=True)
 class MemberCount:
-    """One member's part in the average: `sequences` trained, summed loss over them (nats)."""
+    """One member's contribution to an average: sequences trained, and their summed loss (nats)."""
 
     peer_id: PeerId
     incarnation: Incarnation
     sequences: Sequences
     loss_sum: LossSum
+
+    @property
+    def voter(self) -> Voter:
+        """Process that contributed."""
+        return Voter(self.peer_id, self.incarnation)
 
 
 Contributions = Annotated[tuple[MemberCount, ...], MAX_CONTRIBUTIONS]
@@ -93,38 +99,35 @@ Contributions = Annotated[tuple[MemberCount, ...], MAX_CONTRIBUTIONS]
 
 @dataclass(frozen=True)
 class Value:
-    """What one round decides. Two are the same if their digests are: not every field that is in it
-    tells voters apart, and two zeros of different sign are equal."""
+    """Decision of one round. Values are equal if their digests are equal: a comparison of fields
+    would ignore a voter's absences and the sign of a zero."""
 
     parent: Digest
     round: Count
     origin: Ballot
+    """Ballot whose exchange produced the result."""
     result_digest: Digest
     """blake3 of the averaged gradient arena."""
     gradient_norm: Norm
-    """Global L2 norm of that average, certified so that nobody's rounding decides the clipping."""
+    """Global L2 norm of the average. Certified, so that clipping does not depend on rounding."""
     parent_state_digest: OptionalDigest
-    """State digest the members reported at the parent head."""
+    """State digest that the members reported at the parent head."""
     contributions: Contributions
     voters_next: Voters
     survivors: Voters = ()
-    """Empty in an ordinary round. Else this commit opens a recorded *branch* by these peers."""
+    """Empty if a quorum decides the round; else the peers that open a recorded *branch*."""
 
     @property
     def sequences(self) -> int:
         return sum(part.sequences for part in self.contributions)
 
     def given_by(self, voter: "Voter") -> int:
-        """Sequences that are this peer's, in the process that it is now."""
-        return sum(
-            part.sequences
-            for part in self.contributions
-            if (part.peer_id, part.incarnation) == (voter.peer_id, voter.incarnation)
-        )
+        """Return the sequences that this process of a peer contributed."""
+        return sum(part.sequences for part in self.contributions if part.voter == voter)
 
     @property
     def loss(self) -> float:
-        """Mean loss per sequence over everything this round averaged; of text, nats per token."""
+        """Mean loss per sequence of the round; nats per token for text."""
         return sum(part.loss_sum for part in self.contributions) / self.sequences
 
     def __eq__(self, other: object) -> bool:
@@ -143,7 +146,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A voter's signature over `vote_payload(parent, ballot, value digest)`."""
+    """Signature of one voter, bound to its incarnation by `signed_by`."""
 
     voter: Voter
     signature: Signature
@@ -154,9 +157,9 @@ Votes = Annotated[tuple[Vote, ...], MAX_VOTERS]
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A decided value with its certificate: votes of a quorum (or of all survivors) at `ballot`.
+    """Decided value with its certificate: votes of a quorum, or of all survivors, at `ballot`.
 
-    Survivors sign only a value that names them: so a head itself says how it was decided.
+    Survivors sign only a value that names them, so a head says how it was decided.
     """
 
     value: Value
@@ -165,78 +168,110 @@ class Commit:
 
     @property
     def survivors(self) -> Voters:
-        """Empty: a quorum of the parent's voters vouches. Else all of these, after the grace
-        time."""
+        """Peers that opened a branch with this commit; empty if a quorum decided."""
         return self.value.survivors
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A round on a chain that was decided without a quorum."""
+    """Round on a chain that was decided without a quorum."""
 
     round: int
     backing: int
-    """How many voters of the parent signed it, by peer id: nobody can sign for others."""
+    """Voters of the parent that signed it, by peer id."""
     name: Annotated[bytes, lambda raw: len(raw) == BRANCH_NAME_BYTES]
-    """The first 8 bytes of the head that it made."""
+    """First 8 bytes of the head that the round led to."""
 
 
 Branches = Annotated[tuple[Branch, ...], MAX_COUNT]
-"""The branches of one chain, oldest first."""
+"""Branches of one chain, oldest first."""
 
 
 Rank = tuple[tuple[int, bool, int, int], ...]
 
 
 def rank(digest: bytes, number: int, branches: Branches) -> Rank:
-    """What heads are compared by: the greater is preferred. A strict total order.
+    """Return the key by which heads are compared: the greater is preferred. A strict total order.
 
-    A chain is read from genesis on as a word with a letter for each round: a quorum of the voters
-    decided the round, or it opened a branch. Words are compared as in a dictionary. Where two
-    chains part, a quorum's round comes before a branch; of two branches, the one that more of
-    their parent's voters signed, then the lower name. A chain that goes on comes before the one
-    that it continues. What follows a branch does not count: neither rounds nor samples.
+    Read a chain from genesis as a word with one letter per round: a quorum decided the round, or
+    the round opened a branch. Words are compared as in a dictionary. Where two chains part, a
+    quorum's round beats a branch. Of two branches, the one that more voters of their parent signed
+    wins, then the lower name. A chain beats its own prefix. Rounds and samples after a branch do
+    not count.
 
-    Here, a run of rounds that quorums decided is the number of its last, with what follows it.
+    The key shortens runs of rounds that quorums decided to the number of the last such round.
     """
     ends = [(each.round - 1, True, each.backing, -int.from_bytes(each.name)) for each in branches]
     return (*ends, (number, False, 0, -int.from_bytes(digest)))
 
 
 @dataclass(frozen=True, slots=True)
+class ChainRules:
+    """Terms of a run that bind every commit of its chain; part of the manifest."""
+
+    global_batch: int = 1
+    """Sequences that a round needs at least."""
+    last_round: int | None = None
+    listed: frozenset[str] = frozenset()
+    """Peers that may take part; empty: the run is open to all."""
+    trusted: frozenset[str] = frozenset()
+    """Peers that have tenure from the start, beside the founder and the listed peers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
-    """The end of a chain: the name of a state, and what the next round needs to know."""
+    """End of a chain: the name of a state, and all that the next round depends on."""
 
     digest: Digest
     round: int
     """Rounds committed so far; the next commit carries `round + 1`."""
     work: int
-    """Sequences in all committed rounds, as the chain tells it."""
+    """Sequences in all committed rounds."""
     cursor: int
-    """Samples allotted so far (see models/data: which sample each member draws next)."""
+    """Samples dealt so far (models/data/sampler.py: which sample each member draws next)."""
     voters: Voters
+    """Electorate of the next round. The longest tenure comes first and breaks ties."""
     members: Annotated[tuple[PeerId, ...], MAX_CONTRIBUTIONS]
-    """Peer ids of the last round's contributors, in ring order; draws are dealt in this order."""
+    """Peer ids of the last round's contributors, in the order in which samples are dealt."""
     branches: Branches = ()
-    """The rounds on this chain that no quorum decided, oldest first."""
+    """Rounds on this chain that no quorum decided, oldest first."""
+    tenures: Tenures = ()
+    """Contributions of each peer to recent rounds."""
+    rules: ChainRules = ChainRules()
 
     @property
     def known(self) -> frozenset[str]:
-        """Peer ids of its voters and of its round's members: nobody is among them for free."""
-        return frozenset(self.members).union(voter.peer_id for voter in self.voters)
+        """Peer ids of the voters, the last round's members, and all peers with tenure: each has
+        done work for the run, or is trusted by its owner."""
+        return self.tenured.union(self.members, (voter.peer_id for voter in self.voters))
+
+    @property
+    def recent(self) -> frozenset[str]:
+        """Peer ids that are counted and waited for: the known peers, and recent contributors."""
+        return self.known.union(tenure.peer_id for tenure in self.tenures)
+
+    @property
+    def tenured(self) -> frozenset[str]:
+        """Peer ids with tenure."""
+        return frozenset(self.tenured_since())
+
+    def tenured_since(self) -> Mapping[str, int]:
+        """Return the round in which each peer with tenure earned it, by peer id."""
+        return {each.peer_id: each.since for each in self.tenures if each.since != NEVER}
 
     @property
     def rank(self) -> Rank:
         return rank(self.digest, self.round, self.branches)
 
     def prefers(self, other: "Head") -> bool:
-        """Fork choice: see `rank`."""
+        """Return True if fork choice prefers this head to the other one: see `rank`."""
         return self.rank > other.rank
 
     def after(self, value: Value) -> "Head":
-        """The head once `value` is committed on this one. Does not check the certificate."""
+        """Return the head after `value`, without checking that it may follow this head."""
         members = tuple(part.peer_id for part in value.contributions)
         longest = max((part.sequences for part in value.contributions), default=0)
+        contributors = {part.peer_id for part in value.contributions if part.sequences}
         digest = canonical_digest(
             "head",
             [self.digest, value.digest(), [(v.peer_id, v.incarnation) for v in value.voters_next]],
@@ -249,6 +284,8 @@ class Head:
             voters=value.voters_next,
             members=members,
             branches=self._branches_after(value, digest),
+            tenures=after_round(self.tenures, value.round, contributors, not value.survivors),
+            rules=self.rules,
         )
 
     def _branches_after(self, value: Value, digest: bytes) -> Branches:
@@ -259,108 +296,72 @@ class Head:
         return (*self.branches, Branch(value.round, backing, digest[:BRANCH_NAME_BYTES]))
 
 
-def genesis(manifest_digest: bytes, state_digest: bytes, founder: Voter) -> Head:
-    """The head before any round: fixed by the run manifest and the seeded initial state."""
+def genesis(
+    manifest_digest: bytes,
+    state_digest: bytes,
+    founder: Voter,
+    rules: ChainRules = ChainRules(),
+) -> Head:
+    """Return the head before any round, fixed by the run's manifest and its initial state."""
     digest = canonical_digest(
         "genesis", [manifest_digest, state_digest, founder.peer_id, founder.incarnation]
     )
-    return Head(digest, 0, 0, 0, (founder,), (founder.peer_id,))
+    tenures = from_the_start({founder.peer_id} | rules.listed | rules.trusted)
+    return Head(digest, 0, 0, 0, (founder,), (founder.peer_id,), tenures=tenures, rules=rules)
 
 
 def vote_payload(
     parent: bytes, ballot: Ballot, value_digest: bytes, survivors: tuple[Voter, ...] = ()
 ) -> bytes:
-    """The bytes a voter signs to accept a value: a branch vote never passes for an ordinary one."""
+    """Return the bytes that a voter signs to accept a value. A vote for a branch is never valid for
+    an ordinary round."""
     return canonical_digest("vote", [parent, ballot, value_digest, survivors])
 
 
 def standing(voters: Iterable[Voter], salt: bytes = b"") -> list[Voter]:
-    """The voters in the order that `salt` deals: who coordinates first, who breaks ties."""
+    """Return the voters in a pseudo-random order that depends on `salt` alone."""
     return sorted(voters, key=lambda v: (blake3(salt + v.peer_id.encode()).digest(), v.incarnation))
 
 
 def is_quorum(voters: Sequence[Voter], present: AbstractSet[Voter]) -> bool:
-    """Whether `present` may decide for `voters`. Present non-voters do not count."""
+    """Return True if `present` may decide for `voters`. Present peers without a vote do not count;
+    the first voter breaks ties."""
     count = sum(voter in present for voter in voters)
     if 2 * count == len(voters) and count > 0:
-        return standing(voters)[0] in present
+        return voters[0] in present
     return 2 * count > len(voters)
 
 
-def voters_next(
-    voters: Sequence[Voter],
-    contributors: Sequence[Voter],
-    leaving: AbstractSet[str],
-    dead: AbstractSet[Voter],
-    idle: AbstractSet[Voter] = frozenset(),
-) -> tuple[Voter, ...]:
-    """The electorate after a commit. `idle`: these promised, and had nothing to give.
-
-    A voter goes when it says goodbye, is confirmed dead, or neither had a part nor was idle in two
-    commits running; a lapsed lease alone removes nobody. Newcomers enter at most half as many as
-    there are voters at a time, so that a crowd of new peers cannot outvote the run in one round.
-    The last peers to leave stay voters on paper: their successors open a recorded branch.
-    """
-    present = {*contributors, *idle}
-    renewed = {voter.peer_id: voter.incarnation for voter in contributors}
-    kept = [
-        Voter(v.peer_id, v.incarnation, 0 if v in present else v.absences + 1)
-        for v in voters
-        if v.peer_id not in leaving
-        and v not in dead
-        and renewed.get(v.peer_id, v.incarnation) == v.incarnation
-        and (v in present or v.absences < 1)
-    ]
-    room = min(max(1, len(voters) // 2), MAX_VOTERS - len(kept))
-    candidates = [v for v in contributors if v not in kept and v.peer_id not in leaving]
-    newcomers = [Voter(v.peer_id, v.incarnation) for v in standing(candidates)[: max(room, 0)]]
-    chosen = kept + newcomers or [Voter(v.peer_id, v.incarnation) for v in contributors]
-    return tuple(sorted(chosen)[:MAX_VOTERS])
-
-
-def certificate_problem(head: Head, commit: Commit) -> Reason | None:
-    """Why `commit` does not bind a replica at `head`; None if it does.
-
-    A branch needs somebody who belongs to the run: a voter of the head or a member of its round,
-    by peer id, since all may have been restarted. Strangers alone found no branch.
-    """
-    signed = valid_votes(commit)
-    if commit.survivors:
-        complete = len(commit.survivors) <= MAX_VOTERS and signed >= set(commit.survivors)
-        ours = any(voter.peer_id in head.known for voter in commit.survivors)
-        return None if complete and ours else Reason.BAD_CERTIFICATE
-    return None if is_quorum(head.voters, signed) else Reason.BAD_CERTIFICATE
-
-
 def valid_votes(commit: Commit) -> set[Voter]:
-    """Whose signatures are under it."""
+    """Return the voters whose signatures on the commit are valid."""
     payload = vote_payload(
         commit.value.parent, commit.ballot, commit.value.digest(), commit.survivors
     )
-    return {vote.voter for vote in commit.votes if voted(vote.voter, payload, vote.signature)}
+    return {vote.voter for vote in commit.votes if signature_holds(VOTE_DOMAIN, vote, payload)}
 
 
 def signed_by(voter: Voter, payload: bytes) -> bytes:
-    """What a voter signs: bound to the incarnation, so old votes stay with the old process."""
+    """Return the bytes that a process signs: bound to its incarnation, so that old signatures are
+    worth nothing after a restart."""
     return voter.incarnation + payload
 
 
-def voted(voter: Voter, payload: bytes, signature: bytes) -> bool:
-    """Whether it signed the vote that `vote_payload` made."""
-    return verify(voter.peer_id, VOTE_DOMAIN, signed_by(voter, payload), signature)
+def signature_holds(domain: str, vote: Vote, payload: bytes) -> bool:
+    """Return True if the voter signed `payload` in `domain` in its present incarnation."""
+    return verify(vote.voter.peer_id, domain, signed_by(vote.voter, payload), vote.signature)
 
 
 def canonical_digest(kind: str, value: Any) -> bytes:
-    """blake3 (32 bytes) of the canonical JSON of `value`, labelled by `kind`."""
+    """Return the blake3 digest (32 bytes) of the canonical JSON of `value`, labelled by `kind`."""
     return blake3(_canonical([kind, _plain(value)]).encode()).digest()
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, _AS_IT_IS):
+    if isinstance(value, _PLAIN):
         return value
-    if isinstance(value, _IN_HEX):
+    if isinstance(value, _AS_HEX):
         return value.hex()
-    if isinstance(value, _IN_ORDER):
+    if isinstance(value, _SEQUENCES):
         return [_plain(item) for item in value]
     return {name: _plain(getattr(value, name)) for name in _field_names(value.__class__)}
 

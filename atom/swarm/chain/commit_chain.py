@@ -20,7 +20,8 @@ from typing import NamedTuple
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm import schema
-from atom.swarm.chain.commit import Commit, Head, certificate_problem
+from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.succession import commit_problem
 
 LENGTH_BYTES = 4
 MAX_RECORD_BYTES = 256 * 1024
@@ -197,20 +198,16 @@ def surpasses_for_good(ours: Head, theirs: Head) -> bool:
 
 
 def verified_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:
-    """The heads along a chain that begins at `first`, which we trust.
+    """Return the heads along a chain of commits that begins at `first`, which is trusted.
 
-    Raises: PeerRefused with BAD_CERTIFICATE, BAD_WEIGHT or WRONG_HEAD.
+    Raises:
+        PeerRefused: with the reason of `commit_problem`, at the first commit that does not follow.
     """
     heads = [first]
     for commit in commits:
-        head, value = heads[-1], commit.value
-        if value.parent != head.digest or value.round != head.round + 1:
-            raise PeerRefused(Reason.WRONG_HEAD, f"round {value.round}")
-        if value.sequences <= 0 or not value.voters_next:
-            raise PeerRefused(Reason.BAD_WEIGHT, f"round {value.round}")
-        if (problem := certificate_problem(head, commit)) is not None:
-            raise PeerRefused(problem, f"round {value.round}")
-        heads.append(head.after(value))
+        if (problem := commit_problem(heads[-1], commit)) is not None:
+            raise PeerRefused(problem, f"round {commit.value.round}")
+        heads.append(heads[-1].after(commit.value))
     return heads
 
 

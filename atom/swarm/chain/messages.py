@@ -1,7 +1,7 @@
-"""The round protocol's messages, described once: frozen values with their fields' bounds.
+"""Messages of the round protocol: frozen values whose fields have bounds.
 
-A decoded message is well-formed. What it *means* (who may send it, whether its signatures hold) is
-for the round to decide.
+A decoded message is well-formed. Its meaning (which peer may send it, whether its signatures hold)
+is for the round to judge.
 """
 
 from dataclasses import dataclass, make_dataclass
@@ -16,6 +16,7 @@ from atom.swarm.chain.commit import (
     Contributions,
     Digest,
     LossSum,
+    Norm,
     OptionalDigest,
     OptionalPeerId,
     Sequences,
@@ -23,6 +24,7 @@ from atom.swarm.chain.commit import (
     Value,
     Voters,
 )
+from atom.swarm.chain.succession import Evidence
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_TEXT_BYTES = 256
@@ -31,7 +33,7 @@ MAX_RECORDS, MAX_LEASE_RECORD_BYTES = 16, 4 * 1024
 MAX_DIGESTS, LEASE_DIGEST_BYTES, LEASE_NAME_BYTES = 96, 16, 8
 """Bounds on the digests in one message: their number, and the size of a digest and of a name."""
 MAX_SHARES, MAX_SHARE = 64, 1000
-"""Of an exchange by parts: its members, and how large each one's part may be called."""
+"""Members of an exchange by parts, and the largest share of one member."""
 
 Shares = Annotated[tuple[Annotated[int, lambda share: share <= MAX_SHARE], ...], MAX_SHARES]
 Text = Annotated[str, lambda text: len(text.encode()) <= MAX_TEXT_BYTES]
@@ -39,24 +41,25 @@ Text = Annotated[str, lambda text: len(text.encode()) <= MAX_TEXT_BYTES]
 
 @dataclass(frozen=True)
 class Accepted:
-    """A value that an acceptor holds, and the ballot at which it accepted it."""
+    """Value that an acceptor holds, the ballot at which it accepted it, and its evidence."""
 
     ballot: Ballot
     value: Value
+    evidence: Evidence
 
 
 @dataclass(frozen=True)
 class Prevote:
-    """ "Would you listen to a new attempt?" Changes nothing at the receiver. Survivors: as in
-    `Prepare`."""
+    """ "Would you listen to a new attempt?" Changes nothing at the receiver."""
 
     parent: Digest
     survivors: Voters = ()
+    """As in `Prepare`."""
 
 
 @dataclass(frozen=True)
 class PrevoteAnswer:
-    """An empty refusal means yes."""
+    """Answer to a pre-vote; an empty refusal means yes."""
 
     parent: Digest
     refusal: Text = ""
@@ -64,16 +67,17 @@ class PrevoteAnswer:
 
 @dataclass(frozen=True)
 class Prepare:
-    """ "Stop counting and promise to ignore lower ballots." Survivors: a branch attempt."""
+    """ "Stop counting and promise to ignore lower ballots." """
 
     parent: Digest
     ballot: Ballot
     survivors: Voters = ()
+    """Peers that would open a branch; empty for an ordinary round."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """The answer to Prepare: what this peer accepted before, and its frozen contribution."""
+    """Answer to `Prepare`: the value that this peer accepted before, and its frozen count."""
 
     parent: Digest
     ballot: Ballot
@@ -82,12 +86,14 @@ class Promise:
     sequences: Sequences
     loss_sum: LossSum
     state_digest: OptionalDigest
+    signature: Signature
+    """Over `succession.promise_payload`: evidence for voters that are not the coordinator."""
     leaving: bool = False
 
 
 @dataclass(frozen=True)
 class Nack:
-    """ "I promised a higher ballot", or refuse for the named reason."""
+    """ "I promised a higher ballot", or a refusal for the named reason."""
 
     parent: Digest
     ballot: Ballot
@@ -97,37 +103,50 @@ class Nack:
 
 @dataclass(frozen=True)
 class Ring:
-    """ "Average with these, in this order, with these weights: in a ring, or by parts." """
+    """ "Average with these members, in this order, with these weights: in a ring, or by parts." """
 
     parent: Digest
     ballot: Ballot
     members: Contributions
     shares: Shares = ()
-    """Of each member, how large the part is that it sums, relative to others; empty: a ring."""
+    """Relative size of the part that each member sums; empty: the members form a ring."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """ "The exchange broke": what this member saw of it itself."""
+    """ "The exchange broke": the failure that this member saw itself."""
 
     parent: Digest
     ballot: Ballot
     peer_id: OptionalPeerId
-    """The peer that failed it; empty: it saw none, or only heard of one."""
+    """Peer that failed this member; empty if it saw none, or only heard of one."""
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """ "The exchange of this ballot has given me this result." """
+
+    parent: Digest
+    ballot: Ballot
+    result_digest: Digest
+    gradient_norm: Norm
+    signature: Signature
+    """Over `succession.result_payload`: evidence for voters that were not in the exchange."""
 
 
 @dataclass(frozen=True)
 class Accept:
-    """ "Accept this value at this ballot if your own result equals it." """
+    """ "Accept this value at this ballot if its evidence holds." """
 
     parent: Digest
     ballot: Ballot
     value: Value
+    evidence: Evidence
 
 
 @dataclass(frozen=True)
 class AcceptedVote:
-    """A signature over `commit.vote_payload` of the value that was asked about."""
+    """Signature over `commit.vote_payload` of the value that was proposed."""
 
     parent: Digest
     ballot: Ballot
@@ -136,7 +155,7 @@ class AcceptedVote:
 
 @dataclass(frozen=True)
 class CommitNotice:
-    """A decided value with its certificate; valid however late."""
+    """Decided value with its certificate; valid however late it comes."""
 
     commit: Commit
 
@@ -176,6 +195,7 @@ Message = (
     | Nack
     | Ring
     | Suspect
+    | Averaged
     | Accept
     | AcceptedVote
     | CommitNotice
@@ -185,18 +205,19 @@ Message = (
 KINDS: tuple[type[Any], ...] = (*get_args(Message), Leases)
 
 _Envelope = make_dataclass("RoundMessage", [(kind.__name__, kind | None, None) for kind in KINDS])
-"""On the wire: exactly one of its fields is there."""
+"""Message on the wire: exactly one of the envelope's fields is set."""
 
 
 def encode(message: Message | Leases) -> bytes:
-    """The message's bytes."""
+    """Return the message's bytes."""
     return schema.encode(_Envelope(**{type(message).__name__: message}))
 
 
 def decode(raw: bytes) -> Message | Leases:
-    """A well-formed message.
+    """Return the well-formed message that `raw` holds.
 
-    Raises: PeerRefused(TOO_LARGE, MALFORMED or NOT_FINITE), and nothing else.
+    Raises:
+        PeerRefused: with TOO_LARGE, MALFORMED or NOT_FINITE; no other exception.
     """
     envelope: Any = schema.decode(_Envelope, raw, MAX_MESSAGE_BYTES)
     found: list[Message | Leases] = [each for each in vars(envelope).values() if each is not None]

@@ -23,9 +23,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atom.swarm.chain.succession import MAX_SIGNATURES
+
 MOST_MEMBERS = 64
 """Of parts with owners: an owner has two connections, and two threads, for each other member."""
-MOST_IN_A_RING = 1000
+MOST_IN_A_RING = MAX_SIGNATURES
 MOST_OWNERS = 16
 HANDSHAKES_S = 0.01
 """For one more connection out and one more in: measured, on one core, rounded up."""

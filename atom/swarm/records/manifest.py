@@ -18,6 +18,7 @@ from atom.config.address import RUN_NAME
 from atom.config.load import run_from_text
 from atom.swarm import schema
 from atom.swarm.chain.commit import (
+    ChainRules,
     Digest,
     Head,
     Incarnation,
@@ -112,9 +113,25 @@ def manifest_digest(manifest: Manifest) -> bytes:
 
 
 def first_head(manifest: Manifest) -> Head:
-    """Where the run's chain begins."""
+    """Return the head at which the run's chain begins."""
     founder = Voter(manifest.owner, manifest.founder_incarnation)
-    return genesis(manifest_digest(manifest), manifest.initial_state_digest, founder)
+    state = manifest.initial_state_digest
+    return genesis(manifest_digest(manifest), state, founder, chain_rules(manifest))
+
+
+def chain_rules(manifest: Manifest) -> ChainRules:
+    """Return the terms of the run file that bind every commit. An onlooker that cannot read the run
+    file of a newer version gets the terms of an open run, and perhaps refuses its chain."""
+    try:
+        run = run_from_text(manifest.run_file)
+    except ConfigError:
+        return ChainRules()
+    return ChainRules(
+        global_batch=run.batch.global_sequences,
+        last_round=run.run.rounds,
+        listed=listed_peers(manifest.owner, run.swarm.members) or frozenset(),
+        trusted=frozenset(run.swarm.trusted),
+    )
 
 
 Listed = frozenset[str] | None

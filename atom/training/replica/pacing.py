@@ -1,9 +1,9 @@
-"""How much to train before looking up. Pure.
+"""How much to train before the next look at the others' counts. Pure.
 
 A peer first works off its fair share of the round without asking. Beyond that it helps the
-slower ones, but only on what it knows: it waits for a look at the others' counts that is newer
-than its own last pass. So the swarm meets the batch closely, at any model size, without
-anybody extrapolating anybody's speed.
+slower peers, but only on knowledge: it waits for a look at the others' counts that is newer than
+its own last pass. So the swarm meets the batch closely, at any model size, without extrapolating
+any peer's speed.
 """
 
 import statistics
@@ -11,19 +11,23 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from atom.swarm.records.lease import PeerState
-from atom.training.round.electorate import ACTIVE_STATES, same_head
+from atom.training.round.electorate import (
+    ACTIVE_STATES,
+    counted_leases,
+    counted_sequences,
+)
 from atom.training.round.events import View
 from atom.training.round.machine import RoundMachine
 
 READ_S, SELDOM_S = 0.4, 1.2
-"""Between two readings of everybody's leases. The second is what the simulation bears, and less
-than any time after which somebody counts as silent."""
+"""Seconds between two readings of all leases. The second is the longest that the simulation
+tolerates, and shorter than any time after which a peer counts as silent."""
 SOON_S = 5.0
 RATED_S = 30.0
-"""Passes that ended longer ago are in no rate, or twice as long ago as they took."""
+"""Age in seconds of the oldest pass in a rate; or twice the duration of that pass."""
 _WORKS = ACTIVE_STATES - {PeerState.PAUSED}
 _BEGINS = _WORKS - {PeerState.LEAVING}
-"""A peer that leaves sees to the round that it counted something for, and begins no other."""
+"""States in which a peer begins new work: a leaving peer only finishes the present round."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +39,23 @@ class SwarmCount:
     """Peers that accumulate for our head, ourselves included."""
     seen_at: float = float("-inf")
     sequences_per_s: float = 0.0
-    """Theirs, as they say, of all together."""
+    """Speed of all of them together, as they claim."""
 
     def share(self, global_batch: int) -> int:
-        """What a peer trains before it looks at the others' counts."""
+        """Return the sequences that a peer trains before it looks at the others' counts."""
         return -(-global_batch // self.peers)
 
 
 def count_swarm(machine: RoundMachine, view: View) -> SwarmCount:
-    """What the others counted, and how many share the work: those at our head, and members of the
-    last round whose new lease is still on its way."""
-    head, aside = machine.head, machine.aside
-    mates = [lease for peer, lease in same_head(head, view).items() if peer not in aside]
-    sharing = sum(lease.state in (_WORKS if lease.sequences else _BEGINS) for lease in mates)
+    """Return the others' counts, and how many peers share the work: recent peers at our head, and
+    members of the last round whose new lease is still on its way."""
+    head = machine.head
+    mates = counted_leases(head, view, machine.answered, machine.excluded)
+    sharing = sum(each.state in (_WORKS if each.sequences else _BEGINS) for each in mates.values())
     beginning = [lease for lease in view.fresh.values() if lease.state in _BEGINS]
     behind = {lease.peer_id for lease in beginning if lease.round < head.round}
-    sequences = sum([lease.sequences for lease in mates])
-    per_s = sum([lease.sequences_per_s for lease in mates])
+    sequences = counted_sequences(head, mates, machine.global_batch)
+    per_s = sum([lease.sequences_per_s for lease in mates.values()])
     peers = 1 + sharing + len(behind.intersection(head.members))
     return SwarmCount(sequences, peers, view.seen_at, per_s)
 
@@ -64,7 +68,7 @@ def next_pass(
     micro_batch: int,
     most: int,
 ) -> int:
-    """Micro-batches to train in the next pass, at most `most`; 0: wait for news."""
+    """Return the micro-batches of the next pass, at most `most`; 0: wait for new counts."""
     share = swarm.share(global_batch)
     missing = global_batch - own_sequences - swarm.others_sequences
     if missing <= 0:
@@ -81,8 +85,8 @@ def next_pass(
 def reading_pause(
     own_sequences: int, own_per_s: float, swarm: SwarmCount, global_batch: int
 ) -> float:
-    """Seconds to the next reading of the leases. While the batch is far away and a peer works off
-    its own share, nothing that it does depends on news."""
+    """Return the seconds to the next reading of the leases. While the batch is far away and a peer
+    works off its own share, it does not depend on new counts."""
     missing = global_batch - own_sequences - swarm.others_sequences
     is_far = missing > SOON_S * (own_per_s + swarm.sequences_per_s) > 0
     return SELDOM_S if is_far and own_sequences < swarm.share(global_batch) else READ_S
@@ -90,7 +94,7 @@ def reading_pause(
 
 @dataclass(frozen=True)
 class Pass:
-    """One that counted. Times are of one clock."""
+    """Pass that counted. Times are of one clock."""
 
     began: float
     ended: float
@@ -98,17 +102,17 @@ class Pass:
 
 
 def usual_pass_seconds(passes: Collection[Pass]) -> float:
-    """How long others should wait for a pass of ours, by recent ones.
+    """Return how long other peers should wait for a pass of ours, by recent passes.
 
-    The largest at the median pace: a machine that was suspended in the middle of a pass is not
-    slow, and whoever waits for its answer would wait as long again.
+    It is the largest pass at the median pace: a machine that was suspended in the middle of a pass
+    is not slow, and a peer that waits for its answer would wait as long again.
     """
     pace = statistics.median((each.ended - each.began) / each.sequences for each in passes)
     return pace * max(each.sequences for each in passes)
 
 
 def sequences_per_s(passes: Collection[Pass], now: float) -> float:
-    """Over the last `RATED_S`, or two long passes, idle time included."""
+    """Return the speed over the last `RATED_S`, or two long passes, idle time included."""
     recent = [p for p in passes if now - p.ended <= max(RATED_S, 2 * (p.ended - p.began))]
     span = now - min((each.began for each in recent), default=now)
     return sum(each.sequences for each in recent) / max(span, 1e-3)

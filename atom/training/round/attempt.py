@@ -1,4 +1,4 @@
-"""A coordinator's notebook for one ballot, and the decisions taken from it. Pure."""
+"""Record of one attempt at a round, and the decisions that its coordinator takes from it. Pure."""
 
 import math
 import statistics
@@ -15,21 +15,22 @@ from atom.swarm.chain.commit import (
     Value,
     Vote,
     Voter,
+    is_quorum,
     standing,
-    voters_next,
 )
-from atom.swarm.chain.messages import Accepted, Promise
+from atom.swarm.chain.messages import Accepted, Averaged, Promise
+from atom.swarm.chain.succession import Evidence, next_voters
 from atom.swarm.exchange.choice import Choice, choose, line_rates
 from atom.swarm.records.lease import Lease, Link, short_name
 from atom.training.round.electorate import Electorate
 from atom.training.round.events import View
 
 Way = tuple[str, str]
-"""Between two peers, by peer id, the lower one first."""
+"""Connection between two peers, by peer id, the lower id first."""
 
 
 class Stage(IntEnum):
-    """In their order. Who does what one asks for could do what those before it asked for."""
+    """Stages of an attempt, in order. A peer that answers at one could answer at earlier ones."""
 
     PREVOTE = 0
     PREPARE = 1
@@ -39,54 +40,63 @@ class Stage(IntEnum):
 
 @dataclass
 class Attempt:
-    """One try to decide the round: who was asked, who answered what, until when we wait."""
+    """One try to decide the round: the peers that were asked, their answers, and the deadline."""
 
     electorate: Electorate
     stage: Stage
     deadline: float
-    """Of this stage; an exchange has one once it broke."""
+    """End of this stage. An exchange has one once it broke, or has given us its result."""
     ballot: Ballot | None = None
     invited: set[str] = field(default_factory=set)
     """Peers whose promise counts."""
     expected: set[str] = field(default_factory=set)
-    """Peers whose promise we wait for, even where there is a quorum without it."""
+    """Peers whose promise is waited for, even if there is a quorum without it."""
     agreeable: set[Voter] = field(default_factory=set)
     """Voters that answered the pre-vote with yes."""
     promises: dict[Voter, Promise] = field(default_factory=dict)
     answered: dict[str, Voter] = field(default_factory=dict)
-    """Who promised under which peer id: one process of each peer, the first that did."""
+    """First process of each peer that promised, by peer id: later ones are ignored."""
     refused: set[str] = field(default_factory=set)
-    """Who said no, or cannot be reached, by peer id."""
+    """Peers that refused, or cannot be reached."""
     members: tuple[MemberCount, ...] = ()
     shares: tuple[int, ...] = ()
-    """Of each member, the part that it sums; empty: they average in a ring."""
+    """Relative size of the part that each member sums; empty: the members form a ring."""
     testimonies: dict[str, str] = field(default_factory=dict)
-    """Whom members saw fail in the broken exchange, by peer id."""
+    """Peer that each member saw fail in the broken exchange, by the member's peer id."""
+    results: dict[Voter, Averaged] = field(default_factory=dict)
+    """Result of the exchange, as each voter in it reported."""
     value: Value | None = None
+    evidence: Evidence = field(default_factory=Evidence)
     votes: dict[Voter, bytes] = field(default_factory=dict)
 
     def broken_ways(self) -> set[Way]:
-        """Between which peers members saw the exchange fail. Of one that blames itself: itself."""
+        """Return the connections on which members saw the exchange fail. A member that blames
+        itself is paired with itself."""
         members = {member.peer_id for member in self.members}
         pairs = filter(members.issuperset, self.testimonies.items())
         return {(min(pair), max(pair)) for pair in pairs}
 
+    # ---- answers
+
     def take(self, sender: Voter, promise: Promise) -> bool:
-        """Notes a promise; False if another process of that peer was before it."""
+        """Record a promise; return False if another process of that peer promised before."""
         if self.answered.setdefault(sender.peer_id, sender) != sender:
             return False
         self.promises[sender] = promise
         return True
 
-    def leave_out(self, aside: AbstractSet[str]) -> None:
-        """What these promised counts only where there is no quorum without it."""
-        rest = {voter: p for voter, p in self.promises.items() if voter.peer_id not in aside}
+    def leave_out(self, excluded: AbstractSet[str]) -> None:
+        """Drop the promises of these peers if the others are a quorum without them."""
+        rest = {voter: p for voter, p in self.promises.items() if voter.peer_id not in excluded}
         if self.electorate.satisfied_by(set(rest)):
             self.promises = rest
 
     def owing(self, me: Voter, view: View) -> set[str]:
-        """Who is there and did not do what is asked for at this stage, when its time is over. Who
-        refused has answered; and what we lack is only our own pass."""
+        """Return the peers that are present and did not do what this stage asks for in time.
+
+        A peer that refused has answered. In the last stage, our own missing vote means that the
+        peers with the result did not deliver it.
+        """
         there = {Voter(i, lease.incarnation) for i, lease in view.fresh.items()}
         voters, owing = there.intersection(self.electorate.voters), set[str]()
         if self.stage is Stage.PREVOTE:
@@ -94,59 +104,139 @@ class Attempt:
         elif self.stage is Stage.PREPARE:
             owing = self.expected | ({v.peer_id for v in voters} if not self.decidable() else set())
             owing -= self.answered.keys()
-        elif self.stage is Stage.ACCEPT and me in self.votes:
+        elif self.stage is Stage.RING:
+            owing = {voter.peer_id for voter in voters & self.awaited()}
+        elif me in self.votes:
             owing = {voter.peer_id for voter in voters - self.votes.keys()}
-        elif self.value is not None:  # the result is not here: who has it did not give it
+        elif self.value is not None:
             owing = self.holders(self.value.result_digest)
         return owing - self.refused - {me.peer_id}
 
     def is_complete(self) -> bool:
-        """Whether to wait for no more promises: where there is a quorum, of those expected."""
+        """Return True if no more promises are waited for: with a quorum, only expected ones are."""
         if len(self.answered) + len(self.refused) < len(self.expected):
-            return False  # told soon: each of a thousand promises asks
+            return False  # a cheap answer: each of a thousand promises asks
         coming = self.invited - self.answered.keys() - self.refused
         return not (coming & self.expected if self.decidable() else coming)
 
     def decidable(self) -> bool:
+        """Return True if enough voters have promised to decide the round."""
         return self.electorate.satisfied_by(set(self.promises))
 
+    # ---- the exchange's members
+
     def contributors(
-        self, me: str, left_out: AbstractSet[str], salt: bytes, most: int
+        self, me: str, excluded: AbstractSet[str], head: Head, most: int
     ) -> tuple[MemberCount, ...]:
-        """Who averages: all that promised work but those left out, in the order that `salt` deals;
-        the coordinator, which has to know the result; and as many idle voters as a quorum lacks,
-        since a result that a slow line has to fetch may not be there in time to vote. Other idle
-        voters fetch it. Of more than `most` members: those that counted most.
+        """Return the members of the exchange, in an order that depends on the head.
+
+        Members are all peers that promised work, except excluded ones; the coordinator, which has
+        to know the result; and as many idle voters as a quorum lacks, because a quorum has to vouch
+        for the result, and a slow line could not fetch it in time. Other idle voters fetch it.
+
+        Args:
+            me: Peer id of the coordinator.
+            excluded: Peer ids that do not take part.
+            head: Head that the exchange follows.
+            most: Members at most. Voters come first, then peers with tenure, then larger counts.
         """
-        able = [voter for voter in standing(self.promises, salt) if voter.peer_id not in left_out]
+        able = [v for v in standing(self.promises, head.digest) if v.peer_id not in excluded]
         working = {v for v in able if self.promises[v].sequences > 0 or v.peer_id == me}
         members = working | self._idle_but_needed(working, able)
-        parts = [
+        counts = [
             MemberCount(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
             for v in able
             if v in members
             for p in [self.promises[v]]
         ]
-        by_work = sorted(parts, key=lambda p: (p.peer_id != me, p.sequences > 0, -p.sequences))
-        chosen = {part.peer_id for part in by_work[:most]}
-        return tuple(part for part in parts if part.peer_id in chosen)
+        voters, tenured = {v.peer_id for v in self.electorate.voters}, head.tenured
+        ranked = sorted(
+            (c.peer_id != me, c.peer_id not in voters, c.peer_id not in tenured, -c.sequences, n)
+            for n, c in enumerate(counts)
+        )
+        chosen = {place for *_, place in ranked[:most]}
+        return tuple(count for place, count in enumerate(counts) if place in chosen)
 
     def _idle_but_needed(self, working: set[Voter], able: Sequence[Voter]) -> set[Voter]:
         needed = set[Voter]()
-        for voter in standing(self.electorate.voters):
+        for voter in self.electorate.voters:
             if self.electorate.satisfied_by(working | needed):
                 break
             if voter in able and voter not in working:
                 needed.add(voter)
         return needed
 
+    # ---- the value
+
+    def agreeing(self, me: Voter) -> dict[Voter, Averaged]:
+        """Return the reports of results that equal our own; empty while there is none of ours."""
+        ours = self.results.get(me)
+        named = ours and (ours.result_digest, ours.gradient_norm)
+        return {
+            voter: each
+            for voter, each in self.results.items()
+            if (each.result_digest, each.gradient_norm) == named
+        }
+
+    def awaited(self) -> set[Voter]:
+        """Return the voters in the exchange that have not reported its result."""
+        members = {member.voter for member in self.members}
+        return members.intersection(self.electorate.voters) - self.results.keys()
+
+    def propose_result(self, head: Head, me: Voter, state_digest: bytes) -> bool:
+        """Make the value of our exchange's result; return False until a quorum reports the same.
+
+        Args:
+            head: Head that the value follows.
+            me: Coordinator, a member of the exchange.
+            state_digest: Digest of the state at `head`.
+        """
+        reports = self.agreeing(me)
+        if not self.electorate.satisfied_by(set(reports)):
+            return False
+        assert self.ballot is not None
+        survivors, members = self.electorate.survivors, {member.voter for member in self.members}
+        idle = {v for v in self.electorate.voters if v in self.promises and v not in members}
+        idle = {voter for voter in idle if not self.promises[voter].sequences}
+        heard = [*(member.voter for member in self.members), *sorted(idle)]
+        leaving = {voter.peer_id for voter in heard if self.promises[voter].leaving}
+        self.value = Value(
+            parent=head.digest,
+            round=head.round + 1,
+            origin=self.ballot,
+            result_digest=reports[me].result_digest,
+            gradient_norm=reports[me].gradient_norm,
+            parent_state_digest=state_digest,
+            contributions=self.members,
+            voters_next=next_voters(head, survivors, self.members, idle, leaving),
+            survivors=survivors,
+        )
+        self.evidence = Evidence(
+            promises=tuple(self.promises[member.voter].signature for member in self.members),
+            idle=tuple(Vote(voter, self.promises[voter].signature) for voter in sorted(idle)),
+            leaving=tuple(sorted(leaving)),
+            results=tuple(Vote(v, reports[v].signature) for v in sorted(reports)),
+        )
+        return True
+
+    def finish(self, head: Head, accepted: Accepted) -> None:
+        """Take over a value that was accepted before. Survivors sign it as their branch: its result
+        stays the same, and its name says that no quorum decided it."""
+        value, survivors = accepted.value, self.electorate.survivors
+        if value.survivors != survivors:
+            idle = {vote.voter for vote in accepted.evidence.idle}
+            leaving = set(accepted.evidence.leaving)
+            voters = next_voters(head, survivors, value.contributions, idle, leaving)
+            value = replace(value, voters_next=voters, survivors=survivors)
+        self.value, self.evidence = value, accepted.evidence
+
     def to_finish(self) -> Accepted | None:
-        """What has to be finished. Only those that decide have accepted anything."""
+        """Return the accepted value that this attempt must finish, if any: only voters accept."""
         voters = self.electorate.voters
         return value_to_finish({v: p for v, p in self.promises.items() if v in voters})
 
     def holders(self, result_digest: bytes) -> set[str]:
-        """Electors that accepted a value with this result, and so have the result."""
+        """Return the voters that accepted a value with this result, and so have the result."""
         return {
             voter.peer_id
             for voter in self.electorate.voters
@@ -156,52 +246,18 @@ class Attempt:
         }
 
     def commit(self) -> Commit:
-        """The certificate of what was voted for."""
+        """Return the value with its certificate."""
         assert self.ballot is not None
         assert self.value is not None
         votes = tuple(Vote(voter, self.votes[voter]) for voter in sorted(self.votes))
         return Commit(self.value, self.ballot, votes)
 
-    def voters_next(self, members: Sequence[Voter], dead: AbstractSet[Voter]) -> tuple[Voter, ...]:
-        """Who decides after the round that `members` made."""
-        leaving = {voter.peer_id for voter, promise in self.promises.items() if promise.leaving}
-        idle = {voter for voter, promise in self.promises.items() if not promise.sequences}
-        return voters_next(self.electorate.voters, members, leaving, dead, idle)
 
-    def averaged(
-        self, head: Head, state_digest: bytes, result: bytes, norm: float, dead: AbstractSet[Voter]
-    ) -> Value:
-        """What the ring of this ballot made, to follow `head`, whose state has that digest."""
-        assert self.ballot is not None
-        members = [Voter(member.peer_id, member.incarnation) for member in self.members]
-        return Value(
-            parent=head.digest,
-            round=head.round + 1,
-            origin=self.ballot,
-            result_digest=result,
-            gradient_norm=norm,
-            parent_state_digest=state_digest,
-            contributions=self.members,
-            voters_next=self.voters_next(members, dead),
-            survivors=self.electorate.survivors,
-        )
+def value_to_finish(promises: Mapping[Voter, Promise]) -> Accepted | None:
+    """Return the accepted value with the highest ballot among the promises: it must be finished.
 
-    def finished(self, value: Value, dead: AbstractSet[Voter]) -> Value:
-        """What was accepted, as these electors may decide it: survivors sign it as their branch.
-        Its bytes stay the same, and its name says that no quorum vouched for it."""
-        survivors = self.electorate.survivors
-        if value.survivors == survivors:
-            return value
-        parts = [Voter(part.peer_id, part.incarnation) for part in value.contributions]
-        voters = self.voters_next([voter for voter in parts if voter in survivors], dead)
-        return replace(value, voters_next=voters, survivors=survivors)
-
-
-def value_to_finish(promises: dict[Voter, Promise]) -> Accepted | None:
-    """The accepted value with the highest ballot among the promises: it must be finished.
-
-    In a branch attempt the slot's own accepted value comes first; else what the survivors
-    accepted in the ordinary round, since the missing half may have committed just that.
+    In a branch attempt the slot's own accepted value comes first; else the value that survivors
+    accepted in the ordinary round, since the missing half may have committed just that value.
     """
     own = [p.accepted for p in promises.values() if p.accepted is not None]
     before = [
@@ -211,15 +267,34 @@ def value_to_finish(promises: dict[Voter, Promise]) -> Accepted | None:
 
 
 def odd_states_out(states: Mapping[Voter, bytes], electors: Sequence[Voter]) -> set[Voter]:
-    """Whose state digest differs from the electors' most common one; some elector's must be known.
+    """Return the peers whose state digest differs from the electors' most common one.
 
-    Equal heads must mean equal bytes; whoever differs refetches its state. Only electors count:
-    identities are free, and a crowd of them would have the run's own fetch what it offers. A tie
-    goes to the digest of the first in `electors`, in order of standing.
+    Equal heads must mean equal bytes, so an odd peer fetches its state again. Only electors count:
+    identities are free, and a crowd of them could have the others fetch a state that it offers. A
+    tie goes to the digest of the first elector. At least one elector's digest must be known.
     """
     held = [states[voter] for voter in electors if voter in states]
     best = max(held, key=held.count)
     return {voter for voter, state in states.items() if state != best}
+
+
+def state_is_odd(states: Mapping[Voter, bytes], electors: Sequence[Voter], mine: bytes) -> bool:
+    """Return True if the electors' own digests confirm that `mine` is not the run's.
+
+    A quorum of the electors has to show one other digest. Without such a quorum, all electors must
+    be visible: then the most common digest decides.
+
+    Args:
+        states: State digests at our head, of the electors that show one.
+        electors: Voters of the head, or the survivors of a branch.
+        mine: Digest of our own state.
+    """
+    held = {voter: states[voter] for voter in electors if voter in states}
+    if not held:
+        return False
+    best = max(held.values(), key=list(held.values()).count)
+    holders = {voter for voter, state in held.items() if state == best}
+    return best != mine and (is_quorum(electors, holders) or len(held) == len(electors))
 
 
 # ---- the exchange
@@ -231,40 +306,60 @@ def choose_exchange(
     average_bytes: int,
     ring_possible: bool,
     apart: Collection[Way],
+    tenured: AbstractSet[str],
 ) -> Choice:
-    """How the members of an attempt average, by what leases say of the ways between them: hints, so
-    the choice may be poor, never wrong. Where an exchange broke lately (`apart`), neither of the
-    two owns a part."""
+    """Return the way in which the members of an attempt average.
+
+    A member without tenure is in no ring and owns no part, so it cannot change the contributions of
+    others. Leases describe the lines; they are hints, so the choice may be poor, never wrong.
+
+    Args:
+        members: Members of the exchange.
+        view: Leases of all peers, with the links that they measured.
+        average_bytes: Size of one average on the wire.
+        ring_possible: Whether the run's codec allows a ring.
+        apart: Connections on which an exchange broke lately; neither end owns a part.
+        tenured: Peer ids with tenure.
+    """
     peers = [member.peer_id for member in members]
     links = _links(peers, view.leases)
     round_trips = [link.round_trip_s for link in links.values()]
     latency_s = statistics.median_low(round_trips) / 2 if round_trips else None
     slow = known_lines(peers, view.leases)
-    owners = _able_to_own(members, view.hidden, apart)
+    owners = _able_to_own(members, view.hidden, apart, tenured)
     lines, may_own = [slow.get(peer) for peer in peers], [peer in owners for peer in peers]
+    ring_possible = ring_possible and tenured >= set(peers)
     return choose(lines, may_own, average_bytes, latency_s, ring_possible)
 
 
 def _able_to_own(
-    members: Sequence[MemberCount], hidden: set[str], apart: Collection[Way]
+    members: Sequence[MemberCount],
+    hidden: set[str],
+    apart: Collection[Way],
+    tenured: AbstractSet[str],
 ) -> set[str]:
-    """Owners are dialled by all others: who can be, has no broken way to another member, and has
-    work to give. If there is nobody like that, the last wish goes first."""
-    peers = {member.peer_id for member in members}
-    broken = {peer for way in apart if peers.issuperset(way) for peer in way}
+    """Return the members that may own a part: all others dial them.
+
+    An owner has tenure, can be dialled, has no broken connection to another member, and has work to
+    contribute. If no member meets all conditions, the last ones are dropped first. If no member has
+    tenure (peers without it opened a branch), all are treated alike.
+    """
+    together = {member.peer_id for member in members}
+    peers = together & tenured or together
+    broken = {peer for way in apart if together.issuperset(way) for peer in way}
     idle = {member.peer_id for member in members if not member.sequences}
     able = [peers - hidden - broken - idle, peers - hidden - broken, peers - hidden, peers]
     return next(filter(None, able))
 
 
 def known_lines(peers: Collection[str], leases: Mapping[str, Lease]) -> dict[str, float]:
-    """Of these peers by what they measured of each other: see `line_rates`."""
+    """Return the speed of each peer's line by what the peers measured: see `line_rates`."""
     rates = {way: link.bytes_per_s for way, link in _links(peers, leases).items()}
     return line_rates({way: rate for way, rate in rates.items() if math.isfinite(rate)})
 
 
 def _links(peers: Collection[str], leases: Mapping[str, Lease]) -> dict[tuple[str, str], Link]:
-    """What these measured of their ways to each other, by sender and receiver."""
+    """Return the links between these peers that they measured, by sender and receiver."""
     names = {short_name(peer): peer for peer in peers}
     return {
         (peer_id, names[link.peer]): link

@@ -1,7 +1,7 @@
-"""Leading an attempt: pre-vote, prepare, ring, accept, commit. Any voter may, in turn.
+"""Leading an attempt: pre-vote, prepare, exchange, accept, commit. Any voter may lead, in turn.
 
-A coordinator holds no authority over what is true. It may only propose a result that the ring of
-its own ballot made, or finish a value that somebody in a quorum accepted before.
+A coordinator holds no authority over what is true. It may only propose a result that a quorum of
+voters got from the exchange of its own ballot, or finish a value that a voter accepted before.
 """
 
 import math
@@ -9,19 +9,20 @@ from collections.abc import Set as AbstractSet
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (
+    VOTE_DOMAIN,
     Ballot,
     Commit,
     MemberCount,
-    Value,
+    Vote,
     Voter,
-    standing,
+    signature_holds,
     vote_payload,
-    voted,
 )
 from atom.swarm.chain.messages import (
     Abort,
     Accept,
     AcceptedVote,
+    Averaged,
     CommitNotice,
     Nack,
     Prepare,
@@ -31,16 +32,23 @@ from atom.swarm.chain.messages import (
     Ring,
     Suspect,
 )
+from atom.swarm.chain.succession import (
+    PROMISE_DOMAIN,
+    RESULT_DOMAIN,
+    promise_payload,
+    result_payload,
+)
 from atom.swarm.exchange.choice import MOST_IN_A_RING, MOST_MEMBERS
+from atom.swarm.records.lease import PeerState
 from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_states_out
 from atom.training.round.election import LeaderElection
 from atom.training.round.electorate import Electorate, same_head
 from atom.training.round.faults import UnreliablePeers
 from atom.training.round.round_state import RoundContext
 
-MOST_ONLOOKERS_TOLD = 32
-"""Of a commit, of those that neither were at its parent nor had a part in it. Leases are free; a
-peer that hears nothing sees the new head in others' leases."""
+MOST_ONLOOKERS_NOTIFIED = 32
+"""Peers that are neither at the commit's parent nor in its exchange, and get its notice. Leases are
+free; a peer without a notice sees the new head in other leases."""
 
 
 class Coordinator:
@@ -53,17 +61,25 @@ class Coordinator:
         self.attempt: Attempt | None = None
 
     def new_head(self, commit: Commit | None = None) -> None:
-        """No attempt, no patience lost. `commit`: by which we came there, if by a step."""
+        """Forget the attempt of the last head.
+
+        Args:
+            commit: Commit that led to the new head; None if this replica caught up.
+        """
         self.attempt = None
         me, parts = self._context.me.peer_id, commit.value.contributions if commit else ()
         members = {part.peer_id for part in parts}
         self.peers.new_head(members if me in members else set())
         self.election.new_head()
 
-    # ---- when
+    # ---- time
 
     def tick(self, passed: float) -> None:
-        """So many seconds after the last."""
+        """Advance the attempt, or begin one.
+
+        Args:
+            passed: Seconds since the last tick.
+        """
         if self.attempt is not None:
             self._watch(self.attempt)
         if self.attempt is None:
@@ -73,7 +89,7 @@ class Coordinator:
         self.election.watch(self.attempt is not None, passed)
 
     def rest(self) -> None:
-        """We stood still: others lead by now."""
+        """Stop leading after this process stood still: another voter leads by now."""
         if self.attempt is not None:
             self._give_up(Reason.SUPERSEDED)
         self.election.rest()
@@ -84,9 +100,16 @@ class Coordinator:
         elif self._context.now < attempt.deadline:
             return
         elif attempt.stage is Stage.RING:
-            self._judge(attempt)
+            if attempt.testimonies or not self._still_average(attempt):
+                self._judge(attempt)
         else:
             self._give_up(Reason.NO_QUORUM)
+
+    def _still_average(self, attempt: Attempt) -> bool:
+        """Return True if a voter whose report is missing says that its exchange goes on."""
+        fresh = self._context.view.fresh
+        leases = [fresh.get(voter.peer_id) for voter in attempt.awaited()]
+        return any(lease is not None and lease.state is PeerState.REDUCING for lease in leases)
 
     # ---- pre-vote and prepare
 
@@ -96,7 +119,7 @@ class Coordinator:
         attempt = self.attempt = Attempt(chosen, Stage.PREVOTE, deadline)
         attempt.agreeable.add(context.me)
         others = [voter.peer_id for voter in chosen.voters if voter != context.me]
-        context.tell(others, Prevote(context.head.digest, chosen.survivors))
+        context.send_all(others, Prevote(context.head.digest, chosen.survivors))
         self._check_prevotes(attempt)
 
     def on_prevote_answer(self, sender: Voter, message: PrevoteAnswer) -> None:
@@ -115,7 +138,8 @@ class Coordinator:
             self._prepare(attempt.electorate, attempt.agreeable)
 
     def _prepare(self, chosen: Electorate, agreeable: AbstractSet[Voter]) -> None:
-        """Asks all that are at this head: by their leases, or by their word just now."""
+        """Ask all peers at this head, by their leases or by their word just now, for a promise.
+        Strangers are asked as well, and not waited for."""
         context = self._context
         if chosen.survivors:
             context.report("branch-attempt", survivors=[v.peer_id for v in chosen.survivors])
@@ -123,20 +147,26 @@ class Coordinator:
         ballot = Ballot(context.highest_attempt, context.me.peer_id, context.me.incarnation)
         invited = set(same_head(context.head, context.view))
         invited |= {voter.peer_id for voter in agreeable}
-        aside = self.peers.aside
+        excluded, counted = self.peers.excluded, context.head.recent | self.peers.answered
         self.attempt = Attempt(
             chosen,
             Stage.PREPARE,
-            context.now + context.promise_patience(aside),
+            context.now + context.promise_patience(excluded, self.peers.answered),
             ballot=ballot,
             invited=invited,
-            expected=invited - aside,
+            expected=invited & counted - excluded,
         )
-        context.tell(invited, Prepare(context.head.digest, ballot, chosen.survivors))
+        context.send_all(invited, Prepare(context.head.digest, ballot, chosen.survivors))
 
     def on_promise(self, sender: Voter, message: Promise) -> None:
         attempt = self._attempt_of(message.ballot, Stage.PREPARE)
+        work, state = (message.sequences, message.loss_sum), message.state_digest
+        payload = promise_payload(message.parent, message.ballot, *work, state, message.leaving)
+        if not signature_holds(PROMISE_DOMAIN, Vote(sender, message.signature), payload):
+            self._context.offence(sender, Reason.BAD_SIGNATURE)
+            return
         self.peers.forgive(sender.peer_id, Stage.PREPARE)  # late is better than never
+        self.peers.has_answered(sender.peer_id)
         if attempt is None or sender.peer_id not in attempt.invited:
             return
         if attempt.take(sender, message):
@@ -147,16 +177,17 @@ class Coordinator:
         if not attempt.is_complete() and context.now < attempt.deadline:
             return
         self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
-        attempt.leave_out(self.peers.aside)
         if not attempt.decidable() or context.me not in attempt.promises:
             self._give_up(Reason.NO_QUORUM)
             return
+        attempt.leave_out(self.peers.excluded)
         accepted = attempt.to_finish()
         attempt.members = self._members(attempt)
         counted = sum(member.sequences for member in attempt.members)
         if accepted is not None:
             context.report("finishing-accepted", attempt=accepted.ballot.attempt)
-            self._propose(attempt, attempt.finished(accepted.value, context.view.dead))
+            attempt.finish(context.head, accepted)
+            self._propose(attempt)
         elif counted < context.terms.global_batch:
             silent = attempt.invited - attempt.answered.keys()
             self._give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
@@ -166,7 +197,7 @@ class Coordinator:
     def _part_with_odd_states(self, attempt: Attempt) -> bool:
         context = self._context
         states = {voter: promise.state_digest for voter, promise in attempt.promises.items()}
-        odd = odd_states_out(states, standing(attempt.electorate.voters))
+        odd = odd_states_out(states, attempt.electorate.voters)
         if not odd:
             return False
         assert attempt.ballot is not None
@@ -174,18 +205,20 @@ class Coordinator:
         context.report("state-mismatch", peers=peers)
         for voter in odd:
             context.offence(voter, Reason.STATE_MISMATCH)
-        context.tell(peers, Abort(context.head.digest, attempt.ballot, Reason.STATE_MISMATCH))
+        context.send_all(peers, Abort(context.head.digest, attempt.ballot, Reason.STATE_MISMATCH))
         self._give_up(Reason.SUPERSEDED)
         return True
 
-    # ---- ring
+    # ---- exchange
 
     def _members(self, attempt: Attempt) -> tuple[MemberCount, ...]:
-        """Of an exchange of those that promised, in an order that is dealt anew by every head."""
+        """Return the members of an exchange of the peers that promised."""
         context = self._context
-        most = MOST_IN_A_RING if context.terms.ring_possible else MOST_MEMBERS
-        aside = self.peers.aside
-        return attempt.contributors(context.me.peer_id, aside, context.head.digest, most)
+        promised = {voter.peer_id for voter in attempt.promises}
+        in_a_ring = context.terms.ring_possible and promised <= context.head.tenured
+        most = MOST_IN_A_RING if in_a_ring else MOST_MEMBERS
+        me, excluded = context.me.peer_id, self.peers.excluded
+        return attempt.contributors(me, excluded, context.head, most)
 
     def _call_exchange(self, attempt: Attempt) -> None:
         context = self._context
@@ -193,10 +226,10 @@ class Coordinator:
         self._compose(attempt)
         attempt.stage, attempt.deadline = Stage.RING, math.inf
         ring = Ring(context.head.digest, attempt.ballot, attempt.members, attempt.shares)
-        context.tell([member.peer_id for member in attempt.members], ring)
+        context.send_all([member.peer_id for member in attempt.members], ring)
 
     def _compose(self, attempt: Attempt) -> None:
-        """Chooses whether the attempt's members average in a ring or by parts."""
+        """Choose whether the attempt's members average in a ring or by parts."""
         context, peers = self._context, self.peers
         choice = choose_exchange(
             attempt.members,
@@ -204,13 +237,15 @@ class Coordinator:
             context.terms.average_bytes,
             context.terms.ring_possible and not peers.apart,
             peers.apart,
+            context.head.tenured,
         )
         attempt.shares = choice.shares
         members = [member.peer_id for member in attempt.members]
         context.report("exchange-chosen", members=members, **choice.story())
 
     def on_suspect(self, sender: Voter, message: Suspect) -> None:
-        """A member's word that the exchange broke: soon it ends, once others said what they saw."""
+        """Note a member's report that the exchange broke. The attempt ends soon, once other members
+        have reported as well."""
         attempt = self._attempt_of(message.ballot, Stage.RING)
         if attempt is None or all(m.peer_id != sender.peer_id for m in attempt.members):
             return
@@ -221,30 +256,41 @@ class Coordinator:
             self._judge(attempt)
 
     def _judge(self, attempt: Attempt) -> None:
-        """Of an exchange that broke: who is at fault."""
+        """End the attempt of a broken exchange, and decide which peers are at fault."""
+        if not attempt.testimonies:
+            self.peers.fail(attempt.owing(self._context.me, self._context.view), Stage.RING)
         ways = attempt.broken_ways()
         self.peers.broke(ways, len(attempt.members))
-        aside = sorted(self.peers.aside)
-        self._context.report("exchange-judged", ways=sorted(ways), aside=aside)
+        excluded = sorted(self.peers.excluded)
+        self._context.report("exchange-judged", ways=sorted(ways), excluded=excluded)
         self._give_up(Reason.RING_BROKEN)
 
-    def on_own_result(self, ballot: Ballot, digest: bytes, norm: float) -> None:
-        """Our ring finished: if it was our attempt's, propose what it made."""
-        attempt = self._attempt_of(ballot, Stage.RING)
-        if attempt is not None:
-            state, dead = self._context.state.state_digest, self._context.view.dead
-            value = attempt.averaged(self._context.head, state, digest, norm, dead)
-            self._propose(attempt, value)
+    def on_averaged(self, sender: Voter, message: Averaged) -> None:
+        """Note that a member has the exchange's result. Propose it once a quorum has the same."""
+        context, attempt = self._context, self._attempt_of(message.ballot, Stage.RING)
+        if attempt is None or sender not in attempt.awaited():
+            return
+        named = message.result_digest, message.gradient_norm
+        payload = result_payload(message.parent, message.ballot, *named)
+        if not signature_holds(RESULT_DOMAIN, Vote(sender, message.signature), payload):
+            context.offence(sender, Reason.BAD_SIGNATURE)
+            return
+        attempt.results[sender] = message
+        if sender == context.me:
+            attempt.deadline = min(attempt.deadline, context.now + context.patience.holding)
+        if attempt.propose_result(context.head, context.me, context.state.state_digest):
+            self._propose(attempt)
 
     # ---- accept and commit
 
-    def _propose(self, attempt: Attempt, value: Value) -> None:
+    def _propose(self, attempt: Attempt) -> None:
         assert attempt.ballot is not None
+        assert attempt.value is not None
         attempt.stage = Stage.ACCEPT
-        attempt.value = value
         attempt.deadline = self._context.now + self._context.patience.holding
-        message = Accept(self._context.head.digest, attempt.ballot, value)
-        self._context.tell([voter.peer_id for voter in attempt.electorate.voters], message)
+        proposed = attempt.ballot, attempt.value, attempt.evidence
+        message = Accept(self._context.head.digest, *proposed)
+        self._context.send_all([voter.peer_id for voter in attempt.electorate.voters], message)
 
     def on_vote(self, sender: Voter, message: AcceptedVote) -> None:
         attempt = self._attempt_of(message.ballot, Stage.ACCEPT)
@@ -252,7 +298,7 @@ class Coordinator:
             return
         digest, survivors = attempt.value.digest(), attempt.electorate.survivors
         payload = vote_payload(message.parent, message.ballot, digest, survivors)
-        if not voted(sender, payload, message.signature):
+        if not signature_holds(VOTE_DOMAIN, Vote(sender, message.signature), payload):
             self._context.offence(sender, Reason.BAD_SIGNATURE)
             return
         attempt.votes[sender] = message.signature
@@ -266,9 +312,10 @@ class Coordinator:
         audience |= {member.peer_id for member in commit.value.contributions}
         audience |= {voter.peer_id for voter in attempt.electorate.voters}
         others = sorted(context.view.fresh.keys() - audience)  # joiners about to arrive, or a crowd
-        audience |= set(context.jitter.sample(others, min(MOST_ONLOOKERS_TOLD, len(others))))
+        count = min(MOST_ONLOOKERS_NOTIFIED, len(others))
+        audience |= set(context.jitter.sample(others, count))
         self.attempt = None
-        context.tell(audience, CommitNotice(commit))
+        context.send_all(audience, CommitNotice(commit))
 
     # ---- giving up
 
@@ -292,34 +339,34 @@ class Coordinator:
             self._check_promises(attempt)
 
     def on_unreachable(self, peer_id: str) -> None:
-        """Nobody there: stop waiting for its promise."""
+        """Stop waiting for the promise of a peer that no address reaches."""
         self.peers.fail([peer_id], Stage.PREVOTE)
         attempt = self.attempt
         if attempt is not None and attempt.stage is Stage.PREPARE:
             attempt.refused.add(peer_id)
             self._check_promises(attempt)
 
-    def step_aside(self, ballot: Ballot) -> None:
-        """A higher ballot of another coordinator ends our attempt, silently."""
+    def yield_to(self, ballot: Ballot) -> None:
+        """End our attempt silently if another coordinator's ballot is higher."""
         attempt = self.attempt
         if attempt is not None and (attempt.ballot is None or attempt.ballot < ballot):
             self.attempt = None
             self.election.back_off()
 
     def _give_up(self, reason: Reason, **details: object) -> None:
-        """Ends the attempt; whoever took part goes back to accumulating."""
+        """End the attempt; its participants go back to accumulating."""
         context, attempt, self.attempt = self._context, self.attempt, None
         assert attempt is not None
         story = {"reason": reason.value, "stage": attempt.stage.name.lower(), **details}
         context.report("attempt-ended", round=context.head.round + 1, **story)
-        if attempt.electorate.survivors:  # perhaps they know better than to go on alone
-            self.peers.ask_anew()
+        if attempt.electorate.survivors:  # the others may know better than to go on alone
+            self.peers.ask_all_again()
         if reason is Reason.NO_QUORUM:
             self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
         self.election.back_off()
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}
-            context.tell(asked, Abort(context.head.digest, attempt.ballot, reason))
+            context.send_all(asked, Abort(context.head.digest, attempt.ballot, reason))
 
     def _attempt_of(self, ballot: Ballot, stage: Stage) -> Attempt | None:
         attempt = self.attempt

@@ -1,4 +1,4 @@
-"""Whether it is our turn to lead an attempt, and whom it would have to ask."""
+"""Election of a coordinator: whether it is our turn to lead an attempt, and which peers to ask."""
 
 from atom.swarm.chain.commit import Voter, is_quorum
 from atom.swarm.records.lease import PeerState
@@ -6,6 +6,8 @@ from atom.training.round.electorate import (
     Electorate,
     Survivors,
     alive_voters,
+    counted_leases,
+    counted_sequences,
     electorate,
     objection_to_branch,
     place_in_line,
@@ -17,67 +19,72 @@ from atom.training.round.faults import UnreliablePeers
 from atom.training.round.round_state import RoundContext
 
 HOLD_OUT = 5
-"""Times the grace time and what promises take: until a head is overdue."""
+"""Grace times (each with the time for promises) after which a head is overdue."""
 _VIEW_SLACK_S = 2.0
-"""Two peers' views of the same lease may differ by a renewal: how much sooner we agree."""
-_OVERDUE_SLACK = 0.8
-"""And on how long a head is overdue: who proposes must have waited for all of it."""
+"""Difference between two peers' views of the same lease: one renewal."""
+OVERDUE_SLACK = 0.8
+"""Part of the time limit after which we agree that a head is overdue. A peer that proposes a branch
+must have waited for all of it."""
 
 
 def objects_to_branch(context: RoundContext, survivors: Survivors) -> bool:
-    """Whether we know better than these survivors that they have to go on alone."""
-    if context.state.overdue >= _OVERDUE_SLACK:
-        return False  # a voter that was left out may live: it does not help us
+    """Return True if our own view contradicts these survivors: they need not go on alone."""
+    if context.state.overdue >= OVERDUE_SLACK:
+        return False  # a voter that was left out may be alive: it does not help us
     grace_s = context.patience.grace - _VIEW_SLACK_S if context.terms.branches else float("inf")
     return objection_to_branch(context.head, context.me, context.view, survivors, max(grace_s, 0.0))
 
 
 class LeaderElection:
-    """There has to be a cause, the others have to be quiet, and those before us in line had their
-    chance. Two that lead at once cost time and nothing else: ballots decide between them.
+    """Decision of a voter to lead: there is a cause, no other voter leads, and the voters before us
+    in line had their chance. Two that lead at once cost time and nothing else: ballots decide.
 
-    Leases may show a quorum that never decides: its members cannot reach each other, or not us.
-    Nobody waits for that for ever: a head that could have been decided for long is *overdue*. It
-    costs a branch, which a quorum's round beats whenever it comes."""
+    Leases may show a quorum that never decides: its members cannot reach each other, or not us. No
+    peer waits for such a quorum without end: a head that could have been decided for long is
+    *overdue*, and may be left by a branch. A quorum's round beats that branch whenever it comes.
+    """
 
     def __init__(self, context: RoundContext, peers: UnreliablePeers) -> None:
         self._context = context
         self._peers = peers
         self.waiting_for: frozenset[str] = frozenset()
-        """Voters that are not in sight, by peer id, while no round can be decided without some of
-        them."""
+        """Peer ids of the missing voters without which no round can be decided."""
         self.new_head()
         if context.me not in context.head.voters:
             self.rest()
 
     def new_head(self) -> None:
+        """Start over at another head."""
         self._retry_at = self._context.now
         self._cause_since: float | None = None
         self._stalled_s = 0.0
-        """How long the head could have been decided and was not, as far as we can tell."""
+        """Seconds for which the head could have been decided and was not, as far as we can tell."""
+        self._in_vain = 0
+        """Attempts of ours that failed at this head."""
         self.waiting_for = frozenset()
 
-    # ---- others first
+    # ---- other coordinators first
 
     def rest(self) -> None:
-        """What we know of the others is old, or nothing: perhaps one of them leads."""
+        """Wait for a quiet time: our knowledge of the others is old, and one of them may lead."""
         self._retry_at = self._context.now + self._context.patience.quiet
         self._cause_since = None
 
     def back_off(self) -> None:
-        """After an attempt in vain: not all at once again. Each keeps others from leading for a
-        while; if exchanges broke because of us we leave them the time in which one of them can."""
+        """Wait after an attempt in vain, longer after each one: peers ignore a leader that calls
+        again too soon. If exchanges broke because of us, wait until another voter can lead."""
         patience, spread = self._context.patience, 1 + self._context.jitter.random()
-        pause_s = patience.retry
+        self._in_vain += 1
+        pause_s = min(patience.retry * self._in_vain, patience.quiet)
         if self._peers.we_fail:
-            # until another is due, and has asked who would follow
+            # until another voter is due, and has asked which peers would follow
             pause_s = patience.quiet + patience.rank + patience.prevote
         self._retry_at = self._context.now + pause_s * spread
 
-    # ---- ours
+    # ---- our turn
 
     def come(self) -> Electorate | None:
-        """Whom to ask, if we are to lead now."""
+        """Return the peers to ask if we are to lead now; None if not."""
         context = self._context
         if context.phase is not Phase.ACCUMULATING:
             return None
@@ -89,13 +96,13 @@ class LeaderElection:
         seen = context.head, context.me, context.view
         grace_s, branches = context.patience.grace, context.terms.branches
         chosen = electorate(*seen, grace_s, branches, self._given_up())
-        self._tell_if_waiting(chosen)
+        self._report_waiting(chosen)
         if chosen is None or context.now < self._retry_at:
             return None
         return chosen if context.now >= self._due(chosen, self._cause_since) else None
 
     def _due(self, chosen: Electorate, since: float) -> float:
-        """When it is our turn: after those before us in line, and after others' attempts."""
+        """Return the time of our turn: after the voters before us, and after others' attempts."""
         context, patience = self._context, self._context.patience
         alive = alive_voters(context.head, context.me, context.view) | set(chosen.survivors)
         last = self._last_in_line(), context.view.hidden
@@ -103,8 +110,8 @@ class LeaderElection:
         return max(since + patience.rank * place, context.state.led_at + patience.quiet)
 
     def _last_in_line(self) -> set[Voter]:
-        """Those with nothing counted, since whoever leads is in the exchange; and we, if exchanges
-        break because of us."""
+        """Return the voters with nothing counted, because a coordinator is always in the exchange;
+        and ourselves, if exchanges break because of us."""
         context = self._context
         mates = same_head(context.head, context.view)
         idle = {Voter(i, each.incarnation) for i, each in mates.items() if not each.sequences}
@@ -112,17 +119,17 @@ class LeaderElection:
         return idle if useful else idle | {context.me}
 
     def _has_cause(self) -> bool:
-        """A round is due by the counts, or an accepted value waits to be finished."""
-        context, aside = self._context, self._peers.aside
+        """Return True if the counts make a round due, or an accepted value waits to be finished."""
+        context, peers = self._context, self._peers
         if context.state.acceptor.accepted:
             return True
-        mates = same_head(context.head, context.view)
-        others = [lease.sequences for peer, lease in mates.items() if peer not in aside]
-        counted = context.view.sequences + sum(others)
-        return counted >= context.terms.global_batch
+        leases = counted_leases(context.head, context.view, peers.answered, peers.excluded)
+        batch = context.terms.global_batch
+        others = counted_sequences(context.head, leases, batch)
+        return context.view.sequences + others >= batch
 
-    def _tell_if_waiting(self, chosen: Electorate | None) -> None:
-        """Once per wait: as a voter, or as a peer that has no voter in sight."""
+    def _report_waiting(self, chosen: Electorate | None) -> None:
+        """Report once per wait that voters are missing: as a voter, or if no voter is visible."""
         context, before = self._context, self.waiting_for
         alive = alive_voters(context.head, context.me, context.view)
         waiting = chosen is None and (context.me in context.head.voters or not alive)
@@ -135,9 +142,15 @@ class LeaderElection:
     # ---- heads at which nothing is decided
 
     def watch(self, leading: bool, passed: float) -> None:
-        """Finds out whether our head is overdue, so much later. Time in which we looked away does
-        not count, nor does any while we see nobody (for the silent there is the grace time), nor
-        that of an exchange, ours or the others': it makes progress, or ends by limits of its own.
+        """Measure whether our head is overdue.
+
+        Time in which we did not look does not count; neither does time in which we see no peer (the
+        grace time covers silence), nor the time of an exchange, which makes progress or ends by its
+        own limits.
+
+        Args:
+            leading: Whether an attempt of ours is under way.
+            passed: Seconds since the last call.
         """
         context = self._context
         engaged = leading or context.phase in (Phase.PROMISED, Phase.HOLDING)
@@ -160,7 +173,7 @@ class LeaderElection:
         return is_quorum(head.voters, averaging)
 
     def _given_up(self) -> set[Voter]:
-        """Voters on whom nothing depends any more: of an overdue head those that failed us, those
+        """Return the voters that are not waited for at an overdue head: those that failed us, those
         at another head, and all of them for a peer that may not lead itself."""
         context = self._context
         if context.state.overdue < 1.0:

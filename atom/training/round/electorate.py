@@ -1,12 +1,12 @@
-"""Who may decide the round of a head, given what the directory shows. Pure.
+"""Electorate of a head's round, given the leases that the directory shows. Pure.
 
-Ordinarily the voters fixed by the last commit, as soon as a quorum of them can be alive. When no
-quorum is left, the survivors may go on without it once every missing voter is confirmed dead or
+Ordinarily the voters fixed by the last commit decide, as soon as a quorum of them can be alive. If
+no quorum is left, the survivors may go on without it once every missing voter is confirmed dead or
 its lease has been gone for the grace time; the commit then records that it is their branch.
 
-To found a branch takes a voter of the head or a member of its round, by peer id, and a peer without
-the head's state goes on without the round that led to it. So a peer that leaves first looks whether
-those that stay could go on (`leaves_them_stuck`).
+Only known peers (voters, members of the last round, peers with tenure) may open a branch, and a
+peer without the head's state goes on without the round that led to it. So a peer that leaves first
+checks whether the remaining peers could go on (`leaves_them_stuck`).
 """
 
 from collections.abc import Set as AbstractSet
@@ -24,19 +24,23 @@ ORDINARY: Survivors = ()
 
 @dataclass(frozen=True)
 class Electorate:
-    """`survivors` empty: the head's voters by quorum. Else: all of the survivors, no fewer."""
+    """Peers that decide a round: the head's voters by quorum, or all of the survivors."""
 
     voters: tuple[Voter, ...]
     survivors: Survivors = ORDINARY
 
-    def satisfied_by(self, present: set[Voter]) -> bool:
+    def satisfied_by(self, present: AbstractSet[Voter]) -> bool:
+        """Return True if `present` may decide the round."""
         if self.survivors:
             return present >= set(self.survivors)
         return is_quorum(self.voters, present)
 
 
+# ---- peers at our head
+
+
 def same_head(head: Head, view: View) -> dict[str, Lease]:
-    """Fresh leases of other peers that could take part in the round of `head`."""
+    """Return the fresh leases of other peers that could take part in the round of `head`."""
     return {
         peer_id: lease
         for peer_id, lease in view.fresh.items()
@@ -44,20 +48,47 @@ def same_head(head: Head, view: View) -> dict[str, Lease]:
     }
 
 
+def counted_leases(
+    head: Head, view: View, answered: AbstractSet[str], excluded: AbstractSet[str]
+) -> dict[str, Lease]:
+    """Return the leases at our head whose counts are heeded: those of recent peers, and of peers
+    that answered an attempt. Leases of strangers cost nothing, so they count for nothing.
+
+    Args:
+        head: Our head.
+        view: Leases of all peers.
+        answered: Peers that answered an attempt of ours.
+        excluded: Peers that failed an attempt of ours.
+    """
+    heeded = (head.recent | answered) - excluded
+    return {peer: lease for peer, lease in same_head(head, view).items() if peer in heeded}
+
+
+def counted_sequences(head: Head, leases: dict[str, Lease], global_batch: int) -> int:
+    """Return the sequences that these leases claim. No peer counts for more than the batch, and a
+    peer without tenure for no more than its share of it."""
+    trusted = head.tenured.union(voter.peer_id for voter in head.voters)
+    share = global_batch // (1 + len(leases))
+    return sum(
+        min(lease.sequences, global_batch if peer in trusted else share)
+        for peer, lease in leases.items()
+    )
+
+
 def present_at(head: Head, view: View) -> set[Voter]:
-    """The same, as the processes that they are."""
+    """Return the processes of other peers that could take part in the round of `head`."""
     return {Voter(i, lease.incarnation) for i, lease in same_head(head, view).items()}
 
 
 def alive_voters(head: Head, me: Voter, view: View) -> set[Voter]:
-    """Voters with a fresh lease, whatever head they show: slow is not dead. But for those that
-    have opened a branch from `head`: they will not decide anything here any more."""
+    """Return the voters with a fresh lease, at any head: slow is not dead. Voters that have opened
+    a branch from `head` are not among them: they will not decide its round any more."""
     fresh = _fresh_voters(head, me, view)
     return {voter for voter, lease in fresh.items() if lease is None or not has_left(lease, head)}
 
 
 def _fresh_voters(head: Head, me: Voter, view: View) -> dict[Voter, Lease | None]:
-    """With their leases; ours is not asked."""
+    """Return the visible voters with their leases; None in place of our own lease."""
     found: dict[Voter, Lease | None] = {}
     for voter in head.voters:
         lease = view.fresh.get(voter.peer_id)
@@ -69,8 +100,8 @@ def _fresh_voters(head: Head, me: Voter, view: View) -> dict[Voter, Lease | None
 
 
 def gone_for_good(head: Head, me: Voter, view: View, grace_seconds: float) -> bool:
-    """Whether every voter has left for a branch, is confirmed dead, or was silent for the grace
-    time, but for those that are alive."""
+    """Return True if every voter that is not alive is confirmed dead, or was silent for the grace
+    time."""
     missing = set(head.voters) - _fresh_voters(head, me, view).keys()
     return all(
         voter in view.dead
@@ -78,6 +109,9 @@ def gone_for_good(head: Head, me: Voter, view: View, grace_seconds: float) -> bo
         or view.lapsed_seconds.get(voter, 0.0) >= grace_seconds
         for voter in missing
     )
+
+
+# ---- the electorate
 
 
 def electorate(
@@ -88,9 +122,16 @@ def electorate(
     branches: bool,
     given_up: AbstractSet[Voter] = frozenset(),
 ) -> Electorate | None:
-    """Whom to ask for the next commit; None while we may not coordinate or have to wait.
+    """Return the peers to ask for the next commit; None while we may not lead or have to wait.
 
-    `given_up`: voters we waited for too long, whatever their leases show (`LeaderElection`)."""
+    Args:
+        head: Our head.
+        me: This process.
+        view: Leases of all peers.
+        grace_seconds: Silence of a voter after which the survivors may go on without it.
+        branches: Whether the run allows branches without confirmed deaths.
+        given_up: Voters that were waited for too long, although they have leases.
+    """
     alive = alive_voters(head, me, view) - given_up
     if is_quorum(head.voters, alive):
         return Electorate(head.voters) if me in head.voters else None
@@ -105,16 +146,22 @@ def electorate(
 
 
 def _survivors(head: Head, alive: set[Voter], present: set[Voter]) -> Survivors:
-    """The run's own: living voters, then who had a part in the last round or is back. All of them
-    have to agree, and strangers would not for a while: they have not seen anybody be silent."""
+    """Return the peers that open a branch: living voters, then other known peers.
+
+    All of them have to agree. Peers with tenure go first: if one of them is present, other peers
+    without tenure have no say. Strangers never have: they have not seen any voter fall silent.
+    """
     others = {voter for voter in present - alive if voter.peer_id in head.known}
+    tenured = head.tenured
+    if any(voter.peer_id in tenured for voter in alive | others):
+        others = {voter for voter in others if voter.peer_id in tenured}
     return tuple(sorted((standing(alive) + standing(others))[:MAX_VOTERS]))
 
 
 def objection_to_branch(
     head: Head, me: Voter, view: View, survivors: Survivors, grace_seconds: float
 ) -> bool:
-    """Whether *we* know better than the proposer of a branch: a voter it left out is not gone."""
+    """Return True if we see a voter that the survivors of a branch have left out, or a quorum."""
     alive = alive_voters(head, me, view)
     left_out = alive - set(survivors)
     return (
@@ -132,8 +179,16 @@ def place_in_line(
     idle: AbstractSet[Voter] = frozenset(),
     hidden: AbstractSet[str] = frozenset(),
 ) -> int:
-    """Our place in line to coordinate: dealt anew by every head, the absent passed over, then
-    voters with nothing to give, and last those that cannot be dialled (by peer id)."""
+    """Return our place in the order of coordinators, which each head deals again.
+
+    Args:
+        voters: Peers that may lead.
+        me: This process, one of them.
+        head: Our head.
+        alive: Voters that are alive; the others are passed over.
+        idle: Voters with nothing to contribute; they come later.
+        hidden: Peer ids of voters that cannot be dialled; they come last.
+    """
     line = [voter for voter in standing(voters, head.digest) if voter in alive or voter == me]
     return sorted(line, key=lambda voter: (voter.peer_id in hidden, voter in idle)).index(me)
 
@@ -142,10 +197,10 @@ def place_in_line(
 
 
 def leaves_them_stuck(head: Head, me: Voter, view: View) -> bool:
-    """Tell whether the others would be stuck if this peer left now.
+    """Return True if the other peers would be stuck if this peer left now.
 
-    They are if some of them work here, or leave and have yet to see their work committed, and none
-    of those that stay could go on from this head: no peer that may has shown that it has it.
+    They are stuck if some of them work here, or leave and have yet to see their work committed, and
+    no remaining peer that may go on from this head has shown that it has the head.
     """
     staying = {i: lease for i, lease in view.fresh.items() if lease.state is not PeerState.LEAVING}
     at_work = any(lease.state is not PeerState.PAUSED for lease in staying.values())

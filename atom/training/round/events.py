@@ -1,4 +1,4 @@
-"""What can happen to a round, what is seen of the others, and what it can ask for. Frozen."""
+"""Events, views and actions of a round. Frozen values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from atom.swarm.records.lease import Lease, Reached
 
 
 class Phase(StrEnum):
-    """What this member is doing for the round of its head."""
+    """Activity of this member in the round of its head."""
 
     ACCUMULATING = "accumulating"
     PROMISED = "promised"
@@ -22,42 +22,42 @@ class Phase(StrEnum):
     """Has the averaged gradient; waiting for the vote and the commit."""
     STEPPING = "stepping"
     SYNCING = "syncing"
-    """The state is behind, beside or unknown: no part in any round."""
+    """The state is old, of another chain, or unknown: it takes part in no round."""
 
 
 BETWEEN_STATES = (Phase.STEPPING, Phase.SYNCING)
-"""Nothing is decided: the state itself is being written."""
+"""Phases in which this replica decides nothing: the state itself is being written."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What the directory shows right now. A hint for triggers and patience, never a vote."""
+    """Snapshot of the directory. A hint for triggers and patience, never a vote."""
 
     fresh: Mapping[str, Lease] = field(default_factory=dict)
     """Fresh leases of the *other* peers."""
     lapsed_seconds: Mapping[Voter, float] = field(default_factory=dict)
-    """Per voter of our head without a fresh lease: for how long, by our own clock."""
+    """Seconds of silence of each voter of our head without a fresh lease, by our own clock."""
     dead: frozenset[Voter] = frozenset()
     """Voters confirmed gone: they said goodbye, or their peer runs a newer incarnation."""
     sequences: int = 0
-    """Our own count."""
+    """Sequences that we have counted."""
     pass_seconds: float = 0.0
-    """Our own longest recent accumulation pass."""
+    """Duration of our longest recent accumulation pass."""
     quarantined: frozenset[str] = frozenset()
-    """Peers that did what no honest one does: in no exchange, and nothing is fetched from them."""
+    """Peers that did what no honest peer does: in no exchange, and never a donor."""
     mine: Lease | None = None
-    """Our own lease, as the directory shows it; None: not yet, or not clearly ours."""
+    """Our own lease, as the directory shows it; None if it shows none that is clearly ours."""
     seen_at: float = float("-inf")
-    """When the directory was read last, by our own clock."""
+    """Time of the last reading of the directory, by our own clock."""
 
     @property
     def leases(self) -> Mapping[str, Lease]:
-        """With ours, if it is shown."""
+        """Fresh leases, with our own if the directory shows it."""
         return {**self.fresh, self.mine.peer_id: self.mine} if self.mine else self.fresh
 
     @property
     def hidden(self) -> set[str]:
-        """Who says that nobody can dial it: two such peers cannot speak to each other."""
+        """Peers that cannot be dialled, as they say: two of them cannot connect to each other."""
         return {peer for peer, lease in self.leases.items() if lease.reached is Reached.NO}
 
 
@@ -71,7 +71,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Received:
-    """A message from an authenticated peer; `incarnation` is what it said in its handshake."""
+    """Message from an authenticated peer, in the incarnation that its handshake named."""
 
     sender: str
     incarnation: bytes
@@ -80,7 +80,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Frozen:
-    """What is offered for this ballot stands still: it is of these sequences."""
+    """Contribution to a ballot that stands still now, with its sequences."""
 
     ballot: Ballot
     sequences: int
@@ -98,26 +98,30 @@ class ExchangeFinished:
 class ExchangeFailed:
     ballot: Ballot
     suspect: str
-    """Peer id of the peer that was seen here to fail; "" if none was, or another saw it."""
+    """Peer that failed here; empty if no peer did, or only another member saw it."""
     reason: str
 
 
 @dataclass(frozen=True)
 class ResultFetched:
-    """What came of `FetchResult`."""
+    """Outcome of `FetchResult`."""
 
     digest: bytes
     is_here: bool
-    """It is in memory; else nobody gave it in time."""
+    """True if it is in memory; False if no holder delivered it in time."""
+    norm: float = 0.0
+    """L2 norm of the result, computed here."""
 
 
 @dataclass(frozen=True)
 class ChainFetched:
-    """What came of `FetchChain`."""
+    """Outcome of `FetchChain`."""
 
     donor: str
     head: Head | None
-    """Where its chain leads, every certificate of it checked; None: it served none that holds."""
+    """Head that its verified chain leads to; None if the chain did not verify."""
+    forks: tuple[Head, ...] = ()
+    """Heads on the chain, from ours on, from which branches depart."""
 
 
 @dataclass(frozen=True)
@@ -130,18 +134,17 @@ class Stepped:
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """The state was brought to `head`, or left there. An empty digest: there is no usable state at
-    all."""
+    """Outcome of `CatchUp`: the state is at `head`; an empty digest: there is no usable state."""
 
     head: Head
     state_digest: bytes
     failed: tuple[str, ...] = ()
-    """Donors of which none could help: asked again only after a while, training goes on."""
+    """Donors that could not help; they are asked again only after a while."""
 
 
 @dataclass(frozen=True)
 class Unreachable:
-    """A message could not be delivered: nobody listens at any known address."""
+    """Failed delivery of a message: no process listens at any known address of the peer."""
 
     peer_id: str
 
@@ -176,7 +179,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Freeze:
-    """Cut off what is counted at the next pass boundary, then report `Frozen(ballot, …)`. Before
+    """Freeze the contribution at the next pass boundary, then report `Frozen(ballot, …)`. Before
     anything else the exchange that is under way ends: it must never read what moves. So it does
     with `Thaw` and `Apply`."""
 
@@ -188,7 +191,7 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Thaw:
-    """Nothing is offered any more: all that is counted counts for the next attempt."""
+    """Withdraw the offer: all counted sequences count for the next attempt."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,7 @@ class StartExchange:
     members: tuple[MemberCount, ...]
     shares: tuple[int, ...] = ()
     keep: frozenset[bytes] | None = None
-    """Before it: of results in memory nothing else is waited for here. None: all of them stay."""
+    """Results that stay in memory; all others are dropped first. None: all results stay."""
 
 
 @dataclass(frozen=True)
@@ -206,14 +209,14 @@ class FetchResult:
     digest: bytes
     holders: tuple[str, ...]
     committed: bool
-    """Else to vote for it, within the time that its attempt has."""
+    """True if the round is decided; False to vote for it, within the time of its attempt."""
     keep: frozenset[bytes] | None = None
     """As in `StartExchange`. Never while an exchange runs: its result may be there already."""
 
 
 @dataclass(frozen=True)
 class FetchChain:
-    """Fetch and check the chain that this peer serves, beside the training."""
+    """Fetch and verify the chain of a peer, beside the training."""
 
     donor: str
     claimed_round: int
@@ -222,7 +225,7 @@ class FetchChain:
 
 @dataclass(frozen=True)
 class Apply:
-    """The round is decided: step with the held result; what it has taken counts no more."""
+    """Step with the held result of a decided round; averaged work counts no more."""
 
     commit: Commit
     head: Head
@@ -236,12 +239,14 @@ class CatchUp:
     donors: tuple[str, ...]
     reason: str
     discard: bool = False
-    """Our own state is not to be trusted, even where its head is right."""
+    """True if our own state is not to be trusted, even if its head is right."""
+    forks: frozenset[bytes] | None = None
+    """Digests of the heads from which the chain may branch; None: from any."""
 
 
 @dataclass(frozen=True)
 class Offence:
-    """A peer did what no honest one does: to be quarantined for a while."""
+    """Act of a peer that no honest peer commits: it is quarantined for a while."""
 
     peer_id: str
     reason: Reason
@@ -249,7 +254,7 @@ class Offence:
 
 @dataclass(frozen=True)
 class Report:
-    """Something worth a line in the event log."""
+    """Line for the event log."""
 
     kind: str
     fields: Mapping[str, Any]

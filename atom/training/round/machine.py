@@ -17,6 +17,7 @@ from atom.swarm.chain.messages import (
     Abort,
     Accept,
     AcceptedVote,
+    Averaged,
     CommitNotice,
     Message,
     Nack,
@@ -47,7 +48,7 @@ from atom.training.round.events import (
     Unreachable,
     View,
 )
-from atom.training.round.faults import HeadCandidates
+from atom.training.round.head_candidates import HeadCandidates
 from atom.training.round.participant import Participant
 from atom.training.round.round_state import RoundContext, RoundState, RoundTerms
 
@@ -55,7 +56,7 @@ _MOST_AHEAD, _MOST_AHEAD_OF_ONE = 64, 8
 
 
 class RoundMachine:
-    """See the module. One loop owns it; what others may see, any thread may read."""
+    """Round of one replica. One loop owns it; any thread may read its properties."""
 
     def __init__(
         self,
@@ -66,7 +67,16 @@ class RoundMachine:
         sign: Callable[[str, bytes], bytes],
         now: float,
     ) -> None:
-        """An empty `state_digest` says that we have no state of this run yet."""
+        """Begin at a head.
+
+        Args:
+            me: This process.
+            head: Head of our chain.
+            state_digest: Digest of our state at `head`; empty if we have no state of this run yet.
+            terms: The run's numbers.
+            sign: Signs bytes in a domain with this peer's key.
+            now: Time in seconds, monotonic.
+        """
         self._context = RoundContext(me, terms, sign, RoundState(head, state_digest, now))
         self._seek_at = now
         if not state_digest:
@@ -83,14 +93,15 @@ class RoundMachine:
             Promise: self._coordinator.on_promise,
             Nack: self._coordinator.on_nack,
             Suspect: self._coordinator.on_suspect,
+            Averaged: self._coordinator.on_averaged,
             AcceptedVote: self._coordinator.on_vote,
         }
         self._last_tick = float("inf")  # no gap ends with the first one
         self._ahead = deque[tuple[Voter, Message]]()
-        """Calls and commits that came before we stood where they start. Without them a joiner, late
+        """Calls and commits that came before we reached their parent. Without them a joiner, late
         for each next commit, would chase a fast swarm for ever."""
 
-    # ---- what others may see
+    # ---- properties
 
     @property
     def me(self) -> Voter:
@@ -115,14 +126,19 @@ class RoundMachine:
 
     @property
     def finished(self) -> bool:
-        """The run's last round is committed here."""
+        """Whether the run's last round is committed here."""
         last = self._context.terms.last_round
         return last is not None and self.head.round >= last
 
     @property
-    def aside(self) -> frozenset[str]:
-        """Peers that are not counted on."""
-        return self._coordinator.peers.aside
+    def excluded(self) -> frozenset[str]:
+        """Peers that failed an attempt of ours and are not relied on."""
+        return self._coordinator.peers.excluded
+
+    @property
+    def answered(self) -> frozenset[str]:
+        """Peers that answered an attempt of ours lately."""
+        return self._coordinator.peers.answered
 
     @property
     def doubted(self) -> frozenset[str]:
@@ -131,15 +147,19 @@ class RoundMachine:
 
     @property
     def waiting_for(self) -> frozenset[str]:
-        """Voters without whom no round can be decided; empty: it can be, or nothing is to be."""
+        """Missing voters without which no round can be decided; empty if none is missing."""
         here = self.phase is Phase.ACCUMULATING
         return self._coordinator.election.waiting_for if here else frozenset()
 
-    # ---- the door
+    # ---- events
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """The machine's answer to one event at time `now` (seconds, monotonic). What it says to
-        itself is handled after the event, in order."""
+        """Return the actions that answer one event. Messages to ourselves are handled after it.
+
+        Args:
+            event: Event to handle.
+            now: Time in seconds, monotonic.
+        """
         context = self._context
         context.now, context.out = now, []
         self._on_event(event)
@@ -154,14 +174,14 @@ class RoundMachine:
                 self._on_tick(view)
             case Received(sender, incarnation, message):
                 self._on_message(Voter(sender, incarnation), message)
-            case Frozen(ballot, sequences, loss_sum):
-                participant.on_frozen(ballot, sequences, loss_sum)
+            case Frozen():
+                participant.on_frozen(event)
             case ExchangeFinished(ballot, digest, norm):
                 participant.on_exchange_finished(ballot, digest, norm)
             case ExchangeFailed():
                 participant.on_exchange_failed(event)
-            case ResultFetched(digest, is_here):
-                participant.on_fetched(digest, is_here)
+            case ResultFetched():
+                participant.on_fetched(event)
             case ChainFetched():
                 self._candidates.on_chain(event)
             case Stepped(head, state_digest):
@@ -190,19 +210,20 @@ class RoundMachine:
             self._participant.tick()
 
     def _seek_state(self) -> None:
-        """Without a state of our own, anybody's will do."""
+        """Fetch the state of any peer if we have none of our own."""
         context = self._context
         donors = self._candidates.any_state()
         if donors and context.now >= self._seek_at:
             self._seek_at = float("inf")
-            self._participant.catch_up(donors, "no usable state here", discard=True)
+            self._participant.catch_up(donors, "no usable state here", discard=True, forks=None)
 
     def _look_for_better_head(self) -> bool:
-        """Starts catching up once a preferred head is proven; True if so."""
+        """Start catching up once a preferred head is proven; return True if so."""
         better = self._candidates.better()
         if not better or self._context.state.pending_commit is not None:
             return False  # one result is less to fetch than a state
-        self._participant.catch_up(better, "a preferred head is out there")
+        forks = self._candidates.forks()
+        self._participant.catch_up(better, "another peer has a preferred head", forks=forks)
         return True
 
     # ---- messages
@@ -277,7 +298,7 @@ class RoundMachine:
             return
         if event.head.digest == self.head.digest:
             context.state.state_digest = event.state_digest  # promises at this head still bind us
-            context.state.held.clear()  # perhaps not there any more: a fetch looks here first
+            context.state.held.clear()  # perhaps not in memory any more: a fetch looks there first
         else:
             context.enter_head(event.head, event.state_digest)
             self._coordinator.new_head()

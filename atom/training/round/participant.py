@@ -1,5 +1,5 @@
 """This replica's part in attempts that a coordinator (perhaps itself) leads: promise, freeze,
-reduce, vote, step. Voters and contributors alike."""
+average, vote, step. Voters and contributors alike."""
 
 from collections.abc import Collection
 
@@ -10,7 +10,6 @@ from atom.swarm.chain.commit import (
     Commit,
     Value,
     Voter,
-    certificate_problem,
     signed_by,
     vote_payload,
 )
@@ -18,6 +17,7 @@ from atom.swarm.chain.messages import (
     Abort,
     Accept,
     AcceptedVote,
+    Averaged,
     Prepare,
     Prevote,
     PrevoteAnswer,
@@ -25,11 +25,21 @@ from atom.swarm.chain.messages import (
     Ring,
     Suspect,
 )
+from atom.swarm.chain.succession import (
+    PROMISE_DOMAIN,
+    RESULT_DOMAIN,
+    Evidence,
+    commit_problem,
+    follows,
+    promise_payload,
+    result_payload,
+    unsupported,
+)
 from atom.swarm.records.lease import LEASE_SECONDS
-from atom.training.round.attempt import Stage
+from atom.training.round.attempt import Stage, state_is_odd
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.election import objects_to_branch
-from atom.training.round.electorate import ORDINARY, Survivors
+from atom.training.round.electorate import ORDINARY, Survivors, same_head
 from atom.training.round.events import (
     BETWEEN_STATES,
     Apply,
@@ -37,24 +47,29 @@ from atom.training.round.events import (
     ExchangeFailed,
     FetchResult,
     Freeze,
+    Frozen,
     Phase,
+    ResultFetched,
     StartExchange,
     Thaw,
 )
-from atom.training.round.faults import MOST_DONORS
-from atom.training.round.round_state import RoundContext
+from atom.training.round.head_candidates import MOST_DONORS
+from atom.training.round.round_state import Averaging, RoundContext
 
 
 class Participant:
-    """See the module. It tells the coordinator beside it what happened here; the coordinator asks
-    it for something by messages to itself, like every other participant."""
+    """This replica's answers to coordinators.
+
+    The participant calls the coordinator beside it directly. That coordinator asks the participant
+    by messages to itself, as it asks all other peers.
+    """
 
     def __init__(self, context: RoundContext, coordinator: Coordinator) -> None:
         self._context = context
         self._coordinator = coordinator
 
     def tick(self) -> None:
-        """Nobody is waited for without end: then counting goes on, promises stay."""
+        """Stop waiting for a coordinator after a time: counting goes on, promises stay."""
         context = self._context
         self.go_on()
         waited = context.now - context.state.since
@@ -66,7 +81,7 @@ class Participant:
             self._let_go()
 
     def _coordinator_is_shown(self) -> bool:
-        """By a lease, or nobody is: then we are blind."""
+        """Return True if the coordinator has a fresh lease, or if no peer has one: we are blind."""
         fresh, ballot = self._context.view.fresh, self._context.state.ballot
         if ballot is None or not fresh or ballot.coordinator == self._context.me.peer_id:
             return True
@@ -76,28 +91,43 @@ class Participant:
     # ---- in and out of attempts
 
     def _notice(self, sender: Voter, ballot: Ballot) -> None:
-        """Somebody leads an attempt: ours, if it is lower, is over."""
+        """Note that another peer leads an attempt: ours ends if its ballot is lower."""
         if sender != self._context.me:
             self._context.state.led_at = self._context.now
             self._context.state.led_by = sender.peer_id
-            self._coordinator.step_aside(ballot)
+            self._coordinator.yield_to(ballot)
 
     def _let_go(self) -> None:
-        """Back to accumulating. What was promised, accepted or held stays."""
+        """Go back to accumulating. Promises, accepted values and results stay."""
         context = self._context
         self._coordinator.attempt = None
         if context.phase in (Phase.PROMISED, Phase.REDUCING, Phase.HOLDING):
             context.enter_phase(Phase.ACCUMULATING)
             context.out.append(Thaw())
 
-    def catch_up(self, donors: Collection[str], reason: str, discard: bool = False) -> None:
-        """Out of the rounds until the state is right again. Few are asked, those in sight first:
-        whoever does not answer takes seconds, in which we vote for nothing."""
+    def catch_up(
+        self,
+        donors: Collection[str],
+        reason: str,
+        discard: bool = False,
+        forks: frozenset[bytes] | None = frozenset(),
+    ) -> None:
+        """Leave the rounds until the state is right again.
+
+        Few donors are asked, visible ones first: each donor that does not answer costs seconds in
+        which this replica does not vote.
+
+        Args:
+            donors: Peers to ask.
+            reason: Why, for the event log.
+            discard: Whether our own state is not to be trusted.
+            forks: Digests of the heads from which the donors' chain may branch; None: from any.
+        """
         fresh = self._context.view.fresh
         asked = tuple(sorted(donors, key=lambda peer: peer not in fresh)[:MOST_DONORS])
         self._let_go()
         self._context.phase = Phase.SYNCING
-        self._context.out.append(CatchUp(asked, reason, discard))
+        self._context.out.append(CatchUp(asked, reason, discard, forks))
 
     # ---- promising
 
@@ -107,12 +137,12 @@ class Participant:
         recent = context.now < state.led_at + context.patience.quiet
         led = recent and state.led_by != sender.peer_id
         engaged = attempt is not None and attempt.ballot is not None
-        # a ring that runs makes progress, or says within seconds that it does not
+        # a running exchange makes progress, or fails within seconds
         idle = context.phase not in (Phase.SYNCING, Phase.STEPPING, Phase.REDUCING)
         refusal: Reason | None = None
         if message.parent != context.head.digest:
             refusal = Reason.WRONG_HEAD
-        elif engaged or led or not idle:
+        elif engaged or led or not idle or context.ignores(sender):
             refusal = Reason.BUSY
         else:
             refusal = self._problem_of_call(sender, message.survivors)
@@ -120,7 +150,7 @@ class Participant:
         context.send(sender.peer_id, PrevoteAnswer(message.parent, word))
 
     def _problem_of_call(self, sender: Voter, survivors: Survivors) -> Reason | None:
-        """Why this peer may not lead, or not with these survivors."""
+        """Return why this peer may not lead, or not with these survivors; None if it may."""
         head = self._context.head
         strangers = {voter.peer_id for voter in survivors} - head.known
         if sender not in (survivors or head.voters) or strangers:
@@ -137,40 +167,48 @@ class Participant:
         if ballot == state.acceptor.promised.get(survivors):
             return  # a duplicate: our answer to the first is under way
         other = state.ballot is None or state.ballot.coordinator != sender.peer_id
-        if context.phase is Phase.REDUCING and other:
-            context.nack(sender, ballot, Reason.BUSY)  # a ring ends well, or soon
+        if (context.phase is Phase.REDUCING and other) or context.ignores(sender):
+            context.nack(sender, ballot, Reason.BUSY)  # an exchange ends well, or soon
             return
         context.highest_attempt = max(context.highest_attempt, ballot.attempt)
         if not state.acceptor.promise(survivors, ballot):
             context.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
+        context.called(sender)
         self._notice(sender, ballot)
         context.enter_phase(Phase.PROMISED)
         state.ballot = ballot
         last = context.head.round + 1 == context.terms.last_round
         context.out.append(Freeze(ballot, goes_on=not (context.leaving or last)))
 
-    def on_frozen(self, ballot: Ballot, sequences: int, loss_sum: float) -> None:
-        """What is offered stands still: now the promise can be said."""
-        context, state = self._context, self._context.state
+    def on_frozen(self, frozen: Frozen) -> None:
+        """Send the promise: the contribution stands still now."""
+        context, state, ballot = self._context, self._context.state, frozen.ballot
         if context.phase is not Phase.PROMISED or state.ballot != ballot:
             return
         state.since = context.now
-        state.promised[ballot] = sequences
+        state.promised[ballot] = frozen.sequences
         survivors = state.acceptor.survivors_of(ballot)
         if survivors is None:
             return
+        parent, digest, leaving = context.head.digest, state.state_digest, context.leaving
+        work = frozen.sequences, frozen.loss_sum
+        payload = promise_payload(parent, ballot, *work, digest, leaving)
         promise = Promise(
-            parent=context.head.digest,
+            parent=parent,
             ballot=ballot,
             accepted=state.acceptor.accepted.get(survivors),
             accepted_before_branch=state.acceptor.accepted.get(ORDINARY) if survivors else None,
-            sequences=sequences,
-            loss_sum=loss_sum,
-            state_digest=state.state_digest,
-            leaving=context.leaving,
+            sequences=frozen.sequences,
+            loss_sum=frozen.loss_sum,
+            state_digest=digest,
+            signature=self._signed(PROMISE_DOMAIN, payload),
+            leaving=leaving,
         )
         context.send(ballot.coordinator, promise)
+
+    def _signed(self, domain: str, payload: bytes) -> bytes:
+        return self._context.sign(domain, signed_by(self._context.me, payload))
 
     def on_abort(self, sender: Voter, message: Abort) -> None:
         context = self._context
@@ -179,29 +217,40 @@ class Participant:
             return
         if sender.peer_id != message.ballot.coordinator:
             return
-        if message.reason == Reason.STATE_MISMATCH:
+        if message.reason == Reason.STATE_MISMATCH and self._state_is_odd(message.ballot):
             there = set(context.view.fresh) - {context.me.peer_id} - context.view.quarantined
             voters = there & {voter.peer_id for voter in context.head.voters}
-            donors = sorted(voters or there)  # the majority decides: of the run's own
-            self.catch_up(donors, "our state differs from the others'", discard=True)
+            self.catch_up(sorted(voters or there), "our state differs from the others'", True)
         else:
             self._let_go()
 
-    # ---- reducing
+    def _state_is_odd(self, ballot: Ballot) -> bool:
+        """Return True if the leases of the voters confirm that our state is not the run's: the word
+        of a coordinator is not enough to fetch a whole state."""
+        context, state = self._context, self._context.state
+        electors = state.acceptor.survivors_of(ballot) or context.head.voters
+        shown = {
+            Voter(peer_id, lease.incarnation): lease.state_digest
+            for peer_id, lease in same_head(context.head, context.view).items()
+            if lease.state_digest
+        }
+        return state_is_odd({**shown, context.me: state.state_digest}, electors, state.state_digest)
+
+    # ---- averaging
 
     def on_ring(self, sender: Voter, message: Ring) -> None:
         context, state = self._context, self._context.state
         if context.phase is not Phase.PROMISED or message.ballot != state.ballot:
             return
-        if message.ballot in state.averaged:
-            return  # frames of its first run may still be about
+        if message.ballot in state.acceptor.averaging:
+            return  # frames of its first run may still be under way
         ours = [m.sequences for m in message.members if m.peer_id == context.me.peer_id]
         if ours != [state.promised.get(message.ballot)]:
             context.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
         keep = self._kept()
         context.enter_phase(Phase.REDUCING)
-        state.averaged[message.ballot] = b""
+        state.acceptor.averaging[message.ballot] = Averaging(message.members)
         context.out.append(
             StartExchange(message.parent, message.ballot, message.members, message.shares, keep)
         )
@@ -211,9 +260,13 @@ class Participant:
         if context.phase is not Phase.REDUCING or state.ballot != ballot:
             return
         context.enter_phase(Phase.HOLDING)
-        state.held.add(digest)
-        state.averaged[ballot] = digest
-        self._coordinator.on_own_result(ballot, digest, norm)
+        state.held[digest] = norm
+        members = state.acceptor.averaging[ballot].members
+        state.acceptor.averaging[ballot] = Averaging(members, digest, norm)
+        payload = result_payload(context.head.digest, ballot, digest, norm)
+        signature = self._signed(RESULT_DOMAIN, payload)
+        report = Averaged(context.head.digest, ballot, digest, norm, signature)
+        context.send(ballot.coordinator, report)
         self.go_on()
 
     def on_exchange_failed(self, failed: ExchangeFailed) -> None:
@@ -224,10 +277,10 @@ class Participant:
         context.report("ring-broken", suspect=failed.suspect, reason=failed.reason)
         context.send(ballot.coordinator, Suspect(context.head.digest, ballot, failed.suspect))
         suspected = {failed.suspect} - {"", context.me.peer_id}
-        self._coordinator.peers.fail(suspected, Stage.PREVOTE)  # what it has counted will not come
+        self._coordinator.peers.fail(suspected, Stage.PREVOTE)  # its counted work will not come
         if failed.suspect == ballot.coordinator != context.me.peer_id:
             self._let_go()
-        self.go_on()  # what waited for this ring's result has to fetch it now
+        self.go_on()  # a vote that waited for this exchange's result has to fetch it now
 
     # ---- accepting
 
@@ -240,79 +293,100 @@ class Participant:
             context.nack(sender, message.ballot, reason)
             return
         self._notice(sender, message.ballot)
+        if (problem := self._problem_of_value(message)) is not None:
+            self._refuse(sender, message, problem)
+            return
         context.state.pending_accept = (sender, message)
         self.go_on()
 
+    def _refuse(self, sender: Voter, message: Accept, problem: Reason) -> None:
+        self._context.report("value-refused", reason=problem.value)
+        self._context.nack(sender, message.ballot, problem)
+
     def _vote(self, sender: Voter, message: Accept) -> None:
-        """With the value's result at hand, unless a higher ballot was promised meanwhile."""
-        context, acceptor = self._context, self._context.state.acceptor
+        """Vote for a value whose result is here, unless we promised a higher ballot meanwhile."""
+        context, acceptor, value = self._context, self._context.state.acceptor, message.value
         survivors = acceptor.survivors_of(message.ballot)
         if survivors is None:
             return
-        if (problem := self._problem_of_value(message.value)) is not None:
-            context.report("value-refused", reason=problem.value)
-            context.nack(sender, message.ballot, problem)
+        ours = acceptor.averaging.get(value.origin)
+        other = ours is not None and ours.digest not in (b"", value.result_digest)
+        if other or context.state.held[value.result_digest] != value.gradient_norm:
+            self._refuse(sender, message, Reason.DIGEST_MISMATCH)
             return
-        acceptor.accept(message.ballot, message.value)
-        parent, digest = context.head.digest, message.value.digest()
-        payload = vote_payload(parent, message.ballot, digest, survivors)
-        signature = context.sign(VOTE_DOMAIN, signed_by(context.me, payload))
-        vote = AcceptedVote(parent, message.ballot, signature)
-        context.send(message.ballot.coordinator, vote)
+        acceptor.accept(message.ballot, value, message.evidence)
+        payload = vote_payload(context.head.digest, message.ballot, value.digest(), survivors)
+        vote = self._signed(VOTE_DOMAIN, payload)
+        answer = AcceptedVote(context.head.digest, message.ballot, vote)
+        context.send(message.ballot.coordinator, answer)
 
-    def _problem_of_value(self, value: Value) -> Reason | None:
-        """Why we do not vote for it: a memory, ours or the coordinator's, is damaged."""
-        state = self._context.state
+    def _problem_of_value(self, message: Accept) -> Reason | None:
+        """Return why we do not vote for a value, its result apart; None if we may."""
+        state, value = self._context.state, message.value
+        if value.survivors != state.acceptor.survivors_of(message.ballot):
+            return Reason.BAD_CERTIFICATE
         if value.parent_state_digest != state.state_digest:
-            return Reason.STATE_MISMATCH  # nobody could load a true state of our head any more
-        ours = state.averaged.get(value.origin)
-        return Reason.DIGEST_MISMATCH if ours and ours != value.result_digest else None
+            return Reason.STATE_MISMATCH  # no true state of our head could be loaded any more
+        return self._problem_of_claims(value, message.evidence)
+
+    def _problem_of_claims(self, value: Value, evidence: Evidence) -> Reason | None:
+        """Compare the value with the rules, its evidence, and the exchange that we took part in."""
+        context = self._context
+        if (problem := follows(context.head, value)) is not None:
+            return problem
+        if (problem := unsupported(context.head, value, evidence)) is not None:
+            return problem
+        ours = context.state.acceptor.averaging.get(value.origin)
+        if ours is None:
+            counted = context.me in {member.voter for member in value.contributions}
+            return Reason.BAD_WEIGHT if counted else None
+        return Reason.BAD_WEIGHT if ours.members != value.contributions else None
 
     # ---- committing
 
     def on_commit(self, sender: Voter, commit: Commit) -> None:
-        """It continues our head."""
-        problem = certificate_problem(self._context.head, commit)
+        """Take a commit that names our head as its parent."""
+        problem = commit_problem(self._context.head, commit)
         if problem is not None:
             self._context.offence(sender, problem)
-        elif not self._leaves_a_quorums_round(commit):
+        elif self._may_follow(commit):
             self._context.state.pending_commit = commit
             self.go_on()
 
-    def _leaves_a_quorums_round(self, commit: Commit) -> bool:
-        """A quorum's round comes first, until its result is known to be nowhere; unless we have
-        agreed to go on without it."""
+    def _may_follow(self, commit: Commit) -> bool:
+        """Return False for a branch that we did not agree to, while a quorum may decide the round
+        or has decided it: anybody who contributed to the last round could open a branch alone."""
         state = self._context.state
-        pending, accepted = state.pending_commit, state.acceptor.accepted.get(commit.survivors)
-        if pending is None or pending.survivors or not commit.survivors:
-            return False
-        return accepted is None or accepted.value != commit.value
+        accepted = state.acceptor.accepted.get(commit.survivors)
+        if not commit.survivors or (accepted is not None and accepted.value == commit.value):
+            return True
+        pending = state.pending_commit
+        decided = pending is not None and not pending.survivors
+        return not decided and not objects_to_branch(self._context, commit.survivors)
 
     def go_on(self) -> None:
-        """A result arrived, or is asked for: continue with whatever waits for it."""
+        """Continue with the commit or the vote that waits for a result, if the result is here."""
         state = self._context.state
         if self._context.phase in BETWEEN_STATES:
-            return  # the state itself is being written: once it is whole, a tick asks again
+            return  # the state itself is being written: a tick asks again once it is whole
         commit = state.pending_commit
         if commit is not None:
             vouchers = tuple(vote.voter for vote in commit.votes)
-            if self._is_at_hand(commit.value, vouchers, committed=True):
+            if self._is_here(commit.value, vouchers, committed=True):
                 self._apply(commit)
                 return
-        # The commit's result may never come: a peer that made it alone may be frozen, with the
-        # only copy. Those who agreed to go on without it do not wait for it.
+        # The commit's result may never come: the peer with the only copy may be frozen. Peers that
+        # agreed to go on without it do not wait for it.
         if state.pending_accept is not None:
             sender, message = state.pending_accept
             vouchers = state.acceptor.survivors_of(message.ballot) or self._context.head.voters
-            if self._is_at_hand(message.value, vouchers, committed=False):
+            if self._is_here(message.value, vouchers, committed=False):
                 state.pending_accept = None
                 self._vote(sender, message)
 
-    def _is_at_hand(self, value: Value, vouchers: tuple[Voter, ...], committed: bool) -> bool:
-        """Whether the value's result is in memory; asks for it if no ring of ours brings it.
-
-        A peer that averaged it may be gone by now; one that accepted it holds it too.
-        """
+    def _is_here(self, value: Value, vouchers: tuple[Voter, ...], committed: bool) -> bool:
+        """Return True if the value's result is in memory. Fetch it if no exchange of ours brings
+        it: from its contributors, which may be gone by now, or from peers that accepted it."""
         context, state = self._context, self._context.state
         if value.result_digest in state.held:
             return True
@@ -327,30 +401,30 @@ class Participant:
         return False
 
     def _kept(self) -> frozenset[bytes] | None:
-        """Before another result comes: each is as large as the model. What we have not accepted,
-        and do not wait for, is held by those that accepted it, if it is committed after all."""
+        """Return the results that stay in memory before another one comes: each is as large as the
+        model. Peers that accepted a value hold its result, in case it is committed after all."""
         context, state = self._context, self._context.state
         if context.phase is Phase.REDUCING:
-            return None  # its result may be there already, and we do not know its name
+            return None  # its result may be here already, and we do not know its name
         values = [accepted.value for accepted in state.acceptor.accepted.values()]
         if state.pending_accept is not None:
             values.append(state.pending_accept[1].value)
         if state.pending_commit is not None:
             values.append(state.pending_commit.value)
         wanted = {value.result_digest for value in values}
-        state.held &= wanted
+        state.held = {digest: state.held[digest] for digest in state.held.keys() & wanted}
         return frozenset(wanted | state.fetching)
 
-    def on_fetched(self, digest: bytes, is_here: bool) -> None:
+    def on_fetched(self, fetched: ResultFetched) -> None:
         state = self._context.state
-        if digest not in state.fetching:
+        if fetched.digest not in state.fetching:
             return  # asked for at another head
-        state.fetching.remove(digest)
-        if is_here:
-            state.held.add(digest)
+        state.fetching.remove(fetched.digest)
+        if fetched.is_here:
+            state.held[fetched.digest] = fetched.norm
             self.go_on()
         else:
-            self._on_missing(digest)
+            self._on_missing(fetched.digest)
 
     def _on_missing(self, digest: bytes) -> None:
         state = self._context.state
@@ -363,7 +437,8 @@ class Participant:
         if self._context.phase is not Phase.SYNCING:
             donors = [part.peer_id for part in commit.value.contributions]
             others = [peer for peer in donors if peer != self._context.me.peer_id]
-            self.catch_up(others, "the committed result could not be fetched")
+            forks = frozenset({commit.value.parent} if commit.survivors else ())
+            self.catch_up(others, "the committed result could not be fetched", forks=forks)
 
     def _apply(self, commit: Commit) -> None:
         context = self._context

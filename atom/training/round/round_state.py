@@ -1,4 +1,4 @@
-"""What the parts of one machine share: the run's terms, the head's state, the time, the outbox.
+"""State that the parts of one machine share: the run's terms, the head's state, time and outbox.
 
 The `Acceptor` is the only memory that binds: what was promised and accepted for one parent head. It
 is kept in memory only: a restarted process is a new incarnation, hence no voter. A branch attempt
@@ -14,69 +14,81 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, Voter
 from atom.swarm.chain.messages import Accept, Accepted, Message, Nack
+from atom.swarm.chain.succession import Evidence
 from atom.training.round.electorate import Survivors, same_head
 from atom.training.round.events import Action, Offence, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
-_GUEST_PASS_S, _PROMISE_S = 10.0, 60.0
-"""A pass of a peer that has not been in a round yet, and a promise, are waited for at most so long:
-or for a usual pass, and five."""
-_USUAL_PASSES = 5
+_PROMISE_S, _USUAL_PASSES, _GUEST_PASSES = 60.0, 5, 2
+"""Longest wait for a promise: so many seconds, or so many usual passes if they take longer. A peer
+without tenure extends the wait by at most two usual passes."""
 
 
 @dataclass(frozen=True)
 class RoundPatience:
-    """How long to wait for what, in seconds. Decides when to try, never what is true."""
+    """Time limits in seconds. They decide when to try again, never what is true."""
 
     prevote: float = 1.0
     promise: float = 1.0
-    """At least; more when the slowest peer's accumulation pass takes longer."""
+    """Least wait for promises; longer if the slowest peer's accumulation pass takes longer."""
     testimony: float = 0.5
-    """After the first word of a broken exchange, for the others' part of the story."""
+    """Wait for the other members' reports, after the first report of a broken exchange."""
     quiet: float = 3.0
     """Silence after which another coordinator takes over."""
     rank: float = 1.0
     holding: float = 5.0
     behind: float = 0.5
-    """A better head must be claimed this long: its commit notice may be under way."""
+    """Time for which a better head is claimed before it counts: its commit may be under way."""
     standstill: float = 2.0
-    """A gap between ticks that means our process stood still: stop leading, look first."""
+    """Gap between ticks that means that our process stood still: stop leading, look first."""
     retry: float = 0.5
     grace: float = 12.0
 
 
 @dataclass(frozen=True)
 class RoundTerms:
-    """The run's numbers. `branches` False: never go on without a quorum of silent voters."""
+    """The run's numbers."""
 
     global_batch: int
-    """A round is due when the sum of all counts reaches it. Leases are hints of that; a round is
-    decided by the promises."""
+    """Sequences that make a round due. Leases are hints of that; the promises decide."""
     last_round: int | None = None
     branches: bool = True
+    """False: never go on without a quorum of silent voters."""
     patience: RoundPatience = RoundPatience()
     average_bytes: int = 0
-    """Of one average on the wire: how much the speed of links counts beside their length."""
+    """Size of one average on the wire: how much the speed of links counts beside their latency."""
     ring_possible: bool = True
     """Whether the run's codec may be encoded again at every hop of a ring."""
 
 
+@dataclass(frozen=True)
+class Averaging:
+    """One exchange that this replica entered, and its result here; empty while there is none."""
+
+    members: tuple[MemberCount, ...]
+    digest: bytes = b""
+    norm: float = 0.0
+
+
 @dataclass
 class Acceptor:
-    """Of one parent head. By survivors: each slot, the ordinary one and one per branch attempt, is
-    one single-decree acceptor. Ballots only grow; an accepted value is never forgotten.
+    """Promises and accepted values of one parent head, by survivors.
 
-    It accepts only at a ballot that the slot promised: a vote that strayed into another slot would
-    count where its coordinator never asked what was accepted before.
+    Each slot, the ordinary one and one per branch attempt, is one single-decree acceptor. Ballots
+    only grow; an accepted value is never forgotten. A slot accepts only at a ballot that it
+    promised: a vote in another slot would count where its coordinator never asked for accepted
+    values.
     """
 
     promised: dict[Survivors, Ballot] = field(default_factory=dict)
     accepted: dict[Survivors, Accepted] = field(default_factory=dict)
+    averaging: dict[Ballot, Averaging] = field(default_factory=dict)
+    """Exchanges that this replica entered, none of them twice."""
 
     def promise(self, survivors: Survivors, ballot: Ballot) -> bool:
-        """Promises to ignore lower ballots; False unless this one is higher than any before."""
+        """Promise to ignore lower ballots; return False unless this one is the highest so far."""
         before = self.promised.get(survivors)
         if before is not None and ballot <= before:
             return False
@@ -84,52 +96,52 @@ class Acceptor:
         return True
 
     def survivors_of(self, ballot: Ballot) -> Survivors | None:
-        """Which slot still promises exactly this ballot; None if it is unknown or outdone."""
+        """Return the slot that still promises exactly this ballot; None if there is none."""
         return next((slot for slot, at in self.promised.items() if at == ballot), None)
 
-    def accept(self, ballot: Ballot, value: Value) -> None:
+    def accept(self, ballot: Ballot, value: Value, evidence: Evidence) -> None:
+        """Accept a value at a ballot that a slot promises."""
         survivors = self.survivors_of(ballot)
         assert survivors is not None, "promised, and not outdone"
-        self.accepted[survivors] = Accepted(ballot, value)
+        self.accepted[survivors] = Accepted(ballot, value, evidence)
 
     @property
     def highest_promised(self) -> Ballot | None:
-        """Over all slots: what a new attempt has to surpass to be heard in any of them."""
+        """Highest ballot of all slots: a new attempt has to surpass it to be heard everywhere."""
         return max(self.promised.values(), default=None)
 
 
 @dataclass
 class RoundState:
-    """Everything that is true only while `head` is our head. A step throws it away whole."""
+    """All state that is valid only while `head` is our head. A step discards it as a whole."""
 
     head: Head
     state_digest: bytes
     entered: float
     acceptor: Acceptor = field(default_factory=Acceptor)
     ballot: Ballot | None = None
-    """The ballot we promised, reduced or hold a result for."""
+    """Ballot that we promised, average for, or hold a result for."""
     since: float = 0.0
-    """When the present phase began."""
+    """Time at which the present phase began."""
     led_at: float = float("-inf")
-    """When another coordinator last gave a sign, and which."""
+    """Time of the last message from another coordinator."""
     led_by: str = ""
+    calls: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Attempts that each other coordinator called for at this head, and the time of the last."""
     promised: dict[Ballot, int] = field(default_factory=dict)
-    """How many sequences we offered to each ballot."""
-    averaged: dict[Ballot, bytes] = field(default_factory=dict)
-    """Exchanges that we entered, none of them twice, and the digest of what each made here; empty:
-    nothing."""
-    held: set[bytes] = field(default_factory=set)
-    """Digests of the averaged results in memory."""
+    """Sequences that we offered to each ballot."""
+    held: dict[bytes, float] = field(default_factory=dict)
+    """Norms of the averaged results in memory, by the results' digests."""
     fetching: set[bytes] = field(default_factory=set)
-    """Results asked for."""
+    """Digests of the results that are being fetched."""
     pending_accept: tuple[Voter, Accept] | None = None
     pending_commit: Commit | None = None
     overdue: float = 0.0
-    """How many times over the time is up in which it could have been decided."""
+    """Share of the time limit for deciding this head that has passed; at 1 the head is overdue."""
 
 
 class RoundContext:
-    """Shared by the parts of one machine; carries no rule of its own."""
+    """State that the parts of one machine share; it carries no rule of its own."""
 
     def __init__(
         self,
@@ -147,12 +159,12 @@ class RoundContext:
         self.view = View()
         self.leaving = False
         self.highest_attempt = 0
-        """The number of one: our next is above it, at whatever head, so that late word of an old
-        ballot is never taken for a new one's."""
+        """Highest attempt number seen at any head. Our next one is higher, so that a late message
+        about an old ballot is never taken for one about a new ballot."""
         self.now = state.entered
         self.out: list[Action] = []
         self.inbox: deque[Message] = deque()
-        """Messages to ourselves: handled after the present event."""
+        """Messages to ourselves, handled after the present event."""
         self.jitter = random.Random(me.incarnation)
         self._left: dict[bytes, Acceptor] = {}
 
@@ -161,8 +173,8 @@ class RoundContext:
         return self.state.head
 
     def enter_head(self, head: Head, state_digest: bytes) -> None:
-        """Another head is ours. What was promised or accepted at any head binds this process for
-        good: a failed catch-up may bring us back to one that we had left."""
+        """Move to another head. Promises and accepted values at any head bind this process for
+        good: a failed catch-up may bring it back to a head that it had left."""
         self._left[self.state.head.digest] = self.state.acceptor
         while len(self._left) > _HEADS_REMEMBERED:
             del self._left[next(iter(self._left))]
@@ -173,34 +185,63 @@ class RoundContext:
         self.phase = phase
         self.state.since = self.now
 
-    def promise_patience(self, aside: AbstractSet[str] = frozenset()) -> float:
-        """A peer answers a prepare at its next pass boundary: wait for the slowest, but not for
-        those aside, and not much longer than the known ones' passes usually take."""
+    # ---- other coordinators
+
+    def called(self, leader: Voter) -> None:
+        """Note that this voter called for an attempt."""
+        count, _ = self.state.calls.get(leader.peer_id, (0, 0.0))
+        self.state.calls[leader.peer_id] = count + 1, self.now
+
+    def ignores(self, leader: Voter) -> bool:
+        """Return True while a leader has to wait: after k attempts in vain, for k times the pause
+        between attempts, so that another voter gets its turn."""
+        count, last = self.state.calls.get(leader.peer_id, (0, 0.0))
+        pause_s = min(count * self.patience.retry, self.patience.quiet)
+        return leader != self.me and count > 0 and self.now < last + pause_s
+
+    def promise_patience(
+        self,
+        excluded: AbstractSet[str] = frozenset(),
+        answered: AbstractSet[str] = frozenset(),
+    ) -> float:
+        """Return how long to wait for promises, in seconds.
+
+        A peer answers at its next pass boundary, so the slowest peer's pass counts, within limits.
+
+        Args:
+            excluded: Peers that are not waited for.
+            answered: Peers that are waited for although they have not been in a recent round.
+        """
         leases = same_head(self.head, self.view)
-        passes = {peer_id: leases[peer_id].pass_seconds for peer_id in leases.keys() - aside}
-        known = [self.view.pass_seconds, *(passes[p] for p in passes.keys() & self.head.known)]
-        guests = [passes[peer_id] for peer_id in passes.keys() - self.head.known]
+        passes = {peer_id: leases[peer_id].pass_seconds for peer_id in leases.keys() - excluded}
+        voters = {voter.peer_id for voter in self.head.voters}
+        trusted = passes.keys() & (self.head.tenured | voters)
+        known = [self.view.pass_seconds, *(passes[peer] for peer in trusted)]
+        guests = passes.keys() & (self.head.recent | answered) - trusted
         usual = statistics.median_low(known)
-        slowest = max(*known, min(max(guests, default=0.0), max(_GUEST_PASS_S, usual)))
+        slowest_guest = max((passes[peer] for peer in guests), default=0.0)
+        slowest = max(*known, min(slowest_guest, _GUEST_PASSES * usual))
         most = max(_PROMISE_S, _USUAL_PASSES * usual)
         return max(self.patience.promise, min(2 * slowest + 0.5, most))
 
+    # ---- outbox
+
     def send(self, peer_id: str, message: Message) -> None:
-        """To a peer; what is for ourselves waits in the inbox."""
+        """Send a message to a peer; a message to ourselves waits in the inbox."""
         if peer_id == self.me.peer_id:
             self.inbox.append(message)
         else:
             self.out.append(Send(peer_id, message))
 
-    def tell(self, peers: Iterable[str], message: Message) -> None:
-        """To several, in an order that does not depend on who asks."""
+    def send_all(self, peers: Iterable[str], message: Message) -> None:
+        """Send a message to several peers, in an order that does not depend on the caller."""
         for peer_id in sorted(set(peers)):
             self.send(peer_id, message)
 
     def nack(
         self, sender: Voter, ballot: Ballot, reason: Reason, parent: bytes | None = None
     ) -> None:
-        """Refuses a call by name; to ourselves there is nothing to say."""
+        """Refuse a call for the named reason, unless it is our own."""
         if sender == self.me:
             return
         promised = self.state.acceptor.highest_promised
@@ -208,9 +249,10 @@ class RoundContext:
         self.send(sender.peer_id, answer)
 
     def offence(self, voter: Voter, reason: Reason) -> None:
-        """A peer did what no honest one does; never ourselves, whatever we are told."""
+        """Report that a peer did what no honest peer does; never about ourselves."""
         if voter.peer_id != self.me.peer_id:
             self.out.append(Offence(voter.peer_id, reason))
 
     def report(self, kind: str, **fields: Any) -> None:
+        """Ask for a line in the event log."""
         self.out.append(Report(kind, {"round": self.head.round, **fields}))

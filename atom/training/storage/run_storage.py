@@ -94,6 +94,17 @@ class Journal:
         self.commits, self.heads = list(commits), list(heads)
         self._write_rest()
 
+    def keep_proof(self, commits: Sequence[Commit]) -> bool:
+        """Write two commits with one parent beside the journal: proof of a double vote. Return
+        False if there is such a file already, or the disk does not take it."""
+        path = self._path.with_name("double-vote.bin")
+        try:
+            with path.open("xb") as file:
+                file.write(b"".join(map(record_of, commits)))
+        except OSError:
+            return False
+        return True
+
     def _write_rest(self) -> None:
         """What is not on disk yet; an earlier attempt may have left half a record."""
         raw = b"".join(map(record_of, self.commits[self._written :]))

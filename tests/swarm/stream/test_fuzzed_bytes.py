@@ -32,7 +32,7 @@ from atom.swarm.state.arenas import (
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import PROTOCOL_VERSION, Local, greet, receive
 from atom.wire import transport_pb2 as wire
-from tests.swarm.chain_samples import COMMIT
+from tests.swarm.chain_samples import COMMIT, EVIDENCE
 from tests.swarm.refusals import refusal
 from tests.swarm.stream_pairs import stream_pair
 
@@ -100,8 +100,9 @@ def damaged(raw: bytes, dice: random.Random) -> bytes:
     return bytes(changed)
 
 
+ACCEPT = Accept(b"p" * 32, COMMIT.ballot, COMMIT.value, EVIDENCE)
 DECODERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
-    "message": (messages.encode(Accept(b"p" * 32, COMMIT.ballot, COMMIT.value)), messages.decode),
+    "message": (messages.encode(ACCEPT), messages.decode),
     "blob manifest": (BLOB, lambda raw: decode_manifest(raw, 1 << 20)),
     "lease": (LEASE, decode_lease),
     "lease, signed": (payload_of(LEASE), lambda raw: read_claim(signed(LEASE_DOMAIN, raw, OWNER))),

@@ -13,7 +13,9 @@ from strikes import USUAL, Strike, Striker
 HEALED_SECONDS = 60.0
 """Within this time after the last fault all living peers share a head, and rounds go on."""
 ONE_IN, OVERLAPPED = 3, 1
-"""Of so many seeds in a row this one: passes go on under an exchange."""
+"""Of three seeds in a row, the second is of a rule that overlaps: passes go on under an exchange."""
+ONE_IN_FOUR, EARNED = 4, 3
+"""Of four seeds in a row, in the last one joiners have to earn their tenure."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,10 @@ def _bring_back_one_who_belongs(swarm: Swarm) -> None:
     run rests until one of them returns. Who returns may bring a better head along."""
     while True:
         head = max((process.chain.head for process in swarm.living), key=lambda h: h.rank)
-        belong = {voter.peer_id for voter in head.voters} | set(head.members)
         there = [p for p in swarm.living if p.chain.head == head and not p.leaving]
-        if any(p.peer_id in belong for p in there):
+        if any(p.peer_id in head.known for p in there):
             return
-        gone = [s for s in swarm.seats if s.peer_id in belong and s.process is None]
+        gone = [s for s in swarm.seats if s.peer_id in head.known and s.process is None]
         if not gone:
             break
         swarm.restart(gone[0].name)
@@ -73,7 +74,8 @@ def drawn(seed: int) -> History:
     """One in sixteen is of coming and going; the others are dealt whatever chance deals."""
     dice = random.Random(seed)
     history = _of_churn(seed, dice) if seed % 16 == 15 else _of_chance(seed, dice)
-    setting = replace(history.setting, overlaps=seed % ONE_IN == OVERLAPPED)
+    overlaps, all_trusted = seed % ONE_IN == OVERLAPPED, seed % ONE_IN_FOUR != EARNED
+    setting = replace(history.setting, overlaps=overlaps, all_trusted=all_trusted)
     return replace(history, setting=setting)
 
 

@@ -202,10 +202,13 @@ class Fetch:
         process, digest = self.process, self.wanted.digest
         own = process.results.get(digest)  # a catch-up in vain leaves it in memory
         if own is not None:
-            process.later(0.01, lambda: process.handle(ResultFetched(digest, is_here=True)))
+            process.later(0.01, lambda: self.deliver(own.norm))
             return
         until = process.now() + (PATIENCE_S if self.wanted.committed else HASTE_S)
         process.later(process.dice.uniform(0.05, 0.4), lambda: self.try_holders(until))
+
+    def deliver(self, norm: float) -> None:
+        self.process.handle(ResultFetched(self.wanted.digest, is_here=True, norm=norm))
 
     def try_holders(self, until: float) -> None:
         """All at once: whoever gives it spares us the wait for those who say nothing."""
@@ -215,7 +218,7 @@ class Fetch:
         for other in there:
             if other is not None and digest in other.results:
                 process.results[digest] = other.results[digest]
-                process.handle(ResultFetched(digest, is_here=True))
+                self.deliver(other.results[digest].norm)
                 return
         if any(swarm.silent(process.peer_id, holder) for holder in holders):
             delay = process.dice.uniform(*SILENT_HOLDER_SECONDS)

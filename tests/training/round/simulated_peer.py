@@ -41,7 +41,7 @@ from atom.training.round.events import (
     Tick,
     Unreachable,
 )
-from atom.training.round.faults import AT_ONCE
+from atom.training.round.head_candidates import AT_ONCE
 
 if TYPE_CHECKING:
     from simulation import Swarm
@@ -301,7 +301,10 @@ class Process:
     def _end_fetch_chain(self, donor: str) -> None:
         self._asked.remove(donor)
         chain = self._chain_of(donor)
-        self.handle(ChainFetched(donor, chain and chain.head))
+        if chain is None:
+            self.handle(ChainFetched(donor, None))
+        else:
+            self.handle(ChainFetched(donor, chain.head, self.chain.forks(chain)))
 
     def _delay_s(self, donor: str, least_s: float) -> float:
         """Until whatever is asked of it is there, or known not to come."""
@@ -321,8 +324,11 @@ class Process:
         better = (
             chain
             for chain in served
-            if chain.head.prefers(ours.head)
-            or (action.discard and chain.head.digest == ours.head.digest)
+            if self._may_follow(chain, action.forks)
+            and (
+                chain.head.prefers(ours.head)
+                or (action.discard and chain.head.digest == ours.head.digest)
+            )
         )
         found = next(better, None)
         if found is not None:
@@ -332,12 +338,15 @@ class Process:
         failed = () if found else action.donors
         self.handle(CaughtUp(self.chain.head, self.chain.state, failed))
 
+    def _may_follow(self, chain: Chain, forks: frozenset[bytes] | None) -> bool:
+        return forks is None or forks.issuperset(each.digest for each in self.chain.forks(chain))
+
     def _chain_of(self, donor: str) -> Chain | None:
         """What it serves, checked."""
         other = self.swarm.reachable(self.peer_id, donor)
         if other is None or not self.swarm.witness.vouches_for(other.chain):
             return None
-        return other.chain
+        return None if self.chain.rivals(other.chain) else other.chain
 
     def _adopt(self, chain: Chain) -> None:
         self.chain = chain

@@ -39,6 +39,22 @@ class Chain:
     def state(self) -> bytes:
         return self.states[-1]
 
+    def forks(self, other: "Chain") -> tuple[Head, ...]:
+        """Return the heads from which branches depart on another chain, and not on this one."""
+        ours = {head.digest for head in self.heads}
+        steps = zip(other.commits, other.heads, other.heads[1:], strict=False)
+        return tuple(
+            head
+            for commit, head, after in steps
+            if commit.survivors and after.digest not in ours
+        )
+
+    def rivals(self, other: "Chain") -> bool:
+        """Return True if the other chain replaces a round that a quorum decided on this one."""
+        pairs = zip(self.commits, other.commits, strict=False)
+        ours = next((a for a, b in pairs if a.value != b.value), None)
+        return ours is not None and not ours.survivors
+
     def after(self, commit: Commit, head: Head, result: Result) -> "Chain":
         state = canonical_digest("state", [self.state, result.digest, result.norm])
         assert not self.works & result.works, "work counted twice"

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from simulated_seat import Chain
 
-from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, certificate_problem
+from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value
+from atom.swarm.chain.succession import commit_problem
 
 
 class Witness:
@@ -59,7 +60,8 @@ class Witness:
 
     def _check(self, commit: Commit) -> None:
         parent = self.heads[commit.value.parent]
-        assert certificate_problem(parent, commit) is None, "a commit without a certificate"
+        problem = commit_problem(parent, commit)
+        assert problem is None, f"a commit that does not bind: {problem}"
         assert commit.value.sequences >= self._global_batch, "a round came early"
         head = self.head_after(parent, commit.value)
         self.branches += bool(commit.survivors) and head.digest not in self.heads

@@ -21,7 +21,7 @@ from simulated_witness import Witness
 from simulated_world import CALM, Agenda, Directory, Network, lose_nothing
 
 from atom.swarm.chain import commit
-from atom.swarm.chain.commit import Voter, genesis
+from atom.swarm.chain.commit import ChainRules, Voter, genesis
 from atom.swarm.chain.messages import Message
 from atom.training.round import RoundPatience, RoundTerms
 
@@ -54,6 +54,8 @@ class Setting:
     peers: int = 3
     all_voters: bool = True
     """Else only the first is a voter at genesis, as in a real run."""
+    all_trusted: bool = True
+    """Every peer has tenure from the start, joiners too; else only the voters at genesis have."""
     global_batch: int = 12
     pass_seconds: tuple[float, ...] = (1.0,)
     """Of the first peer, the second, …, and from the first again."""
@@ -90,7 +92,7 @@ class Swarm:
         keys = self.dice.sample(range(24), self.setting.peers)
         incarnations = [self._incarnation() for _ in keys]
         voters = [Voter(identity(k).peer_id, i) for k, i in zip(keys, incarnations, strict=True)]
-        first = genesis(b"m" * 32, b"s" * 32, voters[0])
+        first = genesis(b"m" * 32, b"s" * 32, voters[0], self._rules(keys))
         if self.setting.all_voters:
             first = replace(first, voters=tuple(sorted(voters)))
         self.start = Chain((first,), (b"s" * 32,))
@@ -99,6 +101,15 @@ class Swarm:
             self._begin(self._seat(key), incarnation)
 
     # ---- the cast
+
+    def _rules(self, keys: list[int]) -> ChainRules:
+        """Return the rules of the chain: they name the peers that have tenure from the start."""
+        setting = self.setting
+        first = FIRST_KEY_OF_JOINERS + len(keys)
+        joiners = range(first, FIRST_KEY_OF_JOINERS + len(NAMES))
+        trusted = [*keys, *joiners] if setting.all_trusted else keys * setting.all_voters
+        ids = frozenset(identity(key).peer_id for key in trusted)
+        return ChainRules(setting.global_batch, setting.last_round, trusted=ids)
 
     def _seat(self, key: int) -> Seat:
         number = len(self.seats)

@@ -1,0 +1,125 @@
+"""Peers that claim a better head than ours, and the proof of their claims."""
+
+from collections.abc import Iterable
+
+from atom.swarm.chain.commit import is_quorum
+from atom.swarm.records.lease import Lease, claims_better, preferred
+from atom.swarm.transport.limits import Backoff
+from atom.training.round.election import OVERDUE_SLACK
+from atom.training.round.electorate import alive_voters
+from atom.training.round.events import CaughtUp, ChainFetched, FetchChain
+from atom.training.round.round_state import RoundContext
+
+MOST_DONORS = 8
+"""Donors that are asked in one go: each that does not answer takes seconds."""
+FIRST_DOUBT_S, LONGEST_DOUBT_S = 5.0, 20.0
+AT_ONCE = 2
+"""Chains that are fetched at the same time, beside the training."""
+
+
+class HeadCandidates:
+    """Claims of better heads. A claim has no effect until it is proven: until the chain behind it
+    was fetched and verified, beside the training, and led as far as was claimed.
+
+    A peer that proved nothing, or did not bring us there, is ignored for a time that doubles. Known
+    peers are asked before strangers, and peers that failed us less often before others, so that a
+    crowd with the best claims cannot hide the other peers for ever.
+    """
+
+    def __init__(self, context: RoundContext) -> None:
+        self._context = context
+        self._doubts = Backoff(FIRST_DOUBT_S, LONGEST_DOUBT_S)
+        self._asked: dict[str, Lease] = {}
+        """Claims of the peers whose chains are being fetched, by peer id."""
+        self._proven: dict[str, ChainFetched] = {}
+        """Proven chains that lead to a better head than ours, by peer id."""
+        self._claimed_since = float("inf")
+
+    def better(self) -> list[str]:
+        """Return the peers to fetch a better head from, best proof first; empty until one of them
+        has proven its claim. Chains are fetched from peers that claim more than is proven yet."""
+        context, head = self._context, self._context.head
+        self._proven = {
+            p: chain
+            for p, chain in self._proven.items()
+            if chain.head is not None and chain.head.prefers(head)
+        }
+        claims = self._claims()
+        self._claimed_since = min(self._claimed_since, context.now) if claims else float("inf")
+        if context.now >= self._claimed_since + context.patience.behind:
+            self._look_into(claims)
+        usable = {p: c.head for p, c in self._proven.items() if c.head and self._may_follow(c)}
+        peers = [lease.peer_id for lease in claims]
+        if usable.keys().isdisjoint(peers):
+            return []
+        ranks = {peer: usable.get(peer, head).rank for peer in peers}
+        return sorted(self._in_turn(peers), key=ranks.__getitem__, reverse=True)
+
+    def forks(self) -> frozenset[bytes]:
+        """Return the digests of the heads from which the proven chains may branch."""
+        chains = filter(self._may_follow, self._proven.values())
+        return frozenset(fork.digest for chain in chains for fork in chain.forks)
+
+    def _may_follow(self, chain: ChainFetched) -> bool:
+        """Return False while the voters that a branch of this chain left behind are a quorum that
+        could still decide: any peer that once contributed can make such a branch alone."""
+        context = self._context
+        overdue = context.state.overdue >= OVERDUE_SLACK
+        lively = (
+            fork
+            for fork in chain.forks
+            if is_quorum(fork.voters, alive_voters(fork, context.me, context.view))
+        )
+        return all(overdue and fork.digest == context.head.digest for fork in lively)
+
+    def _look_into(self, claims: Iterable[Lease]) -> None:
+        context = self._context
+        proven = [chain.head for chain in self._proven.values() if chain.head]
+        best = max([context.head, *proven], key=lambda head: head.rank)
+        more = [lease.peer_id for lease in claims if claims_better(lease, best)]
+        ready = [peer for peer in self._in_turn(more) if peer not in self._asked]
+        for peer in ready[: AT_ONCE - len(self._asked)]:
+            self._asked[peer] = context.view.fresh[peer]
+            context.out.append(FetchChain(peer, self._asked[peer].round))
+
+    def on_chain(self, fetched: ChainFetched) -> None:
+        """Note a fetched chain. A chain that ends before the claimed head proves nothing: else a
+        peer that serves the true chain piece by piece could have us follow it round after round."""
+        peer, claim = fetched.donor, self._asked.pop(fetched.donor)
+        if fetched.head is None or claims_better(claim, fetched.head):
+            self._doubts.fail(peer, self._context.now)
+        else:
+            self._proven[peer] = fetched
+
+    def any_state(self) -> list[str]:
+        """Return the peers to ask if we have no state at all, doubted ones last: their states are
+        verified like everything else."""
+        leases = preferred(self._context.view.fresh.values(), self._context.head)
+        offering = [lease.peer_id for lease in leases if lease.state_digest]
+        return sorted(self._in_turn(offering), key=self.doubted.__contains__)
+
+    def _claims(self) -> list[Lease]:
+        """Return the leases with a preferred head that are believed, best first."""
+        head, leases = self._context.head, self._context.view.fresh.values()
+        better = [lease for lease in leases if claims_better(lease, head)]
+        doubted = self.doubted if better else frozenset[str]()
+        return preferred((lease for lease in better if lease.peer_id not in doubted), head)
+
+    def _in_turn(self, peers: Iterable[str]) -> list[str]:
+        """Sort peers in the order to ask them; last those that cannot be dialled."""
+        known, failures = self._context.head.known, self._doubts.failures
+        hidden = self._context.view.hidden
+        return sorted(peers, key=lambda p: (p not in known, failures(p), p in hidden))
+
+    def learn(self, event: CaughtUp) -> None:
+        """Note the outcome of catching up. A peer that brought us on, though not all the way, may
+        go on with it."""
+        if event.head.digest == self._context.head.digest:
+            for peer in event.failed:
+                self._proven.pop(peer, None)
+                self._doubts.fail(peer, self._context.now)
+
+    @property
+    def doubted(self) -> frozenset[str]:
+        """Peers whose claims are not believed for now."""
+        return self._doubts.held(self._context.now) | self._context.view.quarantined

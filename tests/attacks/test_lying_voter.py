@@ -1,0 +1,205 @@
+"""One voter that lies: it leads an attempt, collects honest promises, and proposes a lie.
+
+The machines are real. The liar holds a true key and vote, and the honest voters' signed promises.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from atom.base.reasons import Reason
+from atom.swarm.chain.commit import (
+    VOTE_DOMAIN,
+    Ballot,
+    ChainRules,
+    Commit,
+    Head,
+    MemberCount,
+    Value,
+    Vote,
+    Voter,
+    signed_by,
+    vote_payload,
+)
+from atom.swarm.chain.messages import (
+    Accept,
+    AcceptedVote,
+    CommitNotice,
+    Message,
+    Nack,
+    Prepare,
+    Promise,
+)
+from atom.swarm.chain.succession import RESULT_DOMAIN, Evidence, next_voters, result_payload
+from atom.swarm.chain.tenure import from_the_start
+from atom.swarm.identity import Identity
+from atom.training.round import RoundMachine, RoundTerms
+from atom.training.round.events import (
+    Action,
+    Apply,
+    Freeze,
+    Frozen,
+    Offence,
+    Received,
+    ResultFetched,
+    Send,
+)
+
+BATCH, GIVEN, STATE, RESULT, NORM = 64, 16, b"s" * 32, b"r" * 32, 1.0
+KEYS = sorted((Identity.create() for _ in range(5)), key=lambda key: key.peer_id)
+VOTERS = tuple(Voter(key.peer_id, bytes([n]) * 16) for n, key in enumerate(KEYS))
+LIAR, LIARS_KEY = VOTERS[2], KEYS[2]
+HONEST = [voter for voter in VOTERS if voter != LIAR]
+KEY_OF = dict(zip(VOTERS, KEYS, strict=True))
+HEAD = Head(
+    b"h" * 32, 7, 0, 0, VOTERS, tuple(v.peer_id for v in VOTERS),
+    tenures=from_the_start(v.peer_id for v in VOTERS),
+    rules=ChainRules(BATCH, last_round=1000),
+)  # fmt: skip
+BALLOT = Ballot(1, LIAR.peer_id, LIAR.incarnation)
+
+
+def honest_machines() -> dict[Voter, RoundMachine]:
+    terms = RoundTerms(BATCH, last_round=1000)
+    return {v: RoundMachine(v, HEAD, STATE, terms, KEY_OF[v].sign, 0.0) for v in HONEST}
+
+
+def hears(machine: RoundMachine, message: Message, now: float = 1.0) -> list[Action]:
+    """Give the machine a message of the liar, freeze what it offers, and return its actions."""
+    actions = machine.handle(Received(LIAR.peer_id, LIAR.incarnation, message), now)
+    for action in list(actions):
+        if isinstance(action, Freeze):
+            actions += machine.handle(Frozen(action.ballot, GIVEN, 32.0), now)
+    return actions
+
+
+def sent(actions: list[Action], kind: type[Any]) -> list[Any]:
+    messages = [action.message for action in actions if isinstance(action, Send)]
+    return [message for message in messages if isinstance(message, kind)]
+
+
+@dataclass
+class Attempt:
+    """Attempt of the liar after all honest voters have promised."""
+
+    machines: dict[Voter, RoundMachine]
+    promises: dict[Voter, Promise]
+
+    @classmethod
+    def called(cls) -> "Attempt":
+        machines, promises = honest_machines(), {}
+        for voter, machine in machines.items():
+            (promises[voter],) = sent(hears(machine, Prepare(HEAD.digest, BALLOT)), Promise)
+        return cls(machines, promises)
+
+    def members(self) -> tuple[MemberCount, ...]:
+        return tuple(
+            MemberCount(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
+            for v, p in self.promises.items()
+        )
+
+    def value(self, **changes: Any) -> Value:
+        """Return the value that an honest coordinator would propose, with these changes."""
+        members = self.members()
+        value = Value(
+            HEAD.digest, 8, BALLOT, RESULT, NORM, STATE, members,
+            next_voters(HEAD, (), members, {LIAR}, set()),
+        )  # fmt: skip
+        return replace(value, **changes)
+
+    def evidence(self, value: Value) -> Evidence:
+        """Return all signatures that the liar has: true promises, and a result of its own."""
+        named = value.parent, value.origin, value.result_digest, value.gradient_norm
+        payload = signed_by(LIAR, result_payload(*named))
+        promises = {v.peer_id: p.signature for v, p in self.promises.items()}
+        return Evidence(
+            tuple(promises.get(m.peer_id, b"x" * 64) for m in value.contributions),
+            results=(Vote(LIAR, LIARS_KEY.sign(RESULT_DOMAIN, payload)),),
+        )
+
+    def votes_for(self, value: Value, evidence: Evidence | None = None) -> list[Vote]:
+        """Propose the value, let every honest voter fetch its result, and return their votes."""
+        evidence = evidence or self.evidence(value)
+        votes = []
+        for voter, machine in self.machines.items():
+            actions = hears(machine, Accept(HEAD.digest, BALLOT, value, evidence))
+            fetched = ResultFetched(value.result_digest, True, value.gradient_norm)
+            actions += machine.handle(fetched, 1.1)
+            votes += [Vote(voter, each.signature) for each in sent(actions, AcceptedVote)]
+        return votes
+
+
+LIES: Mapping[str, Callable[[Attempt], Value]] = {
+    "bytes that no exchange made": lambda a: a.value(),
+    "only itself contributed, and only it votes next": lambda a: a.value(
+        contributions=(MemberCount(LIAR.peer_id, LIAR.incarnation, BATCH, 1.0),),
+        voters_next=(LIAR,),
+    ),
+    "no contributions": lambda a: a.value(contributions=()),
+    "a norm that switches clipping off": lambda a: a.value(gradient_norm=1e-30),
+    "the run has finished": lambda a: a.value(round=1000),
+    "no voters next": lambda a: a.value(voters_next=()),
+    "counts that were never promised": lambda a: a.value(
+        contributions=tuple(replace(m, sequences=1000) for m in a.members())
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_no_honest_voter_signs_a_lie(lie: str) -> None:
+    attempt = Attempt.called()
+    assert attempt.votes_for(LIES[lie](attempt)) == []
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_no_honest_voter_applies_a_lie_that_only_the_liar_signed(lie: str) -> None:
+    attempt = Attempt.called()
+    value = LIES[lie](attempt)
+    payload = signed_by(LIAR, vote_payload(HEAD.digest, BALLOT, value.digest()))
+    notice = CommitNotice(
+        Commit(value, BALLOT, (Vote(LIAR, LIARS_KEY.sign(VOTE_DOMAIN, payload)),))
+    )
+    for machine in attempt.machines.values():
+        actions = hears(machine, notice)
+        assert [each.peer_id for each in actions if isinstance(each, Offence)] == [LIAR.peer_id]
+        assert not any(isinstance(each, Apply) for each in actions)
+        assert machine.head == HEAD
+
+
+def test_a_commit_without_contributions_is_refused_although_a_quorum_signed_it() -> None:
+    """Live commits follow the same rules as catch-up: the journal never rejects its own chain."""
+    value = Attempt.called().value(contributions=())
+    payload = vote_payload(HEAD.digest, BALLOT, value.digest())
+    votes = [Vote(v, KEY_OF[v].sign(VOTE_DOMAIN, signed_by(v, payload))) for v in VOTERS]
+    for machine in honest_machines().values():
+        actions = hears(machine, CommitNotice(Commit(value, BALLOT, tuple(votes))))
+        assert [each.reason for each in actions if isinstance(each, Offence)] == [Reason.BAD_WEIGHT]
+
+
+def test_a_branch_that_a_former_member_opens_alone_is_not_followed_while_voters_live() -> None:
+    attempt = Attempt.called()
+    mine = (MemberCount(LIAR.peer_id, LIAR.incarnation, BATCH, 1.0),)
+    value = attempt.value(contributions=mine, survivors=(LIAR,), voters_next=(LIAR,))
+    payload = vote_payload(HEAD.digest, BALLOT, value.digest(), (LIAR,))
+    vote = Vote(LIAR, LIARS_KEY.sign(VOTE_DOMAIN, signed_by(LIAR, payload)))
+    for machine in attempt.machines.values():
+        assert hears(machine, CommitNotice(Commit(value, BALLOT, (vote,)))) == []
+        assert machine.head == HEAD
+
+
+def test_a_leader_that_calls_in_vain_is_ignored_for_longer_each_time() -> None:
+    (machine, *_), heard, now = honest_machines().values(), list[float](), 0.0
+    for number in range(1, 200):
+        now += 0.25
+        ballot = replace(BALLOT, attempt=number)
+        actions = hears(machine, Prepare(HEAD.digest, ballot), now)
+        if sent(actions, Promise):
+            heard.append(now)
+        else:
+            assert [nack.reason for nack in sent(actions, Nack)] == [Reason.BUSY]
+    gaps = [after - before for before, after in itertools.pairwise(heard)]
+    assert gaps[:4] == [0.5, 1.0, 1.5, 2.0]
+    assert set(gaps[6:]) == {3.0}
