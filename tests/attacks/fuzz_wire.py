@@ -45,6 +45,7 @@ from atom.wire import transport_pb2 as wire
 from tests.swarm.chain_samples import (
     BALLOT,
     COMMIT,
+    EVIDENCE,
     PARENT,
     PARTS,
     PEERS,
@@ -228,19 +229,20 @@ def read_chain(genesis: Head, raw: bytes) -> None:
 
 
 def message_samples() -> list[bytes]:
-    accepted = messages.Accepted(BALLOT, VALUE)
+    accepted = messages.Accepted(BALLOT, VALUE, EVIDENCE)
     return [
         messages.encode(message)
         for message in (
             messages.Prevote(PARENT, VOTERS),
             messages.PrevoteAnswer(PARENT, "busy"),
             messages.Prepare(PARENT, BALLOT, VOTERS[:2]),
-            messages.Promise(PARENT, BALLOT, accepted, None, 8, 20.25, b"s" * 32),
-            messages.Promise(PARENT, BALLOT, None, accepted, 8, -0.0, b"", leaving=True),
+            messages.Promise(PARENT, BALLOT, accepted, None, 8, 20.25, b"s" * 32, b"x" * 64),
+            messages.Promise(PARENT, BALLOT, None, accepted, 8, -0.0, b"", b"x" * 64, leaving=True),
             messages.Nack(PARENT, BALLOT, BALLOT, "ballot-too-low"),
             messages.Ring(PARENT, BALLOT, PARTS, (250,) * len(PARTS)),
             messages.Suspect(PARENT, BALLOT, PEERS[1]),
-            messages.Accept(PARENT, BALLOT, VALUE),
+            messages.Averaged(PARENT, BALLOT, b"r" * 32, 1.5, b"x" * 64),
+            messages.Accept(PARENT, BALLOT, VALUE, EVIDENCE),
             messages.AcceptedVote(PARENT, BALLOT, b"x" * 64),
             messages.CommitNotice(COMMIT),
             messages.Abort(PARENT, BALLOT, "timeout"),
@@ -265,11 +267,11 @@ def record_samples() -> list[bytes]:
 
 def chain_samples() -> tuple[Head, list[bytes]]:
     voters = [Identity.create() for _ in range(3)]
-    first = beginning(voters[0])
+    first = beginning(voters[0], trusted=voters)
     head, commits = first, list[Commit]()
     for number in range(1, 5):
-        given = dict.fromkeys(voters[:number], 8)
-        commits.append(a_commit(head, given, voters[: min(number, 2)], following=voters))
+        signers = [key for key in voters if key.peer_id in {v.peer_id for v in head.voters}]
+        commits.append(a_commit(head, dict.fromkeys(voters[:number], 8), signers))
         head = head.after(commits[-1].value)
     branch = a_commit(head, {voters[0]: 1}, voters[:1], survivors=voters[:1])
     return first, [page_of(commits, 0), page_of(commits[:1], 0), page_of([*commits, branch], 0)]

@@ -35,7 +35,7 @@ class Endless(Served):
         self.commits = [*story.commits[:parts_at]]
         self.head = story.heads[parts_at]
         if branched:
-            self._add(story.branch(parts_at, following=[FOUNDER]))
+            self._add(story.branch(parts_at))
         self.served_bytes = 0
 
     def _add(self, commit: Commit) -> None:
@@ -63,7 +63,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(peer: object, donor: str, *claim: int) -> PeerRefused:
     with pytest.raises(PeerRefused) as caught:
-        peer.state_sync.proven_head(donor, *claim)  # type: ignore[attr-defined]
+        peer.proven_head(donor, *claim)  # type: ignore[attr-defined]
     return caught.value
 
 
@@ -83,14 +83,14 @@ def test_an_endless_branch_is_refused_by_name_and_its_donor_reported(peer_of: Ma
 
 def test_not_much_more_is_fetched_than_the_lease_claims(peer_of: Make) -> None:
     peer, attacker = peer_of(at=ROUNDS), Endless(ROUNDS)
-    head = peer.state_sync.proven_head(peer.door(attacker), ROUNDS + 3)
+    head = peer.proven_head(peer.door(attacker), ROUNDS + 3)
     assert ROUNDS + 3 <= head.round <= ROUNDS + 3 + 8 + 10, "eight rounds, and one page"
 
 
 def test_a_branch_against_a_round_of_our_quorum_is_left_at_once(peer_of: Make) -> None:
     """However long it is: no round of it can make it preferred."""
     peer, attacker = peer_of(at=ROUNDS), Endless(2)
-    assert peer.state_sync.proven_head(peer.door(attacker), 2**40) == run().heads[0]
+    assert peer.proven_head(peer.door(attacker), 2**40) == run().heads[0]
     asked = [int(name.removeprefix("chain/")) for name in attacker.asked_for("chain/")]
     assert max(asked, default=0) <= ROUNDS
     assert attacker.served_bytes < BOUND / 2
@@ -105,7 +105,7 @@ def test_a_long_chain_of_quorums_is_fetched_in_several_goes(
     monkeypatch.setattr(commit_chain, "MAX_CHAIN_BYTES", len(chain_bytes(run().commits[:1])))
     peer, honest = peer_of(knows_start=False), Served(offers=[3])
     reached = list[int]()
-    while (head := peer.state_sync.proven_head(peer.door(honest))) != run().heads[-1]:
+    while (head := peer.proven_head(peer.door(honest))) != run().heads[-1]:
         reached.append(head.round)
         assert len(reached) <= ROUNDS / PAGE_COMMITS
     assert reached == [2, 4]
@@ -146,7 +146,7 @@ def test_an_onlooker_keeps_nothing_of_an_endless_branch() -> None:
 def test_our_own_branch_may_go_on(peer_of: Make) -> None:
     """Peers that opened it together follow each other."""
     story = run()
-    branch = story.branch(ROUNDS, following=[FOUNDER])
+    branch = story.branch(ROUNDS)
     heads = [*story.heads, story.heads[-1].after(branch.value)]
     after = a_commit(heads[-1], {FOUNDER: 1}, [FOUNDER])
     commits = [*story.commits, branch, after]

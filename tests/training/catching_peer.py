@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.swarm.chain.commit import Voter
+from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
@@ -109,6 +109,10 @@ class Peer:
 
     def run(self, *donors: BlobServer, discard: bool = False) -> str:
         return self.state_sync.run([self.door(each) for each in donors], discard)
+
+    def proven_head(self, donor: str, *claimed_round: int) -> Head:
+        """Return the head that a donor's chain proves."""
+        return self.state_sync.proven(donor, *claimed_round)[0]
 
     def close(self) -> None:
         self.donors.stop.set()

@@ -74,11 +74,13 @@ class ScriptedStateSync:
     def ours_in(self, value: Value) -> int:
         return value.given_by(ME)
 
-    def run(self, donors: Sequence[str], discard: bool) -> str:
+    def run(
+        self, donors: Sequence[str], discard: bool, forks: frozenset[bytes] | None = None
+    ) -> str:
         return self.on_run() or ""
 
-    def proven_head(self, donor: str, claimed_round: int) -> Head:
-        return self.on_chain()
+    def proven(self, donor: str, claimed_round: int) -> tuple[Head, tuple[Head, ...]]:
+        return self.on_chain(), ()
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace) -> None:
         self.on_fetch(digest)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
-from tests.swarm.chain_samples import a_commit, beginning
+from tests.swarm.chain_samples import a_commit, beginning, voter_of
 from tests.swarm.means import encoded
 from tests.training.small_replica import FIRST_VALUE, RATE, program
 
@@ -53,7 +53,7 @@ class Run:
         return chain_bytes(self.commits[:length])
 
     def branch(self, parent: int, **changes: Any) -> Commit:
-        """What the founder made alone of the head of that round."""
+        """Return a branch that the founder opened alone at the head of that round."""
         changes = {"parent_state_digest": self.digest(parent), **changes}
         return a_commit(self.heads[parent], {FOUNDER: 1}, [FOUNDER], survivors=[FOUNDER], **changes)
 
@@ -64,21 +64,20 @@ def chain_bytes(commits: Sequence[Commit]) -> bytes:
 
 @functools.cache
 def run() -> Run:
-    """Decided by a bare quorum: the founder alone at first, then two of three."""
+    """Return a run of three voters; two of them, a bare quorum, decide each round."""
     replica = new_replica()
     initialise(replica)
     generator = torch.Generator().manual_seed(1)
-    made = Run([beginning(FOUNDER, state_digest(replica.state_arenas()))])
+    first = beginning(FOUNDER, state_digest(replica.state_arenas()), trusted=PEERS)
+    made = Run([replace(first, voters=tuple(map(voter_of, PEERS)))])
+    given = {FOUNDER: 8, **dict.fromkeys(PEERS[1:], 0)}
     for number in range(1, ROUNDS + 1):
         made.states.append(copied(replica))
         result = torch.randn(replica.elements, generator=generator)
         norm, travelled = gradient_norm(result), encoded(result)
         digest = state_digest(travelled.arenas)
         changes = {"result_digest": digest, "parent_state_digest": made.digest(number - 1)}
-        voters = PEERS[: min(number, 2)]
-        commit = a_commit(
-            made.heads[-1], {FOUNDER: 8}, voters, following=PEERS, gradient_norm=norm, **changes
-        )
+        commit = a_commit(made.heads[-1], given, PEERS[:2], gradient_norm=norm, **changes)
         replica.begin_step(result, norm, number)
         replica.finish_step()
         made.commits.append(commit)

@@ -189,14 +189,14 @@ def test_of_two_asked_at_once_the_slower_takes_nothing_back(peer_of: Make) -> No
     class Slow(Served):
         def content_of(self, name: str) -> Content | None:
             if name == "chain/2":
-                assert peer.state_sync.proven_head(peer.door(fast)) == run().heads[-1]
+                assert peer.proven_head(peer.door(fast)) == run().heads[-1]
                 raise ConnectionError("gone")
             return super().content_of(name)
 
     with pytest.raises(ConnectionError):
-        peer.state_sync.proven_head(peer.door(Slow()))
+        peer.proven_head(peer.door(Slow()))
     fast.asked.clear()
-    assert peer.state_sync.proven_head(peer.door(fast)) == run().heads[-1]
+    assert peer.proven_head(peer.door(fast)) == run().heads[-1]
     assert fast.asked == ["chain/5", "chain/4"], "its end, and that it is the end"
 
 
@@ -233,7 +233,7 @@ def test_a_better_head_that_nobody_can_bring_us_to_keeps_nobody_from_another(
     going.chain = chain_bytes([*story.commits[:4], branch])
     assert "not-found" in peer.run(lost)
     assert peer.at(4)
-    assert peer.state_sync.proven_head(peer.door(going)).branches
+    assert peer.proven_head(peer.door(going)).branches
     assert peer.run(going) == ""
     assert peer.journal.head == story.heads[4].after(branch.value)
 
