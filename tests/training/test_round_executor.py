@@ -269,7 +269,7 @@ def test_a_held_result_is_served_before_its_round_is_decided(stage: Stage) -> No
     stage.state_sync.on_fetch = lambda digest: stage.hold(1.0)
     wanted = state_digest(encoded(torch.full((ELEMENTS,), 1.0)).arenas)
     stage.executor.carry_out(FetchResult(wanted, ("a",), True, frozenset({committed, other})))
-    assert stage.next_event() == ResultFetched(wanted, is_here=True)
+    assert stage.next_event() == ResultFetched(wanted, is_here=True, norm=8.0)
     served = [stage.serves(f"result/{each.hex()}") for each in (committed, other, unwanted)]
     assert served == [True, True, False]
     stage.step(stage.commit(committed))
@@ -528,7 +528,7 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
     stage.state_sync.on_fetch = lambda digest: next(answers, lambda: stage.hold(1.0))()
     wanted = stage.hold(1.0)
     stage.executor.carry_out(FetchResult(wanted, ("a",), committed))
-    assert stage.next_event() == ResultFetched(wanted, is_here=True)
+    assert stage.next_event() == ResultFetched(wanted, is_here=True, norm=8.0)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ WAIT_S = 20.0
 class ScriptedMachine:
     """Answers events with what the test laid down, and keeps the events."""
 
-    me, aside = ME, frozenset[str]()
+    me, excluded, answered, global_batch = ME, frozenset[str](), frozenset[str](), 1
 
     def __init__(self) -> None:
         self.head: Head = START
