@@ -29,6 +29,8 @@ MAX_NODE_BYTES = 1 << 30
 """Memory of the DHT process: 260 MiB at rest."""
 MAX_P2PD_BYTES = 512 << 20
 """Memory of p2pd: 85 MiB at rest, with two processors as with 64."""
+NO_RELAY = '{"Relay": {"Enabled": false}}'
+"""Settings of p2pd that its command line cannot change."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -103,6 +105,7 @@ async def running_p2pd(
     Raises: UserError if it ends instead of starting.
     """
     socket_path = folder / "p2pd.sock"
+    socket_path.with_suffix(".json").write_text(NO_RELAY)
     process = await asyncio.create_subprocess_exec(
         _binary(),
         *_arguments(settings, listen, socket_path),
@@ -148,7 +151,9 @@ def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path)
 
     A volunteer's line serves this swarm only, so p2pd offers no service to others: it relays no
     connections (its default: 16 circuits of 4 GiB), dials nobody on request (`autonat`), and opens
-    no port of the router (`natPortMap`). `relay` only lets it dial a peer behind another relay.
+    no port of the router (`natPortMap`). The switch `relayService` does not end the relay of this
+    p2pd: it starts another one while `relay` is on. And `relay=0` leaves the default as it is, which
+    is on, so a file of settings changes the default.
 
     Bootstrap peers are missing on purpose: p2pd gives up at once when it cannot reach them,
     without a reason, while connecting to them afterwards shows what is wrong.
@@ -159,8 +164,8 @@ def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path)
         "dhtClient" if settings.client_mode else "dhtServer": 1,
         "autonat": 0,
         "natPortMap": 0,
-        "relay": 1,
-        "relayService": 0,
+        "relay": 0,
+        "f": str(socket_path.with_suffix(".json")),
         "connManager": 1,
         "tls": 1,
     }

@@ -1,0 +1,100 @@
+"""Attacks on memory: the DHT process and p2pd are bounded, and the kernel ends them first."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from atom.base.errors import PeerRefused
+from atom.swarm.dht.p2pd import MAX_NODE_BYTES, MAX_P2PD_BYTES
+from tests.attacks.dht_attacker import KEY_BYTES, REFUSED, PeerID, attacker_of, dht_pb2, victim_in
+from tests.manual_clock import ManualClock
+
+pytestmark = pytest.mark.timeout(120)
+MORE_THAN_ALLOWED = 400
+
+
+def test_both_processes_are_limited_and_the_first_to_be_killed(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with victim_in(tmp_path) as victim:
+            for process, limit in ((victim.node, MAX_NODE_BYTES), (victim.p2pd, MAX_P2PD_BYTES)):
+                assert process.rlimit(psutil.RLIMIT_DATA) == (limit, limit)
+                score = Path(f"/proc/{process.pid}/oom_score_adj").read_text()
+                assert int(score) == 1000
+
+    asyncio.run(check())
+
+
+def test_one_remote_has_an_allowance(tmp_path: Path) -> None:
+    """The others are still answered meanwhile."""
+
+    async def check() -> None:
+        async with (
+            victim_in(tmp_path) as victim,
+            attacker_of(victim.address) as attacker,
+            attacker_of(victim.address) as another,
+        ):
+            ping = dht_pb2.PingRequest().SerializeToString()
+            answers = await asyncio.gather(
+                *(attacker.send("rpc_ping", ping) for _ in range(MORE_THAN_ALLOWED)),
+                return_exceptions=True,
+            )
+            refused = [each for each in answers if isinstance(each, REFUSED)]
+            assert len(refused) > MORE_THAN_ALLOWED // 4
+            assert all("busy" in str(each) for each in refused)
+            assert await another.send("rpc_ping", ping)
+            await victim.assert_unharmed()
+
+    asyncio.run(check())
+
+
+def test_debts_fall_with_time_and_few_are_remembered() -> None:
+    from atom.swarm.dht import guard
+
+    clock = ManualClock()
+    debts = guard.RemoteDebts(clock)
+    for _ in range(int(guard.MAX_DEBT_UNITS)):
+        debts.charge(b"ada", 0)
+    with pytest.raises(PeerRefused, match="busy"):
+        debts.charge(b"ada", 0)
+    clock.advance(1.0)
+    debts.charge(b"ada", 100 * guard.UNIT_BYTES)
+    clock.advance(5.0)
+    with pytest.raises(PeerRefused):
+        debts.charge(b"ada", 0)
+    for number in range(2 * guard.MAX_REMOTES):
+        debts.charge(number.to_bytes(4, "big"), 0)
+    assert len(debts._debts) == guard.MAX_REMOTES
+
+
+def test_a_peer_that_names_a_new_node_id_each_time_has_one_place() -> None:
+    """And many peers have few: hivemind remembers every replacement of a full bucket."""
+    from hivemind.dht.routing import DHTID, RoutingTable
+    from hivemind.dht.storage import DHTLocalStorage
+
+    from atom.swarm.dht.guard import GuardedProtocol
+
+    async def check() -> None:
+        protocol = GuardedProtocol(_initialized_with_create=True)
+        own_id = DHTID(1)
+        protocol.storage, protocol.client_mode = DHTLocalStorage(), True
+        protocol.routing_table = table = RoutingTable(own_id, 20, 5)
+
+        async def never_answers(_: PeerID) -> None: ...
+
+        protocol.call_ping = never_answers
+        liar = PeerID(b"liar")
+        for _ in range(500):
+            await protocol.update_routing_table(DHTID.generate(), liar)
+        assert len(table.uid_to_peer_id) == 1
+        for number in range(5_000):
+            top = 1 << (8 * KEY_BYTES - 1)  # one half of all ids: buckets that do not split
+            crowd_id = DHTID(top | int.from_bytes(b"%d" % time.time_ns(), "big") % top)
+            await protocol.update_routing_table(crowd_id, PeerID(b"peer %d" % number))
+        replaced = sum(len(bucket.replacement_nodes) for bucket in table.buckets)
+        assert replaced <= 20 * len(table.buckets)
+        assert len(table.uid_to_peer_id) <= 40 * len(table.buckets) < 2_600
+
+    asyncio.run(check())
