@@ -18,6 +18,7 @@ from tests.event_list import EventList
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
     import msgpack
+    from hivemind.dht.routing import DHTID
     from hivemind.p2p import P2P, PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import (
         P2PDaemonError,
@@ -31,7 +32,7 @@ with warnings.catch_warnings():
 REFUSED = (P2PDaemonError, P2PHandlerError)
 ANSWER_SECONDS = 20.0
 TUPLE_CODE = 0x40
-KEY_BYTES = 20
+KEY_BYTES = DHTID.HASH_NBYTES
 
 
 def nested_tuples(depth: int) -> bytes:

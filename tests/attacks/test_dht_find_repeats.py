@@ -9,6 +9,7 @@ import pytest
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import encode_lease, lease_key
 from tests.attacks.dht_attacker import (
+    DHTID,
     KEY_BYTES,
     REFUSED,
     Victim,
@@ -42,8 +43,6 @@ def find_request(keys: list[bytes]) -> bytes:
 
 def test_a_key_is_answered_once_and_a_request_for_few_keys_only(tmp_path: Path) -> None:
     async def check() -> None:
-        from hivemind.dht.routing import DHTID
-
         key = DHTID.generate(KEY).to_bytes()
         others = [number.to_bytes(KEY_BYTES, "big") for number in range(3)]
         async with victim_in(tmp_path) as victim, attacker_of(victim.address) as attacker:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.dht_attacker import (
+    DHTID,
     KEY_BYTES,
     REFUSED,
     attacker_of,
@@ -39,8 +40,6 @@ def test_an_answer_of_nested_tuples_is_ignored_and_the_reader_lives(tmp_path: Pa
     asked = asyncio.Event()
 
     async def check() -> None:
-        from hivemind.dht.routing import DHTID
-
         key = DHTID.generate(RUN_KEY)
         near = dht_pb2.NodeInfo(node_id=(key ^ 2).to_bytes(KEY_BYTES, "big"))
 

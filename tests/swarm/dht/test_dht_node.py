@@ -2,6 +2,7 @@
 
 import asyncio
 import warnings
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,44 @@ def test_who_came_back_on_another_port_is_found_there(
 ) -> None:
     assert with_contact(before, met.rpartition("/")[2], [met]) == after
     assert with_contact(before, ADA, []) == before
+
+
+def test_readings_are_spread_over_the_holders_one_at_a_time() -> None:
+    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
+        neighbours.answers = {peer: [("ada", b"x"), ("bob", b"y")] for peer in "abcde"}
+        for _ in range(50):
+            found, complete = await node.fetch("key", 1.0, known=["ada"])
+            assert complete
+            assert dict(found) == {"ada": b"x", "bob": b"y"}
+        assert Counter(neighbours.readers_asked) == dict.fromkeys("abcde", 10)
+        assert neighbours.asked == 0, "no reading asked all holders"
+
+    play(story)
+
+
+@pytest.mark.parametrize("hidden", [[], [("bob", b"y")]])
+def test_an_answer_without_the_record_that_is_due_is_not_believed(
+    hidden: list[tuple[str, bytes]],
+) -> None:
+    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
+        neighbours.answers = dict.fromkeys("abcde", hidden)
+        found, complete = await node.fetch("key", 1.0, known=["ada"])
+        assert complete
+        assert neighbours.asked > 5, "all holders were asked"
+        assert dict(found) == {"ada": b"x"}
+
+    play(story, ["ada"])
+
+
+def test_a_silent_holder_delays_a_reading_by_half_its_time() -> None:
+    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
+        neighbours.answers = {"b": [("ada", b"x")]}
+        await node._holders_of(DHTID.generate("key"))
+        neighbours.silent = "acdefg"
+        for _ in range(5):
+            await node.fetch("key", 0.02, known=["ada"])
+        assert sorted(neighbours.readers_asked) == list("abcde")
+        found, _ = await node.fetch("key", 0.02, known=["ada"])
+        assert dict(found) == {"ada": b"x"}, "as it was read last"
+
+    play(story)
