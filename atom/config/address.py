@@ -4,12 +4,12 @@ import ipaddress
 import re
 
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-"""What a run may be called: in its file and address, and in the folders that have its name."""
+"""Pattern of a run's name: in its file and address, and in the folders named after it."""
 _HOST = re.compile(r"(?!.{254})([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
 
 
 def parse_host_port(text: str) -> tuple[str, int]:
-    """ "0.0.0.0:31337" or "[::1]:31337" → host, port; port 0 means any free one.
+    """Split "0.0.0.0:31337" or "[::1]:31337" into host and port; port 0 means any free one.
 
     Raises: ValueError saying what is wrong with it.
     """
@@ -22,7 +22,7 @@ def parse_host_port(text: str) -> tuple[str, int]:
 
 
 def parse_host(text: str) -> str:
-    """A name, an IPv4 address or a bracketed IPv6 address → the same without brackets.
+    """Check a name, an IPv4 address or a bracketed IPv6 address; return it without brackets.
 
     Raises: ValueError if it is none.
     """
@@ -34,7 +34,7 @@ def parse_host(text: str) -> str:
 
 
 def parse_interface(text: str) -> str:
-    """An address or a name of this machine to listen on; IPv6 with brackets or without.
+    """Check an address or a name of this machine to listen on; IPv6 with brackets or without.
 
     Raises: ValueError if it can be none.
     """
@@ -45,7 +45,7 @@ def parse_interface(text: str) -> str:
 
 
 def parse_announcement(text: str) -> None:
-    """HOST or HOST:PORT. Raises: ValueError for anything else."""
+    """Check HOST or HOST:PORT. Raises: ValueError for anything else."""
     if ":" in text and not text.endswith("]"):
         parse_host_port(text)
     else:

@@ -1,6 +1,6 @@
-"""Addresses people paste: join addresses, libp2p multiaddrs, HOST:PORT. No look-ups.
+"""Texts of addresses: join addresses, libp2p multiaddrs, HOST:PORT. No name is looked up here.
 
-A join address is one string: where to enter the DHT, which run, and who founded it:
+A join address is one string with the DHT nodes to enter by, the run, and the peer id of its owner:
 
     /ip4/10.0.0.5/tcp/31337/p2p/12D3KooW…/run/shakespeare/owner/12D3KooW…
 
@@ -27,7 +27,7 @@ EXAMPLE_JOIN = f"{EXAMPLE_MULTIADDR}/run/shakespeare/owner/{EXAMPLE_PEER}"
 MAX_ADDRESS_CHARACTERS = 4096
 MAX_BOOTSTRAP = 16
 MOST_ENTRANCES = 3
-"""In an address that we make: it is pasted by people."""
+"""Bound on entrances in an address that we make: people paste it."""
 _BACKLOG = 64
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """Translated by a gateway to the IPv4 address in the last 32 bits."""
@@ -36,13 +36,13 @@ _MULTIADDR = re.compile(
     r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/(?:tcp|udp)/(?P<port>[^/]+)"
     r"(?:/quic|/quic-v1|/ws|/wss|/tls|/noise|/p2p-circuit|/p2p/[^/]+)*/p2p/[^/]+"
 )
-"""Of a DHT node, maybe behind a relay."""
+"""Address of a DHT node, maybe behind a relay."""
 _JOIN = re.compile(r"(?P<nodes>.+?)/run/(?P<run>[^/]*)/owner/(?P<owner>[^/]*)")
 
 
 @dataclass(frozen=True)
 class JoinAddress:
-    """Where to enter the DHT and which run to look for there."""
+    """DHT nodes to enter by, and the run to look for there."""
 
     bootstrap: tuple[str, ...]
     """libp2p multiaddrs, each ending in /p2p/<peer id>."""
@@ -77,8 +77,10 @@ class ListenAddress:
 
 
 def parse_join_address(text: str) -> JoinAddress:
-    """Reads a join address, also with the `join:` before it, or folded by a terminal. Raises:
-    AddressError with an example."""
+    """Parse a join address, also one with `join:` before it, or folded by a terminal.
+
+    Raises: AddressError with an example.
+    """
     text = re.sub(r"\s*\n\s*", "", text).strip().removeprefix("join:").lstrip()
     if len(text) > MAX_ADDRESS_CHARACTERS:
         raise _join_error(f"a join address has at most {MAX_ADDRESS_CHARACTERS} characters")
@@ -92,13 +94,15 @@ def parse_join_address(text: str) -> JoinAddress:
 
 
 def format_join_address(address: JoinAddress) -> str:
-    """The one string to paste; `parse_join_address` reads it back."""
+    """Return the string to paste; `parse_join_address` reads it back."""
     return f"{','.join(address.bootstrap)}/run/{address.run}/owner/{address.owner}"
 
 
 def with_entrances(address: JoinAddress, nodes: Iterable[str]) -> JoinAddress:
-    """With others of these (checked) multiaddrs behind its own, so that it leads to the run when
-    some of them are gone: one of each node, MOST_ENTRANCES in all."""
+    """Append other (checked) multiaddrs to a join address, which then survives the loss of some.
+
+    One of each node is kept, and MOST_ENTRANCES in all.
+    """
     by_node = dict[str, str]()
     for each in (*address.bootstrap, *nodes):
         by_node.setdefault(peer_id_in(each), each)
@@ -106,7 +110,7 @@ def with_entrances(address: JoinAddress, nodes: Iterable[str]) -> JoinAddress:
 
 
 def check_run_name(name: str) -> str:
-    """Returns the name. Raises: AddressError unless it can be part of an address."""
+    """Return the name. Raises: AddressError unless it can be part of an address."""
     if RUN_NAME.fullmatch(name) is None:
         raise AddressError(
             f"{_short(name)} cannot be a run's name",
@@ -117,14 +121,14 @@ def check_run_name(name: str) -> str:
 
 
 def parse_multiaddrs(texts: Sequence[str]) -> tuple[str, ...]:
-    """Checks DHT node addresses (--initial-peers). Raises: AddressError with an example."""
+    """Check DHT node addresses (--initial-peers). Raises: AddressError with an example."""
     if len(texts) > MAX_BOOTSTRAP:
         raise AddressError(f"{len(texts)} DHT nodes named", f"name at most {MAX_BOOTSTRAP}")
     return tuple(parse_multiaddr(text) for text in texts)
 
 
 def parse_multiaddr(text: str) -> str:
-    """Checks one libp2p multiaddr that ends in /p2p/<peer id>; returns it without blanks.
+    """Check one libp2p multiaddr that ends in /p2p/<peer id>; return it without blanks.
 
     Raises: AddressError naming the part that is wrong.
     """
@@ -143,12 +147,15 @@ def parse_multiaddr(text: str) -> str:
 
 
 def peer_id_in(multiaddr: str) -> str:
-    """The peer id a (checked) multiaddr ends in."""
+    """Return the peer id at the end of a (checked) multiaddr."""
     return multiaddr.rpartition("/p2p/")[2]
 
 
 def parse_listen(text: str) -> ListenAddress:
-    """ "0.0.0.0:31337", "[::]:0", ":31337", "localhost:0". Raises: AddressError with an example."""
+    """Parse "0.0.0.0:31337", "[::]:0", ":31337" or "localhost:0".
+
+    Raises: AddressError with an example.
+    """
     text = text.strip()
     try:
         host, port = parse_host_port(f"0.0.0.0{text}" if text.startswith(":") else text)
@@ -213,13 +220,12 @@ def host_group(host: str) -> str:
     none. Raises: ValueError if `host` is not an IP address.
     """
     address = carried_address(host)
-    if address.version == 4:
-        return str(address)
-    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+    network = ipaddress.ip_network((int(address) >> 64 << 64, 64)) if address.version == 6 else ""
+    return str(network or address)
 
 
 def rank_addresses(visible: Sequence[str], primary_host: str | None = None) -> tuple[str, ...]:
-    """Multiaddrs, those most worth pasting first.
+    """Sort multiaddrs, the best to paste first.
 
     Announced names and public addresses, then `primary_host` (the address on the default route),
     then other private ones (a container bridge, say), and loopback last.
@@ -244,7 +250,7 @@ def _distance(kind: str, host: str, primary_host: str | None) -> int:
 
 
 def _multihash(text: str) -> None:
-    """In base58: sha2-256 (of RSA keys, "Qm…") or identity (Ed25519 keys, "12D3…")."""
+    """Check a peer id in base58: sha2-256 (RSA keys, "Qm…") or identity (Ed25519, "12D3…")."""
     raw = base58.b58decode(text)
     if len(raw) < 2 or raw[0] not in (0x00, 0x12) or raw[1] != len(raw) - 2:
         raise ValueError(f"{text!r} is no peer id")
@@ -255,7 +261,7 @@ _HOSTS: dict[str, Callable[[str], object]] = {
     "ip6": ipaddress.IPv6Address,
     **dict.fromkeys(("dns", "dns4", "dns6"), parse_host),
 }
-"""What reads a host of each kind; raises ValueError."""
+"""Parser of the hosts of each kind; raises ValueError."""
 
 
 def _multiaddr_error(text: str, detail: str) -> AddressError:

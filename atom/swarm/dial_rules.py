@@ -66,7 +66,7 @@ def may_dial(
     """Decide whether this peer may open a connection to an IP address.
 
     Args:
-        host: A resolved IP address: the one that would be dialled.
+        host: The resolved IP address that would be dialled.
         dialled: Classes that this peer dials, from `dialled_classes`.
         is_neighbour: True if the target peer is known to be in our own network.
 
@@ -74,11 +74,9 @@ def may_dial(
         None if it may, otherwise the reason why not.
     """
     kind = class_of(host)
-    if kind in LOCAL and is_neighbour:
-        return None
-    if kind in dialled and kind is not AddressClass.FORBIDDEN:
-        return None
-    return Reason.ADDRESS_NOT_DIALLED
+    is_chosen = kind in dialled or (is_neighbour and kind in LOCAL)
+    is_allowed = is_chosen and kind is not AddressClass.FORBIDDEN
+    return None if is_allowed else Reason.ADDRESS_NOT_DIALLED
 
 
 def dialled_classes(
@@ -98,30 +96,25 @@ def dialled_classes(
     """
     own = {*map(class_of, announced)}
     entered = {class_of(entrance.split("/")[2]) for entrance in entrances}
-    dialled = {AddressClass.PUBLIC}
-    if lan or AddressClass.PUBLIC not in own:
-        dialled |= LOCAL
-    if own == {AddressClass.LOOPBACK}:
-        dialled |= own
-    if len(entered) == 1:
-        dialled |= entered
-    return frozenset(dialled)
+    dialled = frozenset({AddressClass.PUBLIC})
+    dialled |= LOCAL if lan or AddressClass.PUBLIC not in own else set()
+    dialled |= own if own == {AddressClass.LOOPBACK} else set()
+    return dialled | (entered if len(entered) == 1 else set())
 
 
 def own_hosts(listen_host: str) -> Sequence[str]:
     """Return the addresses under which others reach a socket that listens on `listen_host`.
 
-    Those of every interface ("0.0.0.0"; "::" for both families) are the addresses on the default
-    routes, public ones first; loopback only if this machine has no other address.
+    A socket on every interface ("0.0.0.0"; "::" for both families) is reached under the addresses
+    on the default routes, public ones first; loopback only if this machine has no other address.
     """
     families = {"0.0.0.0": (socket.AF_INET,), "::": (socket.AF_INET, socket.AF_INET6)}
     if listen_host not in families:
         return (listen_host,)
     found = [each for each in map(primary_host, families[listen_host]) if each]
-    found = [each for each in found if class_of(each) is not AddressClass.FORBIDDEN]
-    return sorted(found, key=lambda each: class_of(each) is not AddressClass.PUBLIC) or [
-        "127.0.0.1"
-    ]
+    usable = [each for each in found if class_of(each) is not AddressClass.FORBIDDEN]
+    usable.sort(key=lambda each: class_of(each) is not AddressClass.PUBLIC)
+    return usable or ["127.0.0.1"]
 
 
 def primary_host(family: int = socket.AF_INET) -> str | None:

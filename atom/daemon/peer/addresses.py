@@ -1,5 +1,7 @@
-"""Where others reach this box; and the DHT nodes that were met, kept for the next start, when those
-of the address may be gone."""
+"""Addresses of this machine for other peers, and DHT nodes that are kept for the next start.
+
+At the next start the nodes of the join address may be gone.
+"""
 
 import ipaddress
 import json
@@ -18,14 +20,17 @@ from atom.training.storage.disk import DiskRoom
 
 
 def data_place(network: Network, listen: str) -> tuple[str, int] | None:
-    """Where gradients and state arrive: on the DHT's host. None: this box only dials."""
+    """Return host and port where gradients and state arrive; None: this peer only dials.
+
+    The host is the DHT node's.
+    """
     if network.reachable == "no":
         return None
     return parse_listen(listen).host, network.data_port
 
 
 def announced_multiaddrs(announce: Sequence[str], dht_port: int) -> tuple[str, ...]:
-    """libp2p addresses of the announced hosts; a host without a port means the DHT's own."""
+    """Return libp2p addresses of the announced hosts; `dht_port` for hosts without a port."""
     found = []
     for text in announce:
         host, port = _host_and_port(text, dht_port)
@@ -90,7 +95,7 @@ _MOST = 16
 
 
 class KeptContacts:
-    """For one thread."""
+    """File with the DHT nodes met by this peer. For one thread."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -99,8 +104,10 @@ class KeptContacts:
         self._due = 0.0
 
     def keep(self, contacts: tuple[str, ...], room: DiskRoom) -> None:
-        """Writes them if they are others than last time: the first news at once, as who is killed
-        and knows nobody goes on alone; then now and then."""
+        """Write the nodes if they changed: the first time at once, later every `_EVERY_S` at most.
+
+        A peer that is killed before it has written any would go on alone at its next start.
+        """
         if not contacts or contacts == self._kept or self._clock.now() < self._due:
             return
         self._due = self._clock.now() + _EVERY_S

@@ -1,7 +1,8 @@
-"""Outgoing connections: at a peer's addresses, or by calling it over the line that it keeps to us;
-then TLS, the check of its key, the handshake. However the connection came about, the two ends prove
-themselves to each other. Messages to one peer go over one connection, by a queue and a thread that
-live while there is traffic.
+"""Outgoing connections: to a peer's addresses, or by a call over the line that it keeps to us.
+
+Then come TLS, the check of the peer's key and the handshake: both ends prove their identity,
+however the connection was made. Messages to one peer go over one connection, by a queue and a
+thread that live while there is traffic.
 """
 
 import contextlib
@@ -27,24 +28,24 @@ from atom.swarm.transport.limits import Endpoint, Unreachable, host_group
 from atom.swarm.transport.reverse_connections import ReverseConnections
 
 MOST_KNOWN = 8192
-"""Peers; the one heard of longest ago is forgotten first."""
+"""Bound on known peers; the peer heard of longest ago is forgotten first."""
 Way = tuple[str, int]
-"""To a peer: a host and a port of its, or `CALL`."""
+"""One way to a peer: a host and a port of that peer, or `CALL`."""
 CALL: Way = ("", 0)
-"""Over its line to us."""
-MOST_ADDRESSES = 4
-"""Number of addresses of one host name that are tried, for each address family."""
+"""A call over the line that the peer keeps to us."""
+MOST_ADDRESSES = 8
+"""Bound on addresses of one host name that are tried."""
 MOST_LOOKUPS = 16
-"""Of host names under way at a time. The system's resolver may take half a minute, and the names
-come from strangers' leases."""
+"""Bound on host names that are looked up at a time. The system's resolver may take half a minute,
+and the names come from strangers' leases."""
 _lookups = threading.BoundedSemaphore(MOST_LOOKUPS)
 
-AddressInfo = tuple[int, int, int, str, Any]
-"""As `socket.getaddrinfo` gives them."""
+AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
+"""One result of `socket.getaddrinfo`."""
 
 
 def address_of(text: str) -> Way | None:
-    """ "host:port" or "[v6]:port" that can be dialled; None if it is neither."""
+    """Parse "host:port" or "[v6]:port"; None if the text is neither, or the port is 0."""
     try:
         host, port = parse_host_port(text)
     except ValueError:
@@ -58,12 +59,19 @@ class ContactBook:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[object, list[Way]]] = {}
-        """As they were set, and their ways."""
+        """The arguments of the last `set`, and the ways in their present order."""
 
     def set(self, peer_id: str, addresses: Sequence[str], dials_out: bool = False) -> None:
-        """Replaces what was known. If it is news, its ways are: its addresses ("host:port", best
-        first), then a call; the call first, if `dials_out`: the peer says that nobody can dial it.
-        Malformed addresses are left out."""
+        """Replace the contact of a peer.
+
+        If the contact changed, the ways are the addresses, then a call. Malformed addresses are
+        left out.
+
+        Args:
+            peer_id: The peer.
+            addresses: Texts "host:port", best first.
+            dials_out: True if the peer says that no peer can dial it: the call comes first.
+        """
         contact = tuple(addresses), dials_out
         with self._lock:
             before, ways = self._known.pop(peer_id, (None, []))
@@ -75,12 +83,12 @@ class ContactBook:
                 del self._known[next(iter(self._known))]
 
     def ways(self, peer_id: str) -> list[Way]:
-        """All ways. An address that worked last is the first, ways that failed come last."""
+        """Return all ways: the address that worked last first, ways that failed last."""
         with self._lock:
             return list(self._known.get(peer_id, (None, [CALL]))[1])
 
     def tried(self, peer_id: str, way: Way, worked: bool) -> None:
-        """An address that worked goes to the front, a way that led nowhere to the end."""
+        """Move an address that worked to the front, or a way that failed to the end."""
         with self._lock:
             _, ways = self._known.get(peer_id, (None, []))
             if way in ways and not (worked and way == CALL):
@@ -158,14 +166,8 @@ class Dialer:
 
         Raises: OSError.
         """
-        patience = Patience.within(seconds)
-        connecting = _connect(self._targets(peer_id, way, seconds)[0])
-        try:
-            connecting.send_all(memoryview(opening), patience)
-        except BaseException:
-            connecting.close()
-            raise
-        return connecting
+        [target] = self._targets(peer_id, way, seconds)
+        return _connect(target, opening, Patience.within(seconds))
 
     def addresses(self, peer_id: str) -> list[Way]:
         """Return the ways to a peer that are addresses, best first."""
@@ -187,7 +189,7 @@ class Dialer:
         while True:
             share, target = _share(within, len(targets)), targets.pop(0)
             try:
-                below = _connect(target)
+                below = _connect(target, b"", share)
                 channel = self._shake_hands(below, peer_id, purpose, tag, share)
                 channel.remote = target[4][:2]
                 return channel
@@ -199,13 +201,16 @@ class Dialer:
 
     def _targets(self, peer_id: str, way: Way, seconds: float) -> list[AddressInfo]:
         """Resolve a way to the addresses that may be dialled. Raises: OSError if there is none."""
-        found, dialled = resolve(*way, seconds), self._dialled()
-        is_neighbour = peer_id in self.neighbours
-        refused = [may_dial(target[4][0], dialled, is_neighbour) for target in found]
-        if all(refused):
-            kind = class_of(found[0][4][0]).value
-            raise ConnectionError(f"{refused[0]}: {way[0]} is an address of the kind: {kind}")
-        return [target for target, reason in zip(found, refused, strict=True) if not reason]
+        found, dialled, is_near = (
+            resolve(*way, seconds),
+            self._dialled(),
+            peer_id in self.neighbours,
+        )
+        targets = [each for each in found if not may_dial(each[4][0], dialled, is_near)]
+        if not targets:
+            kind = class_of(found[0][4][0])
+            raise ConnectionError(f"{Reason.ADDRESS_NOT_DIALLED}: the class of {way[0]} is {kind}")
+        return targets
 
     def _shake_hands(
         self, below: SocketStream, peer_id: str, purpose: Purpose, tag: bytes, within: Patience
@@ -229,15 +234,16 @@ class Dialer:
         return channel
 
 
-def _connect(target: AddressInfo) -> SocketStream:
-    """Begin to connect: the connection is there, or fails, when something is sent.
+def _connect(target: AddressInfo, opening: bytes, patience: Patience) -> SocketStream:
+    """Open a connection that begins with `opening`.
 
-    Raises: OSError.
+    Without an opening it is there, or fails, when something is sent. Raises: OSError.
     """
     family, kind, protocol, _, address = target
     connecting = SocketStream(socket.socket(family, kind, protocol))
     try:
         connecting.connect(address)
+        connecting.send_all(memoryview(opening), patience)
     except BaseException:
         connecting.close()
         raise
@@ -245,7 +251,7 @@ def _connect(target: AddressInfo) -> SocketStream:
 
 
 def resolve(host: str, port: int, seconds: float) -> list[AddressInfo]:
-    """Return the addresses of a host, best first, at most `MOST_ADDRESSES` of each family.
+    """Return the addresses of a host, best first, at most `MOST_ADDRESSES`.
 
     Thread-safe. A thread that looks a name up is left behind when the time is over.
 
@@ -283,11 +289,7 @@ def _lookup(host: str, port: int, flags: int = 0) -> list[AddressInfo]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as problem:  # an empty label, or one that is too long
         raise OSError(f"{host[:80]!r} is no host name: {problem}") from problem
-    return [
-        info
-        for number, info in enumerate(found)
-        if [other[0] for other in found[:number]].count(info[0]) < MOST_ADDRESSES
-    ]
+    return [*found[:MOST_ADDRESSES]]
 
 
 def _share(patience: Patience, sharers: int) -> Patience:
@@ -297,7 +299,7 @@ def _share(patience: Patience, sharers: int) -> Patience:
 
 
 def _reason(peer_id: str, failures: list[OSError | PeerRefused]) -> PeerRefused | Unreachable:
-    """Why no way led to a peer."""
+    """Return the error that says why no way led to a peer."""
     refusals = [failure for failure in failures if isinstance(failure, PeerRefused)]
     if refusals:
         return refusals[-1]
@@ -311,19 +313,21 @@ class Hint(bytes):
 
 
 class Lanes:
-    """All destinations. `send` never blocks; what cannot be delivered is dropped and reported.
-    Thread-safe."""
+    """Queues of messages, one for each destination.
+
+    `send` never blocks; messages that cannot be delivered are dropped and reported. Thread-safe.
+    """
 
     def __init__(self, endpoint: Endpoint, dial: Callable[[str], Channel]) -> None:
         self._endpoint = endpoint
         self._dial = dial
         self._changed = threading.Condition()
         self._queues: dict[str, deque[bytes]] = {}
-        """Of the destinations that have a thread."""
+        """Queues of the destinations that have a thread, by peer id."""
 
     def send(self, peer_id: str, raw: bytes) -> bool:
-        """Queues a message; False if this destination's queue is full, there are too many
-        destinations already, or we are closing."""
+        """Queue a message; False if the queue is full, there are too many destinations, or the
+        transport is closing."""
         with self._changed:
             if self._endpoint.closing.is_set() or not self._has_lane(peer_id):
                 return False
@@ -333,18 +337,18 @@ class Lanes:
             if not full:
                 queue.append(raw)
                 self._changed.notify_all()
-        if full:  # told without the lock: every message waits for it, and this one for the disk
+        if full:  # reported without the lock: all senders wait for the lock, and the log for disk
             refused = PeerRefused(Reason.BUSY, "queue full")
             self._endpoint.tell("message-dropped", refused, peer_id=peer_id)
         return not full
 
     def wake(self) -> None:
-        """After `closing` was set: lets the threads end."""
+        """Let the threads end, after `closing` was set."""
         with self._changed:
             self._changed.notify_all()
 
     def _has_lane(self, peer_id: str) -> bool:
-        """Whether the destination has a queue and a thread; begins them if it had none."""
+        """Return True if the destination has a queue and a thread; start them if it has none."""
         if peer_id in self._queues:
             return True
         end = self._endpoint
@@ -376,7 +380,7 @@ class Lanes:
             self._tell_unreachable(peer_id, lost)
 
     def _next(self, peer_id: str, queue: deque[bytes]) -> bytes | None:
-        """The next message; None (and the lane is gone) after a long silence or when closing."""
+        """Return the next message; None (the lane is gone) after a long silence or when closing."""
         closing = self._endpoint.closing
         with self._changed:
             self._changed.wait_for(lambda: bool(queue) or closing.is_set(), limits.LANE_IDLE_S)
@@ -386,14 +390,17 @@ class Lanes:
             return queue.popleft()
 
     def _drop(self, peer_id: str, queue: deque[bytes]) -> None:
-        """This lane is over. What is queued is dropped: it would only meet the same fate."""
+        """End this lane and drop its queued messages: they would fail in the same way."""
         with self._changed:
             if self._queues.get(peer_id) is queue:
                 del self._queues[peer_id]
 
     def _deliver(self, peer_id: str, raw: bytes, channel: Channel | None) -> Channel:
-        """Sends over `channel` if it is alive, else over a new one; returns the one that took the
-        message. Raises: OSError, PeerRefused if the peer cannot be reached."""
+        """Send a message over `channel` if that is alive, otherwise over a new channel.
+
+        Returns the channel that took the message. Raises: OSError, PeerRefused if the peer cannot
+        be reached.
+        """
         if channel is not None:
             if self._try(channel, raw):
                 return channel

@@ -1,5 +1,5 @@
-"""Reaching peers that cannot be dialled: they keep a line open to peers that can, are called over
-it, and dial back.
+"""Reverse connections: peers that cannot be dialled keep a line open to peers that can, are called
+over it, and dial back.
 
 A peer answers a call with a TCP connection that begins with a hash of the call's token. From then
 on it is a connection like any other, with TLS client and server as if the caller had dialled. That
@@ -30,17 +30,17 @@ Address = tuple[str, int]
 """A numeric IP address and a port."""
 
 ANSWER = b"atomcall"
-"""How a connection begins that answers a call; TLS begins with another byte."""
+"""First bytes of a connection that answers a call; TLS begins with another byte."""
 TOKEN_BYTES = 16
 _ANSWER_CONTEXT = "atom 2026-11 answer to a reverse call"
 PING_S = 5.0
-"""A line says this often that it is there; after three times as much silence it is dialled anew."""
+"""Interval of signs of life on a line; after three times as much silence it is dialled again."""
 _ANSWER_S = 3.0
 _MOST_ANSWERS = 32
-"""Calls that are being answered at a time, over all lines."""
+"""Bound on calls that are being answered at a time, over all lines."""
 _SEND_S = 5.0
 PAUSE_S = 3.0
-"""Before a line that broke is dialled anew."""
+"""Pause before a broken line is dialled again."""
 
 
 def answer_to(token: bytes) -> bytes:
@@ -55,7 +55,7 @@ class ReverseConnections:
         self._endpoint = endpoint
         self._lock = threading.Lock()
         self._lines: dict[str, tuple[Channel, threading.Lock]] = {}
-        """Per peer; the lock is held in sending."""
+        """Line of each peer, and the lock that is held while sending on it."""
         self._calls: dict[bytes, Future[SocketStream]] = {}
         """Calls that wait for an answer, by the bytes that answer them."""
 
@@ -64,7 +64,7 @@ class ReverseConnections:
             return peer_id in self._lines
 
     def serve_line(self, channel: Channel) -> None:
-        """Serves a line until it ends; a newer one of the same peer takes its place.
+        """Serve a line until it ends; a newer line of the same peer replaces it.
 
         Raises: OSError when the other end is gone.
         """
@@ -85,7 +85,7 @@ class ReverseConnections:
                     del self._lines[peer_id]
 
     def call(self, peer_id: str, seconds: float) -> SocketStream:
-        """A connection that `peer_id` opened because we asked.
+        """Call a peer over its line; return the connection that it opens.
 
         Raises: TimeoutError, ConnectionError.
         """
@@ -114,7 +114,7 @@ class ReverseConnections:
         return answer is not None
 
     def close(self) -> None:
-        """Ends all calls; the lines' channels are closed by the listener."""
+        """End all calls; the listener closes the channels of the lines."""
         with self._lock:
             while self._calls:
                 self._calls.popitem()[1].set_exception(ConnectionError("closed here"))
@@ -149,12 +149,14 @@ class OwnLines:
         self._lock = threading.Lock()
         self._wanted: frozenset[str] = frozenset()
         self._lines: dict[str, Channel | None] = {}
-        """By peer id, each with a thread; None: it is being dialled, or is to be again."""
+        """Own lines by peer id, each with a thread; None while the line is being dialled."""
         self._answers = threading.BoundedSemaphore(_MOST_ANSWERS)
 
     def keep(self, peer_ids: Iterable[str]) -> None:
-        """From now on a line to each of these, and to no other. Said again and again: a line whose
-        thread could not be had, or ended, is begun anew."""
+        """Keep a line to each of these peers, and to no other.
+
+        Call it regularly: it starts lines again that ended, or that got no thread.
+        """
         with self._lock:
             wanted = self._wanted = frozenset(peer_ids)
             begin = wanted - self._lines.keys()
@@ -169,8 +171,10 @@ class OwnLines:
                 self._forget(peer_id)
 
     def _hold(self, peer_id: str) -> None:
-        """Keeps a line for as long as it is wanted. A peer that has no room for one more lets us
-        in, and hangs up: it is asked again after the same pause."""
+        """Keep a line for as long as it is wanted.
+
+        A peer without room for one more line hangs up: it is asked again after the same pause.
+        """
         try:
             while peer_id in self._wanted and not self._endpoint.closing.is_set():
                 with contextlib.suppress(OSError, PeerRefused):  # the next try is the answer
@@ -184,7 +188,7 @@ class OwnLines:
             del self._lines[peer_id]
 
     def _hear_calls(self, peer_id: str) -> None:
-        """One line, to its end. Raises: PeerRefused, OSError."""
+        """Serve one line to its end. Raises: PeerRefused, OSError."""
         with contextlib.closing(self._dial(peer_id)) as channel:
             with self._lock:
                 self._lines[peer_id] = channel

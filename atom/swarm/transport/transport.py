@@ -26,11 +26,11 @@ from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnection
 
 _JOIN_S = 10.0
 _DIAL_BACK_S = 4.0
-"""For a connection to the host that sent a probe, and its handshake: four round trips of half a
-second, and one lost packet."""
+"""Time limit for a connection to the host that sent a probe, and its handshake: enough for four
+round trips of half a second, and one lost packet."""
 _PROBE_S = 5.0
-"""From a probe to its answer, always: the answer's time says nothing about the port that was tried,
-so longer than the dialling ever takes."""
+"""Constant time from a probe to its answer. It is longer than dialling ever takes, so the time of
+the answer says nothing about the port that was tried."""
 
 
 class Transport:
@@ -76,13 +76,13 @@ class Transport:
         self.threads = self._endpoint.threads
         """`close` joins them."""
         self.offenders = self._endpoint.offenders
-        """Who is quarantined here, for one of the `OFFENCES`."""
+        """Peers that are quarantined here, for one of the `OFFENCES`."""
         self.known = self._endpoint.known
-        """As given; set by the follower of the chain."""
+        """Peers that the run knows; the follower of the chain sets them."""
         self.listens = False
         self._reverse = ReverseConnections(self._endpoint)
         dialled = dialled or (lambda: dialled_classes(own))
-        self._dialer = Dialer(self._endpoint, self._reverse, dialled)
+        self._dialer = dialer = Dialer(self._endpoint, self._reverse, dialled)
         served: dict[Purpose, Callable[[Channel], None]] = {
             Purpose.LINE: self._reverse.serve_line,
             Purpose.PROBE: self._answer_probe,
@@ -93,10 +93,8 @@ class Transport:
         self._listener = Listener(self._endpoint, self._reverse, served)
         self._lines = OwnLines(
             self._endpoint,
-            lambda peer_id: self._dialer.dial(
-                peer_id, Purpose.LINE, ways=self._dialer.addresses(peer_id)
-            ),
-            self._dialer.connect,
+            lambda peer_id: dialer.dial(peer_id, Purpose.LINE, ways=dialer.addresses(peer_id)),
+            dialer.connect,
             self._listener.serve_called,
         )
         self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
@@ -126,8 +124,13 @@ class Transport:
     def set_addresses(
         self, peer_id: str, addresses: Sequence[str], dials_out: bool = False
     ) -> None:
-        """Where `peer_id` listens, as "host:port", best first. `dials_out`: it says that nobody can
-        dial it, so it is called first."""
+        """Set the addresses of a peer.
+
+        Args:
+            peer_id: The peer.
+            addresses: Texts "host:port" where it listens, best first.
+            dials_out: True if it says that no peer can dial it: it is called first.
+        """
         self._dialer.contacts.set(peer_id, addresses, dials_out)
 
     def set_neighbours(self, peer_ids: Iterable[str]) -> None:
@@ -138,7 +141,7 @@ class Transport:
         self._dialer.neighbours = frozenset(peer_ids)
 
     def keep_lines(self, peer_ids: Iterable[str]) -> None:
-        """From now on these may call us, and no other: we cannot be dialled."""
+        """Let these peers call us, and no other: we cannot be dialled."""
         self._lines.keep(peer_ids)
 
     def probe(self, peer_id: str) -> Reached:
@@ -199,10 +202,8 @@ class Transport:
         addresses = self._dialer.addresses(channel.peer_id)
         if not addresses:
             return Reached.UNKNOWN
-        way, seconds = (channel.remote[0], addresses[0][1]), _DIAL_BACK_S
+        peer_id, ways = channel.peer_id, [(channel.remote[0], addresses[0][1])]
         with contextlib.suppress(OSError, PeerRefused):
-            self._dialer.dial(
-                channel.peer_id, Purpose.MESSAGES, seconds=seconds, ways=[way]
-            ).close()
+            self._dialer.dial(peer_id, Purpose.MESSAGES, b"", _DIAL_BACK_S, ways=ways).close()
             return Reached.YES
         return Reached.NO
