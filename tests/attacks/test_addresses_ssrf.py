@@ -102,6 +102,25 @@ def test_a_message_to_a_peer_inside_the_network_is_dropped_with_the_reason(
     assert visits(service) == 0
 
 
+def test_private_addresses_are_dialled_for_peers_known_to_be_in_the_same_network(
+    make_peer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, near, far = make_peer(announced=["203.0.113.7"]), make_peer(), make_peer()
+    dialled = list[Any]()
+
+    def connect(target: AddressInfo, *given: object) -> None:
+        dialled.append(target[4])
+        raise OSError("no such network here")
+
+    monkeypatch.setattr(dialer, "_connect", connect)
+    peer.transport.set_neighbours([near.peer_id])
+    for other, host in ((far, "10.0.0.7"), (near, "10.0.0.8"), (near, "127.0.0.1")):
+        peer.transport.set_addresses(other.peer_id, [f"{host}:7"])
+        with pytest.raises(Unreachable):
+            peer.transport.connect(other.peer_id, Purpose.MESSAGES)
+    assert dialled == [("10.0.0.8", 7)]
+
+
 # ---- host names
 
 
