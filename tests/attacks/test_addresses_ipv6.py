@@ -3,6 +3,8 @@
 import asyncio
 import json
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,14 @@ from atom.swarm.addresses import ListenAddress, listening
 from atom.swarm.dht.directory import open_directory
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
+from atom.swarm.records.lease import Reached
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport import transport
+from atom.swarm.transport.transport import Transport
+from tests.event_list import EventList
+from tests.swarm.transport_peers import RUN, Peer, make_peer
+
+__all__ = ["make_peer"]
 
 BOTH: dict[int, str | None] = {socket.AF_INET: "192.168.1.2", socket.AF_INET6: "2001:db8::2"}
 
@@ -32,6 +42,23 @@ def test_a_peer_announces_the_families_that_it_listens_on(monkeypatch: pytest.Mo
     named, said = ("a.example", "[2001:db8::9]"), ("a.example:7", "[2001:db8::9]:7")
     assert data_addresses(Network(announce=named), ("::", 7)) == said
     assert data_addresses(Network(announce=named, lan=True), ("0.0.0.0", 7)) == said + alone
+
+
+def test_a_witness_on_both_families_dials_back_by_ipv4(
+    make_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees an IPv4 address inside an IPv6 one."""
+    monkeypatch.setattr(transport, "_PROBE_S", 0.1)
+    asker, local = make_peer(), Local(Identity.create(), RUN, bytes(16))
+    on_loopback = partial(dial_rules.dialled_classes, ["127.0.0.1"])
+    witness = Transport(local, ("::", 0), EventList(), dialled=on_loopback)
+    witness.start()
+    try:
+        asker.transport.set_addresses(witness.peer_id, [f"127.0.0.1:{witness.address[1]}"])
+        witness.set_addresses(asker.peer_id, [f"a.example:{asker.transport.address[1]}"])
+        assert asker.transport.probe(witness.peer_id) is Reached.YES
+    finally:
+        witness.close()
 
 
 def test_the_dht_node_listens_on_both_families(tmp_path: Path) -> None:
