@@ -92,14 +92,17 @@ class StateDirectory:
             The path to listen on. Nothing lies there, unless it cannot be removed.
 
         Raises:
-            StorageError: no folder can be made, or the path cannot be recorded.
+            StorageError: the path cannot be recorded.
+            OSError: no folder can be made in /tmp.
         """
         self.remove_control_socket()
         root = os.path.realpath(self.root)
         name = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         places = Path(runtime, f"atom-{name}.sock"), Path(root, "control.sock")
-        path = next(filter(_can_listen, places), None) or _temporary_folder() / "control.sock"
+        path = next(filter(_can_listen, places), None)
+        if path is None:  # not in TMPDIR, whose path may be as long as the one that did not fit
+            path = Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir="/tmp"), "control.sock")
         remove_leftover(path)
         write_atomically(self.control_address, os.fsencode(path))
         return path
@@ -116,9 +119,8 @@ class StateDirectory:
     @property
     def key_warning(self) -> str:
         """Warning for the user if others may read the private key; empty if not."""
-        with suppress(OSError):
-            if self.identity.stat().st_mode & _OTHERS:
-                return f"other users may read the private key: `chmod 600 {self.identity}`"
+        if self.identity.exists() and self.identity.stat().st_mode & _OTHERS:
+            return f"other users may read the private key: `chmod 600 {self.identity}`"
         return ""
 
     @property
@@ -200,11 +202,10 @@ def _make_private(folder: Path) -> None:
 
     A folder with the sticky bit is shared on purpose, such as /tmp, and stays as it is.
     """
-    found = folder.stat()
-    is_open = found.st_mode & _OTHERS and not found.st_mode & stat.S_ISVTX
-    if is_open and found.st_uid == os.geteuid():
+    found, mode = folder.stat(), folder.stat().st_mode
+    if found.st_uid == os.geteuid() and mode & _OTHERS and not mode & stat.S_ISVTX:
         with suppress(OSError):  # not every file system has rights
-            folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+            folder.chmod(stat.S_IMODE(mode) & ~_OTHERS)
 
 
 def _can_listen(path: Path) -> bool:
@@ -215,22 +216,8 @@ def _can_listen(path: Path) -> bool:
 
 def _is_private(folder: Path) -> bool:
     """Return True if the folder is ours and no other user can look into it or change it."""
-    try:
-        found = folder.stat()
-    except OSError:
-        return False
-    return found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
-
-
-def _temporary_folder() -> Path:
-    """Raises: StorageError."""
-    try:  # not TMPDIR, whose path may be as long as the one that did not fit
-        return Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir="/tmp"))
-    except OSError as problem:
-        raise StorageError(
-            f"cannot make a folder in /tmp: {problem.strerror}",
-            "choose a state directory with a shorter path: --state DIR",
-        ) from problem
+    found = folder.stat() if folder.is_dir() else None
+    return found is not None and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
 
 
 def _is_text(path: Path) -> bool:

@@ -3,7 +3,7 @@
 Only files that are replaced as a whole, or that only grow, are read, and none is written.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,6 @@ from atom.models.own_code import OwnCode
 from atom.models.source import InitialValue, ModelSource
 from atom.swap.host_store import FROZEN
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
-from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import certified_state
 from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
 from atom.swarm.state.arenas import state_digest
@@ -116,15 +115,11 @@ class KeptRun:
 
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of states on the chain, newest first."""
-        return list_snapshots(self.state.snapshots, self._heads)
+        return list_snapshots(self.state.snapshots, self.journal.heads if self.journal else None)
 
     def checkpoints(self) -> list[Snapshot]:
         """Return the checkpoints, which hold weights alone, newest first."""
-        return list_snapshots(self.state.checkpoints, self._heads)
-
-    @property
-    def _heads(self) -> Sequence[Head] | None:
-        return None if self.journal is None else self.journal.heads
+        return list_snapshots(self.state.checkpoints, self.journal.heads if self.journal else None)
 
     def source(self, trust: str | None) -> ModelSource:
         """Return the source that builds the run's model, which may be code of its owner.
@@ -219,17 +214,22 @@ class KeptRun:
                 f"{self.state.root} holds adapters beside a model",
                 "put them into it with `atom export FOLDER`, then begin with --from FOLDER",
             )
-        layout = self.layout(self.source(None))
-        weights = HeldWeights(layout, self.arenas(self.chosen()), self.frozen())
-        for name in layout.by_name.keys() - wanted.by_name.keys():
-            raise ConfigError(f"{self.state.root} holds {name}, which this run's model has not")
+        weights = HeldWeights(
+            self.layout(self.source(None)), self.arenas(self.chosen()), self.frozen()
+        )
+        shapes, others = (
+            {e.name: e.shape for e in each.specs} for each in (weights.layout, wanted)
+        )
+        another = ConfigError(
+            f"{self.state.root} holds another model than this run's",
+            "keep [model] as it was, or begin from an exported folder",
+        )
+        if not shapes.items() <= others.items():
+            raise another
 
         def value(name: str, shape: tuple[int, ...]) -> Tensor:
-            if name not in layout.by_name or layout.by_name[name].shape != shape:
-                raise ConfigError(
-                    f"{self.state.root} holds no {name} of shape {list(shape)}",
-                    "keep [model] as it was, or begin from an exported folder",
-                )
+            if name not in shapes:
+                raise another
             return weights.value(name, torch.float32)
 
         return value

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from signal import Signals
 from typing import Any
@@ -15,6 +16,7 @@ from atom.daemon.owner.settings import ALLOWANCE, CAPS, Settings
 from atom.daemon.owner.traffic import TrafficCounter, allowed_rounds, most_round_bytes
 from atom.daemon.peer.addresses import KeptContacts
 from atom.daemon.peer.box import Box
+from atom.daemon.peer.clock_watch import ClockWatch
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.heartbeat import DirectoryThread, Heartbeat
 from atom.daemon.peer.lifecycle import (
@@ -157,6 +159,7 @@ class Peer:
         self._contacts = KeptContacts(box.state.known_addresses, clock)
         self._news = News(me.peer_id, clock.now())
         self._twins, self._has_twin = TwinWatch(), False
+        self._clock_watch = ClockWatch(me.peer_id, events, box.console.note)
         self._watching_since = self._looked_since = math.inf
         self._line = SlowLine()
 
@@ -368,6 +371,7 @@ class Peer:
         self._directory.known = self._machine.head.known
         if self._twins.sees(leases.get(self._me.peer_id), self._me):
             self._beside_a_twin()
+        self._clock_watch.look(leases, time.time(), self._clock.now())
         self._outreach.know(leases)
         if self._text is not None:
             syncing = self._machine.phase is Phase.SYNCING
@@ -393,6 +397,7 @@ class Peer:
         """What `atom info` shows."""
         return {
             **self._status.info(self._life.facts, self._loop.view),
+            "clock": self._clock_watch.problem or None,
             "wishes": self._wishes.figures(),
             "line_cost": self._line_cost(is_new=False) or None,
             "traffic": self._traffic.traffic.to_json(),
