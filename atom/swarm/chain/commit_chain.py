@@ -74,53 +74,49 @@ def certified_state(round_number: int, first: bytes, commits: Sequence[Commit]) 
 class EncodedRecords:
     """Records of one growing chain, each encoded once for all peers that ask. Thread-safe.
 
-    The newest used `KEPT_RECORD_BYTES` stay in memory.
+    Memory is bounded: beyond `KEPT_RECORD_BYTES` the records are dropped and encoded again.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._chain: Sequence[Commit] = ()
         self._records: dict[int, bytes] = {}
-        """Record by its place in the chain; the last used one is the last."""
+        """Record by its place in the chain."""
         self._size_bytes = 0
 
-    def __call__(self, commits: Sequence[Commit], index: int) -> bytes:
-        """Return the record of `commits[index]`; another chain has to be another list."""
+    def page(self, commits: Sequence[Commit], since: int) -> bytes:
+        """Return as many records after round `since` as fit in `PAGE_BYTES`.
+
+        Args:
+            commits: Chain since genesis, to which another thread may append; another chain has to
+                be another list.
+            since: Round; the first record is of the round after it.
+
+        Returns:
+            One record at least; empty if there is no commit after that round.
+        """
+        page, size = list[bytes](), 0
+        for index in range(since, len(commits)):
+            record = self._record(commits, index)
+            size += len(record)
+            if page and size > PAGE_BYTES:
+                break
+            page.append(record)
+        return b"".join(page)
+
+    def _record(self, commits: Sequence[Commit], index: int) -> bytes:
         with self._lock:
-            if commits is not self._chain:
+            if commits is not self._chain or self._size_bytes > KEPT_RECORD_BYTES:
                 self._chain, self._records, self._size_bytes = commits, {}, 0
-            record = self._records.pop(index, b"")
-            if not record:
-                record = record_of(commits[index])
-                self._size_bytes += len(record)
-            self._records[index] = record
-            while self._size_bytes > KEPT_RECORD_BYTES:
-                self._size_bytes -= len(self._records.pop(next(iter(self._records))))
-            return record
+            if index not in self._records:
+                self._records[index] = record_of(commits[index])
+                self._size_bytes += len(self._records[index])
+            return self._records[index]
 
 
-def page_of(
-    commits: Sequence[Commit],
-    since: int,
-    record: Callable[[Sequence[Commit], int], bytes] = lambda commits, i: record_of(commits[i]),
-) -> bytes:
-    """Return as many records after round `since` as fit in `PAGE_BYTES`.
-
-    Args:
-        commits: Chain since genesis; another thread may append to it.
-        since: Round; the first record is of the round after it.
-        record: Encodes one commit of a chain.
-
-    Returns:
-        One record at least; empty if there is no commit after that round.
-    """
-    page, size = list[bytes](), 0
-    for index in range(since, len(commits)):
-        page.append(record(commits, index))
-        size += len(page[-1])
-        if size > PAGE_BYTES:
-            break
-    return b"".join(page[:-1] if size > PAGE_BYTES and len(page) > 1 else page)
+def page_of(commits: Sequence[Commit], since: int) -> bytes:
+    """Return one page, as `EncodedRecords` does, and keep nothing."""
+    return EncodedRecords().page(commits, since)
 
 
 def pages_beyond(

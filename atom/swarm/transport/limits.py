@@ -182,7 +182,7 @@ class ConnectionLimiter:
 
     def __init__(self, known: KnownPeers) -> None:
         self._known = known
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # closing a connection calls `leave`
         self._unproven: dict[Channel, str] = {}
         """Host group of each connection that has proven no peer id, oldest first."""
         self._proven: dict[Channel, tuple[str, str]] = {}
@@ -190,22 +190,17 @@ class ConnectionLimiter:
 
     def enter(self, channel: Channel, host: str) -> bool:
         """Return True, and count the connection, if it may start its handshake."""
-        group, known = host_group(host), self._known
+        group, is_home = host_group(host), self._known.live_at
         with self._lock:
             of_group = [*self._unproven.values()].count(group)
-            if of_group >= MAX_HANDSHAKES_PER_HOST:
-                return False
-            strangers = {c: g for c, g in self._unproven.items() if not known.live_at(g)}
+            strangers = {each: g for each, g in self._unproven.items() if not is_home(g)}
             full = len(self._unproven) >= MAX_HANDSHAKES
-            if not known.live_at(group):
-                full = full or len(strangers) >= MAX_HANDSHAKES // 2
-            gives_way = _oldest_of_crowd(strangers, of_group) if full else None
-            if full and gives_way is None:
+            full |= not is_home(group) and len(strangers) >= MAX_HANDSHAKES // 2
+            few = of_group < MAX_HANDSHAKES_PER_HOST
+            if not few or (full and not _made_room(strangers, of_group)):
                 return False
             self._unproven[channel] = group
-        if gives_way is not None:
-            gives_way.close()  # its `leave` needs the lock
-        return True
+            return True
 
     def identify(self, channel: Channel, peer_id: str) -> bool:
         """Move a connection to the places of `peer_id`; False if there is no room for it."""
@@ -214,18 +209,14 @@ class ConnectionLimiter:
             holders = [peer for _, peer in self._proven.values()]
             if group is None or holders.count(peer_id) >= MAX_CONNECTIONS_PER_PEER:
                 return False
-            gives_way = None
             if not self._known.has_room(peer_id, holders, MAX_CONNECTIONS):
                 strangers = {c: g for c, (g, p) in self._proven.items() if p not in self._known}
-                gives_way = _oldest_of_crowd(strangers, [*strangers.values()].count(group))
-                if gives_way is None:
+                if not _made_room(strangers, [*strangers.values()].count(group)):
                     return False
             del self._unproven[channel]
             self._proven[channel] = group, peer_id
             self._known.seen_at(group, peer_id)
-        if gives_way is not None:
-            gives_way.close()
-        return True
+            return True
 
     def leave(self, channel: Channel) -> None:
         """Free the place of a connection that ended, if it has one."""
@@ -234,11 +225,14 @@ class ConnectionLimiter:
             self._proven.pop(channel, None)
 
 
-def _oldest_of_crowd(groups: Mapping[Channel, str], fewer: int) -> Channel | None:
-    """Return the oldest connection of the largest host group, if that has at least two more than
-    `fewer`."""
+def _made_room(groups: Mapping[Channel, str], fewer: int) -> bool:
+    """Close the oldest connection of the largest host group, if that has at least two more than
+    `fewer`; return True if so."""
     largest, count = Counter(groups.values()).most_common(1)[0] if groups else ("", 0)
-    return next(c for c, g in groups.items() if g == largest) if count >= fewer + 2 else None
+    if count < fewer + 2:
+        return False
+    next(channel for channel, group in groups.items() if group == largest).close()
+    return True
 
 
 class ThreadGroup:

@@ -31,13 +31,7 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.base.files import remove_leftover, rename_durably, why_not_written
 from atom.swap.host_store import FROZEN
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import (
-    EncodedRecords,
-    page_of,
-    parse_commits,
-    record_of,
-    verified_heads,
-)
+from atom.swarm.chain.commit_chain import EncodedRecords, parse_commits, record_of, verified_heads
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content, plain_bytes
 from atom.swarm.state.piece_store import PieceStore
@@ -272,7 +266,7 @@ class RunStorage:
             return self._given.get(name)
         kind, key, since = match.groups()
         if kind is None:
-            return plain_bytes(page_of(self.journal.commits, int(since), self._records))
+            return plain_bytes(self._records.page(self.journal.commits, int(since)))
         if kind == "state":
             return self._state(bytes.fromhex(key))
         result = self.results.unchecked(bytes.fromhex(key))
@@ -317,7 +311,6 @@ class RunStorage:
                     "free some disk space; until then a restart has to fetch more from others",
                 )
             write_snapshot(self._folder, head.round, head.digest, digest, arenas)
-            self._list_again()
 
         self._make_room(needed)
         if self.room.attempt(SNAPSHOTS, write):
@@ -367,7 +360,7 @@ class RunStorage:
         is something of ours in its place.
         """
         heads = self.journal.heads
-        ours_first = sorted(self._all_files(), key=lambda found: not found.is_on(heads))
+        ours_first = sorted(list_snapshots(self._folder), key=lambda found: not found.is_on(heads))
         for old in ours_first[keep:]:
             remove_leftover(old.path)
         self._list_again()
