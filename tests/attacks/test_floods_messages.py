@@ -31,7 +31,7 @@ def test_a_newcomer_and_a_voter_are_heard_while_strangers_flood(
     make_peer: Callable[..., Peer],
 ) -> None:
     """At the rate of all strangers the flood takes over two minutes."""
-    peer, voter = make_peer(), newcomer()
+    peer, voter = make_peer(HANDSHAKE_S=60.0), newcomer()
     peer.transport.known.at_head([voter.identity.peer_id])
     crowd = [shake(peer, newcomer()) for _ in range(FLOODERS)]
     threads = [threading.Thread(target=flood, args=(each,)) for each in crowd]

@@ -34,17 +34,17 @@ MOST_BEYOND_CLAIM = 8
 """Rounds that a donor may have committed since it published its lease."""
 
 Ask = Callable[[str, int], bytes]
-"""What a peer serves under a name, of so many bytes at most. Raises: PeerRefused, OSError."""
+"""Return the bytes that a peer serves under a name, up to a limit. Raises: PeerRefused, OSError."""
 
 
 def record_of(commit: Commit) -> bytes:
-    """One record."""
+    """Return the record of one commit."""
     raw = schema.encode(commit)
     return len(raw).to_bytes(LENGTH_BYTES, "big") + raw
 
 
 def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
-    """The commits in `raw` and where the last whole record ends.
+    """Return the commits in `raw`, and the offset at which the last whole record ends.
 
     Raises: PeerRefused if a whole record is not a commit.
     """
@@ -63,8 +63,9 @@ def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
 
 
 def certified_state(round_number: int, first: bytes, commits: Sequence[Commit]) -> bytes | None:
-    """The digest of the state after that round; `first`: of round 0. None for the newest: no commit
-    names it yet."""
+    """Return the digest of the state after a round; None for the newest, which no commit names yet.
+
+    `first`: digest of the state of round 0."""
     if round_number == 0:
         return first
     following = commits[round_number : round_number + 1]
@@ -194,7 +195,7 @@ def surpasses_for_good(ours: Head, theirs: Head) -> bool:
 
 
 def verified_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:
-    """Return the heads along a chain of commits that begins at `first`, which is trusted.
+    """Verify a chain that begins at the trusted head `first`; return the heads along it.
 
     Raises:
         PeerRefused: with the reason of `commit_problem`, at the first commit that does not follow.

@@ -1,8 +1,8 @@
 """Named, immutable contents that this peer serves to others in chunks.
 
 A blob is a mapping of names to flat host tensors. Names say what is meant: `state/<head>`,
-`result/<digest>`, `chain/<round>` (docs/state.md). Who asks for a manifest and for chunks checks
-both against digests of its own; plain bytes, of one chunk at most, are asked for without manifest.
+`result/<digest>`, `chain/<round>` (docs/state.md). The asking peer checks manifest and chunks
+against digests that it trusts. Plain bytes, of one chunk at most, have no manifest.
 """
 
 import threading
@@ -43,25 +43,27 @@ BYTES_PER_ANSWER = 256 * 1024
 BYTES_ARENA = "bytes"
 """Name of the one arena of a blob that is plain bytes."""
 _IDLE_S = 15.0
-"""So long after its last request a channel is kept."""
+"""Seconds after its last request at which a channel is closed."""
 _SEND_SILENCE_S = 15.0
 _MANIFESTS = 1024
-"""Of more contents than a peer keeps: whoever asks for many has none forgotten."""
+"""Manifests kept: more than a peer has contents, so no crowd of questions displaces one."""
 
 Content = Mapping[str, Tensor]
-"""Arenas by name, contiguous and on the host. Nobody writes into them any more."""
+"""Arenas by name, contiguous, on the host, and immutable."""
 
 
 def plain_bytes(raw: bytes) -> Content:
-    """A blob that is just these bytes."""
+    """Return a blob that is just these bytes."""
     empty = torch.empty(0, dtype=torch.uint8)
     return {BYTES_ARENA: torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else empty}
 
 
 class BlobServer:
-    """What this peer serves, by name, and its answers to blob channels: of each purpose so many at
-    once in all, fewer for one peer, and half of all for strangers, so that a voter finds a place
-    beside any number of them. Thread-safe."""
+    """Contents that this peer serves by name.
+
+    The channels of each purpose are bounded: in all, for each peer, and half of all for strangers,
+    so that a voter finds a place beside any crowd. Answers have a rate for each peer. Thread-safe.
+    """
 
     def __init__(
         self,
@@ -69,9 +71,14 @@ class BlobServer:
         known: KnownPeers | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`find`: the content of that name; None: there is none. Called from many threads, for each
-        chunk anew. A name of more than a chunk must always mean the same content. `known`: peers of
-        the run, asked each time."""
+        """Create a server of immutable contents.
+
+        Args:
+            find: Returns the content of a name, or None. Called from many threads, once for each
+                chunk. A name of more than one chunk must always mean the same content.
+            known: Peers of the run, looked up at each request.
+            clock: Time for the rates.
+        """
         self._find = find
         self._known = known or KnownPeers()
         self._clock = clock or BootClock()
@@ -81,11 +88,12 @@ class BlobServer:
         self._lock = threading.Lock()
         self._manifests: dict[str, BlobManifest] = {}
         self._serving = defaultdict[Purpose, list[str]](list)
-        """To whom, once for each channel."""
+        """Peer id of each open channel."""
 
     def manifest(self, name: str) -> BlobManifest:
-        """Hashes the content; a large one's manifest is remembered. Raises: PeerRefused(NOT_FOUND,
-        PIECE_MISSING)."""
+        """Return the manifest of a content, and remember a large content's manifest.
+
+        Raises: PeerRefused(NOT_FOUND, PIECE_MISSING)."""
         content = self._content(name)
         if not isinstance(content, Mapping):
             if content.manifest is None:
@@ -105,8 +113,9 @@ class BlobServer:
         return manifest
 
     def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
-        """Part of the arena of that number, in the order of names. Raises: PeerRefused(NOT_FOUND,
-        PIECE_MISSING)."""
+        """Return one chunk of the arena of that number, in the order of names.
+
+        Raises: PeerRefused(NOT_FOUND, PIECE_MISSING)."""
         content = self._content(name)
         if not isinstance(content, Mapping):
             return content.chunk((arena, chunk))
@@ -117,7 +126,7 @@ class BlobServer:
         raise PeerRefused(Reason.NOT_FOUND, f"no chunk {chunk} of arena {arena}")
 
     def serve(self, channel: Channel) -> None:
-        """One channel, until the other end leaves; give this to the transport as `on_blobs`.
+        """Serve one channel until the other end leaves; the transport calls this as `on_blobs`.
 
         Raises: PeerRefused for a malformed request; OSError when the channel ends.
         """
@@ -163,7 +172,7 @@ class BlobServer:
             handshake.refuse(channel, refused, patience)
 
     def _wait_turn(self, channel: Channel, cost: int) -> None:
-        """Raises: ConnectionError if the channel ends meanwhile."""
+        """Wait as the rates demand. Raises: ConnectionError if the channel was closed."""
         wait_s = self._rates.wait_s(channel.peer_id, cost, self._clock.now())
         if channel.closed.wait(wait_s):
             raise ConnectionError("closed here")

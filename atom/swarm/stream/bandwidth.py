@@ -47,12 +47,12 @@ class TokenBucket:
     the caller sleeps. Thread-safe."""
 
     def __init__(self, rate_per_s: float, burst: float) -> None:
-        """Both are positive. `math.inf` means no limit."""
+        """Create a full bucket of positive rate and burst; a rate of `math.inf` means no limit."""
         self._lock = threading.Lock()
         self.change(rate_per_s, burst)
 
     def change(self, rate_per_s: float, burst: float) -> None:
-        """From now on these; what was spent is forgotten."""
+        """Set new limits and fill the bucket."""
         with self._lock:
             self._rate_per_s = rate_per_s
             self._burst = burst

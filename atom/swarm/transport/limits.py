@@ -1,5 +1,5 @@
-"""What the parts of one peer's transport share, how much strangers may take of it, and who is put
-aside for what it did."""
+"""State that the parts of one peer's transport share: bounds for strangers, and peers excluded for
+offences."""
 
 import errno
 import ipaddress
@@ -20,34 +20,34 @@ from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
 
 HANDSHAKE_S = 5.0
-"""For a connection, or a call, and its handshake."""
+"""Time for a connection, or a call, and its whole handshake."""
 MAX_CONNECTIONS = 256
-"""From peers that have proved who they are. Of connections, lines and destinations, strangers have
-half; all of these bounds suit swarms up to a few hundred."""
+"""Connections that have proven a peer id. Strangers have half of the connections, lines and
+destinations; all of these bounds suit swarms of up to a few hundred peers."""
 MAX_CONNECTIONS_PER_PEER = 12
 """A ring has up to four to a neighbour, and two attempts may meet; the rest is for messages and
 blobs."""
 MAX_HANDSHAKES, MAX_HANDSHAKES_PER_HOST = 64, 16
-"""Connections that have not yet proved who they are."""
+"""Connections that have not yet proven a peer id: in all, and from one host group."""
 UNCLAIMED_RING_S = 10.0
 MAX_DESTINATIONS = 512
-"""Of messages under way, each with a thread."""
+"""Destinations that messages are under way to, each with a thread."""
 MAX_QUEUED_MESSAGES, MAX_QUEUED_BYTES = 256, 8 * 1024 * 1024
 """Per destination; more are dropped."""
 LANE_IDLE_S = 30.0
 """An outgoing message connection closes after this much silence, an incoming one after three times
 as much."""
 FRAME_S = 30.0
-"""From a message frame's first byte to its last."""
+"""Time from a message frame's first byte to its last."""
 PLACES_FOR_LINES = 96
-"""Of peers that cannot be dialled and keep a connection open to us, to be called over it."""
+"""Peers that cannot be dialled and keep a connection open to us, over which they are called."""
 TOLD_PER_S, TOLD_AT_ONCE = 10.0, 50.0
-"""Events of each kind that strangers bring about: a flood of them must not fill the disk, nor
-hide events of another kind."""
+"""Rate of each kind of event that strangers cause: a flood must neither fill the disk nor hide
+events of another kind."""
 FIRST_HOLD_S = 5.0
 LONGEST_HOLD_S = 600.0
 FORGOTTEN_S = 600.0
-"""After the last time aside has ended: then the next failure is the first again."""
+"""Time after the end of the last exclusion; a later failure counts as the first one."""
 MOST_REMEMBERED = 4096
 OFFENCES = frozenset(
     {
@@ -61,14 +61,14 @@ OFFENCES = frozenset(
         Reason.HASH_MISMATCH,
     }
 )
-"""What a peer is quarantined for: nobody asks it to take part in a round. Never for long: a damaged
-disk looks like a lie. A quarantined peer may still connect, within the same limits as all others: a
-quorum may need its vote."""
+"""Reasons to quarantine a peer: this peer asks it to take part in no round. Never for long, because
+a damaged disk looks like a lie. A quarantined peer may still connect, within the same limits as all
+others: a quorum may need its vote."""
 
 
 class KnownPeers:
-    """Peer ids that the run knows. All others are strangers: identities are free, so strangers
-    have half of the places of anything. Thread-safe: what is read is replaced as a whole."""
+    """Peer ids that the run knows. All others are strangers, and have half of all places, because
+    identities are free. Thread-safe: each field is replaced as a whole."""
 
     def __init__(self) -> None:
         self._of_head: frozenset[str] = frozenset()
@@ -77,15 +77,15 @@ class KnownPeers:
         """Host groups where known peers were, the newest last."""
 
     def at_head(self, peer_ids: Iterable[str]) -> None:
-        """Replaces the peers that our head knows."""
+        """Replace the voters of our head and the members of its round."""
         self._of_head = frozenset(peer_ids)
 
     def in_ring(self, peer_ids: Iterable[str]) -> None:
-        """Replaces the members of the latest ring: a newcomer is known to no head yet."""
+        """Replace the members of the latest exchange; no head knows a newcomer among them yet."""
         self._of_ring = frozenset(peer_ids)
 
     def has_room(self, peer_id: str, holders: Collection[str], places: int) -> bool:
-        """Whether `peer_id` may take one of `places`, beside those who hold one."""
+        """Return True if `peer_id` may take one of `places`, of which `holders` have one each."""
         if len(holders) >= places:
             return False
         return peer_id in self or sum(other not in self for other in holders) < places // 2
@@ -236,7 +236,7 @@ def _made_room(groups: Mapping[Channel, str], fewer: int) -> bool:
 
 
 class ThreadGroup:
-    """Starts threads and remembers the living. A thread's exception is an event, not a crash."""
+    """Threads of one transport. A thread's exception becomes an event, not a crash."""
 
     def __init__(self, events: EventSink) -> None:
         self._events = events
@@ -244,7 +244,7 @@ class ThreadGroup:
         self._living: set[threading.Thread] = set()
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Runs `work` in a thread of its own. Raises: OSError when the system has none to give."""
+        """Run `work` in a new thread. Raises: OSError if the system has no thread left."""
         thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
         with self._lock:
             self._living.add(thread)
@@ -256,7 +256,7 @@ class ThreadGroup:
             raise OSError(errno.EAGAIN, f"no thread for {name}: {problem}") from problem
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for all but the calling thread; whether they ended in time."""
+        """Wait for all threads but the calling one; return True if they ended in time."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             waiting = self._living - {threading.current_thread()}
@@ -275,17 +275,17 @@ class ThreadGroup:
 
 
 class Backoff:
-    """Names that are set aside for a time which doubles with each failure in a row. In memory only
+    """Names that are excluded for a time that doubles with each failure in a row. In memory only,
     and bounded. Thread-safe; times are seconds of one monotonic clock."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self._first_s, self._longest_s = first_s, longest_s
         self._lock = threading.Lock()
         self._failed: dict[str, tuple[int, float]] = {}
-        """Name → how often in a row it failed, and until when it is set aside."""
+        """Name → number of failures in a row, and the time at which its exclusion ends."""
 
     def fail(self, name: str, now: float) -> float:
-        """Returns for how many seconds it is set aside."""
+        """Count a failure; return the seconds for which the name is excluded."""
         with self._lock:
             times, until = self._failed.pop(name, (0, now))
             times = times + 1 if now < until + FORGOTTEN_S else 1
@@ -303,24 +303,26 @@ class Backoff:
         return self._failed.get(name, (0, 0.0))[0]
 
     def held(self, now: float) -> frozenset[str]:
-        """All that are set aside."""
+        """Return all names that are excluded now."""
         with self._lock:
             return frozenset([name for name, (_, until) in self._failed.items() if now < until])
 
 
 def offend(offenders: Backoff, peer_id: str, reason: Reason, now: float) -> float:
-    """Notes what may be an offence; returns for how many seconds it puts the peer aside."""
+    """Exclude a peer if the reason is an offence; return for how many seconds (0: it is none)."""
     return offenders.fail(peer_id, now) if reason in OFFENCES else 0.0
 
 
 class Unreachable(ConnectionError):
-    """No known way led to the peer."""
+    """Error of a connection to a peer: no known way led there."""
 
 
 @dataclass(frozen=True)
 class Handlers:
-    """Who is told what comes from others: in the transport's threads, several at once. The first
-    two must not block for long."""
+    """Functions that the transport calls for events of other peers, on several threads at once.
+
+    The first two must not block for long.
+    """
 
     on_message: Callable[[str, bytes, bytes], None] = lambda peer_id, incarnation, raw: None
     on_unreachable: Callable[[str], None] = lambda peer_id: None
@@ -344,17 +346,16 @@ class Endpoint:
     known: KnownPeers = field(default_factory=KnownPeers)
     told: dict[str, TokenBucket] = field(default_factory=dict)
     channels: set[Channel] = field(default_factory=set)
-    """Open ones. Whatever is done with it is one call, and needs no lock."""
+    """Open channels. Each use is a single call of the set, and needs no lock."""
 
     def keep(self, channel: Channel) -> None:
-        """It ends with the transport, at the latest."""
+        """Register a channel, which is closed with the transport at the latest."""
         self.channels.add(channel)
         if self.closing.is_set():
             channel.close()
 
     def tell(self, event: str, refused: PeerRefused, /, **fields: object) -> None:
-        """An event that strangers bring about as often as they like: beyond a rate it is left
-        out."""
+        """Emit an event that strangers can cause at will; beyond a rate it is left out."""
         bucket = self.told.setdefault(event, TokenBucket(TOLD_PER_S, TOLD_AT_ONCE))
         if bucket.allow(self.clock.now()):
             reason, detail = refused.reason.value, refused.detail[:200]

@@ -1,7 +1,7 @@
 """Incoming connections: each has a thread, proves its peer, and is served by its purpose.
 
-Connections that answer a call of ours go to their caller instead; those that we opened because we
-were called come in here as if they had been accepted.
+A connection that answers a call of ours goes to the caller instead. A connection that we opened
+because another peer called us is served here as if it had been accepted.
 """
 
 import contextlib
@@ -34,22 +34,23 @@ _BYTES_PER_MESSAGE = 512
 
 
 def data_door(bind: tuple[str, int]) -> socket.socket:
-    """A socket that other peers may dial. Raises: PortInUseError, AddressError."""
+    """Return a socket that other peers may dial. Raises: PortInUseError, AddressError."""
     return listening(*bind, "[network] data_port in a peer file")
 
 
 class RingPool:
-    """Ring channels that came before this peer asked for them. Thread-safe."""
+    """Ring channels of other peers that this peer has not claimed yet. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: dict[tuple[str, bytes], Channel] = {}
-        """By peer id and tag."""
+        """Channel by peer id and tag."""
         self._closed = False
 
     def serve(self, channel: Channel) -> None:
-        """Holds the channel until it is closed: by its claimant, or by a newer one of the same peer
-        and tag. Raises: PeerRefused(NOT_FOUND) if nobody claims it in time."""
+        """Hold a channel until its claimant, or a newer channel of this peer and tag, closes it.
+
+        Raises: PeerRefused(NOT_FOUND) if it is not claimed in time."""
         key = (channel.peer_id, channel.tag)
         with self._changed:
             before, self._waiting[key] = self._waiting.get(key), channel
@@ -62,11 +63,11 @@ class RingPool:
             if unclaimed:
                 del self._waiting[key]
         if unclaimed and not ended:
-            raise PeerRefused(Reason.NOT_FOUND, "nobody here asked for that ring")
+            raise PeerRefused(Reason.NOT_FOUND, "this peer did not ask for that ring")
         channel.closed.wait()
 
     def claim(self, peer_id: str, tag: bytes, seconds: float) -> Channel:
-        """The channel of that peer and tag, waited for. Raises: PeerRefused(TIMEOUT);
+        """Wait for the channel of that peer and tag. Raises: PeerRefused(TIMEOUT);
         ConnectionError when closing."""
         key = (peer_id, tag)
         with self._changed:
@@ -84,7 +85,7 @@ class RingPool:
 
 
 class Listener:
-    """One listening socket, and what comes in by it: each connection has a thread of its own."""
+    """Listening socket and its connections, each with a thread of its own."""
 
     def __init__(
         self,
@@ -92,8 +93,14 @@ class Listener:
         reverse: ReverseConnections,
         served: Mapping[Purpose, Callable[[Channel], None]],
     ) -> None:
-        """`served`: for other purposes than messages and rings, what serves a channel to its end;
-        raises PeerRefused, OSError. What is not given is not served."""
+        """Create a listener that does not listen yet.
+
+        Args:
+            endpoint: Identity, log, clock and limits.
+            reverse: Our calls, to which incoming connections may be answers.
+            served: Function for each further purpose than messages and rings; it serves a channel
+                to its end and raises PeerRefused, OSError. Other purposes are refused.
+        """
         self.rings = RingPool()
         own = {Purpose.MESSAGES: self._read_messages, Purpose.RING: self.rings.serve}
         self._served = {**own, **served}
@@ -107,14 +114,14 @@ class Listener:
         self._socket: socket.socket | None = None
 
     def start(self, bind: tuple[str, int]) -> tuple[str, int]:
-        """Listens and returns the bound address. Raises: PortInUseError, AddressError, OSError."""
+        """Listen and return the bound address. Raises: PortInUseError, AddressError, OSError."""
         self._socket = data_door(bind)
         self._endpoint.threads.start("atom-accept", self._accept)
         name = self._socket.getsockname()
         return str(name[0]), int(name[1])
 
     def close(self) -> None:
-        """Stops listening; nobody waits for a ring any more."""
+        """Stop listening, and end all waiting for rings."""
         self.rings.close()
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -127,7 +134,7 @@ class Listener:
             while not closing.is_set():
                 try:
                     accepted, address = self._socket.accept()
-                except OSError:  # closing, or out of descriptors: then breathe and go on
+                except OSError:  # closing, or out of descriptors: pause and go on
                     closing.wait(0.1)
                     continue
                 self._take(accepted, str(address[0]))
@@ -221,14 +228,14 @@ class Listener:
         channel.bandwidth = end.bandwidth
 
     def _run(self, channel: Channel) -> None:
-        """Serves the channel to its end."""
+        """Serve an admitted channel to its end."""
         end = self._endpoint
         try:
             self._served[channel.purpose](channel)
         except PeerRefused as refused:
             offend(end.offenders, channel.peer_id, refused.reason, end.clock.now())
             end.tell("connection-dropped", refused, peer_id=channel.peer_id)
-        except OSError:  # the other end left, or we are closing: nothing to tell
+        except OSError:  # the other end left, or we are closing: no event
             pass
         finally:
             channel.close()
@@ -247,7 +254,7 @@ class Listener:
             end.handlers.on_message(channel.peer_id, channel.incarnation, raw)
 
     def _rest_of_frame(self, channel: Channel, length: int) -> bytes:
-        """Raises: PeerRefused(TIMEOUT) for a frame that was begun and does not end; OSError."""
+        """Return the payload. Raises: PeerRefused(TIMEOUT) if it is too slow; OSError."""
         within_s = limits.FRAME_S
         try:
             return channel.recv_rest(length, Patience.within(within_s))
@@ -270,7 +277,7 @@ class Listener:
 
 
 def _named(error: PeerRefused | OSError) -> PeerRefused:
-    """What the log says of a connection that never became a peer's."""
+    """Return the reason that the log gives for a connection whose handshake failed."""
     if isinstance(error, PeerRefused):
         return error
     late = isinstance(error, TimeoutError)
