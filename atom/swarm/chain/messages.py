@@ -28,10 +28,6 @@ from atom.swarm.chain.succession import Evidence
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_TEXT_BYTES = 256
-MAX_RECORDS, MAX_LEASE_RECORD_BYTES = 16, 4 * 1024
-"""Bounds on the signed leases in one message: their number, and the size of each."""
-MAX_DIGESTS, LEASE_DIGEST_BYTES, LEASE_NAME_BYTES = 96, 16, 8
-"""Bounds on the digests in one message: their number, and the size of a digest and of a name."""
 MAX_SHARES, MAX_SHARE = 64, 1000
 """Members of an exchange by parts, and the largest share of one member."""
 
@@ -167,6 +163,12 @@ class Abort:
     parent: Digest
     ballot: Ballot
     reason: Text
+
+
+MAX_RECORDS, MAX_LEASE_RECORD_BYTES = 16, 4 * 1024
+"""Bounds on the signed leases in one message: their number, and the size of each."""
+MAX_DIGESTS, LEASE_DIGEST_BYTES, LEASE_NAME_BYTES = 96, 16, 8
+"""Bounds on the digests in one message: their number, and the size of a digest and of a name."""
 
 
 @dataclass(frozen=True)
