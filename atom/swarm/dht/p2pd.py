@@ -152,8 +152,8 @@ def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path)
     A volunteer's line serves this swarm only, so p2pd offers no service to others: it relays no
     connections (its default: 16 circuits of 4 GiB), dials nobody on request (`autonat`), and opens
     no port of the router (`natPortMap`). The switch `relayService` does not end the relay of this
-    p2pd: it starts another one while `relay` is on. And `relay=0` leaves the default as it is, which
-    is on, so a file of settings changes the default.
+    p2pd: it starts another one while `relay` is on. And `relay=0` leaves the default as it is,
+    which is on, so a file of settings changes the default.
 
     Bootstrap peers are missing on purpose: p2pd gives up at once when it cannot reach them,
     without a reason, while connecting to them afterwards shows what is wrong.
