@@ -44,9 +44,7 @@ class Chain:
         ours = {head.digest for head in self.heads}
         steps = zip(other.commits, other.heads, other.heads[1:], strict=False)
         return tuple(
-            head
-            for commit, head, after in steps
-            if commit.survivors and after.digest not in ours
+            head for commit, head, after in steps if commit.survivors and after.digest not in ours
         )
 
     def rivals(self, other: "Chain") -> bool:
