@@ -26,7 +26,7 @@ MOST_PEERS = 8
 
 def rows(info: Info) -> Iterator[Row]:
     """(label, text), in the order in which a person asks."""
-    for label in ("run", "name", "state", "trouble", "clock", "paused", "line_cost"):
+    for label in ("run", "name", "state", "trouble", "clock", "versions", "paused", "line_cost"):
         if info.get(label):
             yield label.replace("_cost", ""), str(info[label])
     yield "traffic", used_text(**info["traffic"])

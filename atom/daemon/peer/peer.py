@@ -42,11 +42,14 @@ from atom.swap.voided import PassVoided
 from atom.swarm.addresses import JoinAddress, format_join_address, with_entrances
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.lease import (
+    PROTOCOL_VERSION,
     Lease,
     Reached,
     SampleText,
     TwinWatch,
     claims_better,
+    of_our_version,
+    versions_text,
 )
 from atom.swarm.records.manifest import lease_key
 from atom.swarm.transport.lease_exchange import LeaseExchange
@@ -161,6 +164,7 @@ class Peer:
         self._twins, self._has_twin = TwinWatch(), False
         self._clock_watch = ClockWatch(me.peer_id, events, box.console.note)
         self._watching_since = self._looked_since = math.inf
+        self._other_versions = ""
         self._line = SlowLine()
 
     # ---- its life
@@ -367,7 +371,14 @@ class Peer:
         return self._status.lease(self._life.facts, self._serial, self._gone)
 
     def _take_leases(self, leases: dict[str, Lease]) -> None:
-        """On the directory's thread."""
+        """Pass on a reading of all leases. Called on the directory's thread."""
+        others = versions_text(leases.values())
+        if others and others != self._other_versions:
+            words = "they do not count here until both run the same version"
+            self._console.note(f"{others}, this peer runs {PROTOCOL_VERSION}: {words}")
+            self._events.emit("other-versions", peers=others)
+        self._other_versions = others
+        leases = of_our_version(leases)
         self._directory.known = self._machine.head.known
         if self._twins.sees(leases.get(self._me.peer_id), self._me):
             self._beside_a_twin()
@@ -398,6 +409,7 @@ class Peer:
         return {
             **self._status.info(self._life.facts, self._loop.view),
             "clock": self._clock_watch.problem or None,
+            "versions": self._other_versions or None,
             "wishes": self._wishes.figures(),
             "line_cost": self._line_cost(is_new=False) or None,
             "traffic": self._traffic.traffic.to_json(),

@@ -11,6 +11,7 @@ DHT unreachable), everything is unknown again and every timer starts over.
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -32,6 +33,9 @@ from atom.swarm.chain.commit import (
     rank,
 )
 
+PROTOCOL_VERSION = 20
+"""Version of everything that peers send each other. Peers of different versions do not connect, and
+do not count each other; a lease keeps its old fields in later versions, so that they can tell."""
 LEASE_SECONDS = 8.0
 RENEW_SECONDS = 2.0
 CLOCKS_APART_SECONDS = 3.0
@@ -201,6 +205,8 @@ class Lease:
     """The newest of this process, if its owner wants any."""
     name: PeerName = ""
     """What its owner calls it. For display: nothing keeps two peers from the same one."""
+    version: int = PROTOCOL_VERSION
+    """Protocol version of the publisher; 0 if it is older than this field."""
 
 
 class SignedLease(NamedTuple):
@@ -211,6 +217,20 @@ class SignedLease(NamedTuple):
     lease: Lease
     expires_at: float
     """Unix time at which the record ends; part of what is signed."""
+
+
+def of_our_version(leases: Mapping[str, Lease]) -> dict[str, Lease]:
+    """Return the leases of peers that we can speak to, by peer id."""
+    return {peer: lease for peer, lease in leases.items() if lease.version == PROTOCOL_VERSION}
+
+
+def versions_text(leases: Iterable[Lease]) -> str:
+    """Return "3 peers run protocol version 19"; empty if all peers run ours."""
+    counts = Counter(lease.version for lease in leases if lease.version != PROTOCOL_VERSION)
+    return ", ".join(
+        f"{'1 peer runs' if count == 1 else f'{count:,} peers run'} protocol version {version}"
+        for version, count in sorted(counts.items())
+    )
 
 
 def claimed_branches(lease: Lease, ours: Head) -> Branches:

@@ -10,7 +10,15 @@ from atom.base.units import format_bytes, format_seconds
 from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import rank
 from atom.swarm.identity import short_id
-from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState, SampleText, Validation
+from atom.swarm.records.lease import (
+    LEASE_SECONDS,
+    Lease,
+    PeerState,
+    SampleText,
+    Validation,
+    of_our_version,
+    versions_text,
+)
 from atom.swarm.records.manifest import DataAmount, Manifest
 
 
@@ -135,6 +143,8 @@ class SwarmView:
     round_s: float | None = None
     """Of the last round, as the middle one of the peers at the head saw it."""
 
+    other_versions: str = ""
+    """Peers that run another version of the protocol, in words; they are not among `peers`."""
     me: str = ""
     """Peer id of who looks; empty: of nobody that takes part."""
     own: Mapping[str, str] = field(default_factory=dict)
@@ -179,9 +189,10 @@ class SwarmView:
         return {title for title, amiss in wrong.items() if amiss and not gone}
 
     def outlook(self, rounds: int | None) -> list[str]:
-        """How long the run goes on, and the newest validation, as far as they are known."""
+        """Return how long the run goes on, the newest validation, and the peers of other versions,
+        as far as they are known."""
         to_go = remaining(rounds, self.round, self.round_s)
-        return list(filter(None, (to_go, validation_text(self.validation))))
+        return list(filter(None, (to_go, validation_text(self.validation), self.other_versions)))
 
     def age_s(self, lease: Lease) -> float:
         """Since the publisher issued it, by two wall clocks: for display."""
@@ -204,6 +215,7 @@ class SwarmView:
             "sample": self.sample and self.sample._asdict(),
             "void_attempts": [vars(attempt) for attempt in self.void_attempts],
             "peers": [self._peer(lease) for lease in self.peers],
+            "other_versions": self.other_versions,
         }
 
     def _peer(self, lease: Lease) -> dict[str, Any]:
@@ -233,7 +245,8 @@ def view_swarm(
 ) -> SwarmView:
     """Assembles the view. `global_batch` (sequences) and `data` are what the manifest's run file
     says; `me`: as in the view."""
-    peers = tuple(sorted(leases, key=lambda lease: lease.peer_id))
+    found = {lease.peer_id: lease for lease in leases}
+    peers = tuple(lease for _, lease in sorted(of_our_version(found).items()))
     head = preferred_head(peers)
     on_head = [lease for lease in peers if lease.head == head]
     newest = max((lease.round for lease in on_head), default=0)
@@ -267,6 +280,7 @@ def view_swarm(
         sample=max(samples, default=None),
         me=me,
         round_s=statistics.median_low(seconds) if seconds else None,
+        other_versions=versions_text(found.values()),
     )
 
 

@@ -17,11 +17,11 @@ from atom.base.printable import printable
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import canonical_digest
 from atom.swarm.identity import Identity, is_peer_id, verify
+from atom.swarm.records.lease import PROTOCOL_VERSION
 from atom.swarm.records.manifest import Listed
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.wire import transport_pb2 as wire
 
-PROTOCOL_VERSION = 20
 HELLO_DOMAIN = "hello"
 MAX_TAG_BYTES = 64
 MAX_FRAME_BYTES = 1024

@@ -59,6 +59,20 @@ def test_what_the_status_command_tells() -> None:
     }  # fmt: skip
 
 
+def test_peers_of_another_version_do_not_count_and_are_named() -> None:
+    old = [
+        a_lease(name, version=version, round=99)
+        for name, version in zip("bcde", (19, 0, 19, 19), strict=True)
+    ]
+    view = view_of(a_lease("a", sequences=3, round=9), *old)
+    assert (view.round, view.accumulated, [peer.peer_id for peer in view.peers]) == (9, 3, ["a"])
+    assert view.other_versions == (
+        "1 peer runs protocol version 0, 3 peers run protocol version 19"
+    )
+    assert view.other_versions in view.outlook(None)
+    assert view_of(a_lease("a")).other_versions == ""
+
+
 def test_an_empty_swarm_and_a_clock_that_runs_ahead() -> None:
     assert preferred_head([a_lease("a", head=b"", round=10**9), a_lease("b")]) == HEAD
     assert preferred_head([a_lease("a", head=b"")]) == b""
