@@ -25,6 +25,7 @@ with warnings.catch_warnings():
         P2PHandlerError,
         read_pbmsg_safe,
         write_pbmsg,
+        write_unsigned_varint,
     )
     from hivemind.proto import dht_pb2, p2pd_pb2
     from hivemind.utils.multiaddr import Multiaddr
@@ -84,18 +85,33 @@ class Attacker:
 
     async def protocols_include(self, protocol: str) -> bool:
         """Return True if the victim accepts a stream of this libp2p protocol."""
+        async with contextlib.AsyncExitStack() as streams:
+            return await self._open(protocol, streams) is not None
+
+    async def announce(
+        self, method: str, size_bytes: int, streams: contextlib.AsyncExitStack
+    ) -> None:
+        """Open a stream, announce a request of this size, and send its first byte only."""
+        writer = await self._open(f"DHTProtocol.{method}", streams)
+        assert writer is not None
+        await write_unsigned_varint(writer, size_bytes)
+        writer.write(b"x")
+        await writer.drain()
+
+    async def _open(
+        self, protocol: str, streams: contextlib.AsyncExitStack
+    ) -> asyncio.StreamWriter | None:
+        """Open a libp2p stream that `streams` closes. Returns: None if the victim refuses it."""
         connector = self._p2p._client.control.daemon_connector
         reader, writer = await connector.open_connection()
+        streams.push_async_callback(writer.wait_closed)
+        streams.callback(writer.close)
         wanted = p2pd_pb2.StreamOpenRequest(peer=self._victim.to_bytes(), proto=[protocol])
+        kind = p2pd_pb2.Request.STREAM_OPEN
+        await write_pbmsg(writer, p2pd_pb2.Request(type=kind, streamOpen=wanted))
         response = p2pd_pb2.Response()
-        try:
-            kind = p2pd_pb2.Request.STREAM_OPEN
-            await write_pbmsg(writer, p2pd_pb2.Request(type=kind, streamOpen=wanted))
-            await read_pbmsg_safe(reader, response)
-        finally:
-            writer.close()
-            await writer.wait_closed()
-        return bool(response.type == p2pd_pb2.Response.OK)
+        await read_pbmsg_safe(reader, response)
+        return writer if response.type == p2pd_pb2.Response.OK else None
 
 
 @contextlib.asynccontextmanager

@@ -1,30 +1,65 @@
 """Attacks on memory: the DHT process and p2pd are bounded, and the kernel ends them first."""
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from atom.base.errors import PeerRefused
-from atom.swarm.dht.p2pd import MAX_NODE_BYTES, MAX_P2PD_BYTES
+from atom.swarm.dht import p2pd
+from atom.swarm.dht.p2pd import MAX_MESSAGE_BYTES, MAX_NODE_BYTES, MAX_P2PD_DATA_BYTES
 from tests.attacks.dht_attacker import KEY_BYTES, REFUSED, PeerID, attacker_of, dht_pb2, victim_in
 from tests.manual_clock import ManualClock
 
 pytestmark = pytest.mark.timeout(120)
 MORE_THAN_ALLOWED = 400
+HALF_OPEN_STREAMS = 180
+"""libp2p admits 64 of one peer for each protocol."""
+METHODS = ("rpc_find", "rpc_store", "rpc_ping")
 
 
 def test_both_processes_are_limited_and_the_first_to_be_killed(tmp_path: Path) -> None:
     async def check() -> None:
         async with victim_in(tmp_path) as victim:
-            for process, limit in ((victim.node, MAX_NODE_BYTES), (victim.p2pd, MAX_P2PD_BYTES)):
-                assert process.rlimit(psutil.RLIMIT_DATA) == (limit, limit)
+            for process, limit in (
+                (victim.node, MAX_NODE_BYTES),
+                (victim.p2pd, MAX_P2PD_DATA_BYTES),
+            ):
+                assert process.rlimit(psutil.RLIMIT_DATA)[0] == limit
                 score = Path(f"/proc/{process.pid}/oom_score_adj").read_text()
                 assert int(score) == 1000
 
     asyncio.run(check())
+
+
+def test_streams_that_only_announce_a_message_end_nothing(tmp_path: Path) -> None:
+    """libp2p's daemon allocates a buffer for each, which a tight limit of memory would refuse."""
+
+    async def check() -> None:
+        async with victim_in(tmp_path) as victim, attacker_of(victim.address) as attacker:
+            async with contextlib.AsyncExitStack() as streams:
+                for number in range(HALF_OPEN_STREAMS):
+                    method = METHODS[number % len(METHODS)]
+                    await attacker.announce(method, MAX_MESSAGE_BYTES - 100, streams)
+                await victim.assert_unharmed()
+            await victim.assert_unharmed()
+
+    asyncio.run(check())
+
+
+def test_a_large_p2pd_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers who send much may end it; the trainer keeps its memory."""
+    looks = iter([60 << 20, p2pd.MAX_P2PD_BYTES, p2pd.MAX_P2PD_BYTES + 1])
+    child = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=next(looks)))
+    process = SimpleNamespace(children=lambda: [child])
+    monkeypatch.setattr(p2pd.psutil, "Process", lambda: process)
+    monkeypatch.setattr(p2pd, "LOOK_AT_MEMORY_SECONDS", 0.0)
+    asyncio.run(p2pd.until_p2pd_is_large())
+    assert list(looks) == []
 
 
 def test_one_remote_has_an_allowance(tmp_path: Path) -> None:

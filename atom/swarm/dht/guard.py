@@ -30,6 +30,7 @@ from hivemind.utils import MSGPackSerializer
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.dht.p2pd import MAX_MESSAGE_BYTES
 from atom.swarm.dht.strict_msgpack import decode, malformed
 
 MAX_KEYS = 4
@@ -38,15 +39,15 @@ MAX_NEIGHBOURS = 32
 """Nearest nodes of one answer. hivemind sends at most 20."""
 MAX_PEER_ID_BYTES = 64
 """Bytes of a libp2p peer id: at most 42. Its conversion to text takes quadratic time."""
-MAX_ANSWER_BYTES = (4 << 20) - (64 << 10)
-"""Bytes of one answer. libp2p's daemon carries 4 MiB, with its own header."""
+MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
+"""Bytes of one answer, without the header of libp2p's daemon."""
 UNIT_BYTES = 64 << 10
 """A message costs its remote one unit, and one more for each of these bytes."""
 UNITS_PER_SECOND = 16.0
 """Rate at which the debt of one remote falls. A peer of a swarm of 300 causes about this much."""
 MAX_DEBT_UNITS = 64.0
 MAX_REMOTES = 4096
-"""Remotes whose debts are remembered. The one that has been quiet for the longest time goes."""
+"""Remotes whose debts are remembered. The remote that was quiet for the longest time is dropped."""
 
 
 class RemoteDebts:

@@ -19,6 +19,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from atom.base.errors import AddressError, UserError
 from atom.swarm.addresses import ListenAddress
 from atom.swarm.records.lease import CLOCKS_APART_SECONDS
@@ -26,9 +28,14 @@ from atom.swarm.records.lease import CLOCKS_APART_SECONDS
 LOOK_EVERY_SECONDS = 0.02
 STOP_SECONDS = 2.0
 MAX_NODE_BYTES = 1 << 30
-"""Memory of the DHT process: 260 MiB at rest."""
+"""Writable memory of the DHT process: 260 MiB at rest."""
 MAX_P2PD_BYTES = 512 << 20
-"""Memory of p2pd: 85 MiB at rest, with two processors as with 64."""
+"""Resident memory of p2pd: 62 MiB at rest, with two processors as with 64."""
+MAX_P2PD_DATA_BYTES = 6 << 30
+"""Buffers of all streams that libp2p admits, which are some 2,000 for three protocols, and more."""
+MAX_MESSAGE_BYTES = 2 << 20
+"""Bytes of one message that p2pd carries. The answer for a full key has little more than 1 MiB."""
+LOOK_AT_MEMORY_SECONDS = 1.0
 NO_RELAY = '{"Relay": {"Enabled": false}}'
 """Settings of p2pd that its command line cannot change."""
 _PR_SET_PDEATHSIG = 1
@@ -73,9 +80,21 @@ def bound_memory(data_bytes: int) -> None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     bound = data_bytes if hard == resource.RLIM_INFINITY else min(data_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
     with contextlib.suppress(OSError):  # no Linux
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+async def until_p2pd_is_large() -> None:
+    """Return when the children of this process hold too much resident memory, or are gone.
+
+    No limit of the kernel serves here. p2pd allocates a buffer when a stranger announces a message:
+    192 streams that send a few bytes each took 768 MiB of data, and 20 MiB of memory. A limit that
+    such streams cannot reach is the last resort, at MAX_P2PD_DATA_BYTES.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while sum(p.memory_info().rss for p in psutil.Process().children()) <= MAX_P2PD_BYTES:
+            await asyncio.sleep(LOOK_AT_MEMORY_SECONDS)
 
 
 async def end_process(process: asyncio.subprocess.Process, patience_s: float) -> None:
@@ -92,7 +111,7 @@ async def end_process(process: asyncio.subprocess.Process, patience_s: float) ->
 
 def _before_exec() -> None:
     die_with_parent()
-    bound_memory(MAX_P2PD_BYTES)
+    bound_memory(MAX_P2PD_DATA_BYTES)
 
 
 @contextlib.asynccontextmanager
@@ -167,6 +186,7 @@ def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path)
         "relay": 0,
         "f": str(socket_path.with_suffix(".json")),
         "connManager": 1,
+        "persistentConnMaxMsgSize": MAX_MESSAGE_BYTES,
         "tls": 1,
     }
     if settings.identity_path is not None:

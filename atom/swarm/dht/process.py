@@ -30,6 +30,7 @@ from atom.swarm.dht.p2pd import (
     bound_memory,
     die_with_parent,
     running_p2pd,
+    until_p2pd_is_large,
 )
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class DhtService:
             chores = {
                 asyncio.create_task(node.until_deaf()),
                 asyncio.create_task(until_clock_is_set_back()),
+                asyncio.create_task(until_p2pd_is_large()),
                 asyncio.create_task(self._redial(node)),
             }
             try:

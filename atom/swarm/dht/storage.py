@@ -31,7 +31,7 @@ MAX_KEYS = 128
 """Of runs that are not our own."""
 MAX_STRANGERS_PER_KEY = 256
 """With a hundred peers that the run knows, and all leases at their longest, a key is an answer of
-little more than a MiB; more than 4 MiB are carried by nobody."""
+little more than a MiB; more than 2 MiB are carried by nobody."""
 MAX_RECORDS_PER_READING = 512
 """Of all that is found, and of one node's answer: others may keep a crowd. Each takes a tenth of a
 millisecond of this process, and two of the one that trains."""

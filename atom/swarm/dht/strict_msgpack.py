@@ -19,10 +19,10 @@ from typing import Any
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 
-MAX_VALUE_BYTES = 4 << 20
+MAX_VALUE_BYTES = 2 << 20
 """Bytes of one encoded value. libp2p's daemon carries no longer message."""
 MAX_ITEMS = 16_384
-"""Items of one dictionary. Decoding takes 1.5 microseconds per item, so 25 ms at most."""
+"""Items of one dictionary. Decoding takes a few microseconds per item, so under 0.1 s in all."""
 MAX_SUBKEY_CHARACTERS = 128
 """Characters of a subkey, which is a peer id of 52 characters."""
 DICTIONARY_CODE = 0x50

@@ -41,7 +41,7 @@ FOUNDED: dict[str, Any] = {
     "key": PLACE, "subkey": FOUNDER, "value": MANIFEST, "expires_at": HOUR
 }  # fmt: skip
 ROOT, *OTHERS = (DHTID.generate(key) for key in (KEY, *map(str, range(40))))
-LONGEST_ANSWER_BYTES = 4 * 2**20
+LONGEST_ANSWER_BYTES = 2 * 2**20 - 65536
 pack = MSGPackSerializer.dumps
 
 
