@@ -134,7 +134,7 @@ def nearest_folder(path: Path) -> Path:
 
 
 def disk_bytes(folders: Iterable[Path]) -> int:
-    """Return the bytes that all files below `folders` occupy on the disk; holes count nothing.
+    """Return the bytes that the files below `folders` occupy on the disk. Holes take no space.
 
     Files that a daemon removes meanwhile are not counted.
     """

@@ -108,7 +108,7 @@ def test_a_socket_of_another_user_is_not_asked(
 
 
 def test_a_socket_that_another_user_can_replace_is_not_asked(open_folder: Path) -> None:
-    """It is ours when its owner is looked at, and theirs when it is asked."""
+    """Between the look at its owner and the question, the socket may become another one."""
     state = locked(open_folder / "state")
     state.root.chmod(0o777)
     with socket.socket(socket.AF_UNIX) as ours:

@@ -28,7 +28,7 @@ from atom.swarm.dht.directory import entrance
 from atom.swarm.dht.p2pd import NodeSettings
 
 DEFAULT_LISTEN = "0.0.0.0:31337"
-"""Of a bootstrap node: a fixed port, as people write this address down."""
+"""Address of a bootstrap node; its port is fixed, because people write the address down."""
 
 
 ALL_EXTENSIONS = Extensions(open_monitors, open_wishes)
@@ -64,7 +64,7 @@ def code_of(ending: Ending) -> ExitCode:
 
 
 class ToldEvents:
-    """An `EventSink`: a node that trains nothing keeps no journal, and has nobody else to tell."""
+    """An `EventSink` that shows events to the user: a bootstrap node keeps no journal."""
 
     def __init__(self, console: TerminalConsole) -> None:
         self._console = console
@@ -78,10 +78,18 @@ class ToldEvents:
 def serve_bootstrap(
     listen: str | None, peer_file: Path | None, state: Path | None, initial_peers: Sequence[str]
 ) -> None:
-    """Serves until SIGINT, SIGTERM or SIGHUP; the best address is the first line of stdout. As
-    given on the command line; None: the peer file's word, or the default.
+    """Serve as a DHT node until SIGINT, SIGTERM or SIGHUP.
 
-    Raises: ConfigError, AddressError, PortInUseError, StorageError, UserError.
+    The node's best address is the first line of stdout.
+
+    Args:
+        listen: where to listen, HOST:PORT; None: as the peer file says, or DEFAULT_LISTEN.
+        peer_file: the peer file, if the command line names one.
+        state: the state directory; None: as the peer file says, or the usual place.
+        initial_peers: DHT nodes to enter by.
+
+    Raises:
+        UserError: of the kinds ConfigError, AddressError, PortInUseError and StorageError.
     """
     peer = load_peer_file(peer_file)
     if listen is None:
