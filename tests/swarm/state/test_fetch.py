@@ -275,7 +275,9 @@ from atom.swarm.transport.transport import Transport
 from tests.event_list import EventList
 
 donor, address, name, digest, folder = sys.argv[1:]
-transport = Transport(Local(Identity.create(), bytes(32), bytes(16)), None, EventList())
+transport = Transport(
+    Local(Identity.create(), bytes(32), bytes(16)), ("127.0.0.1", 0), EventList()
+)
 transport.set_addresses(donor, [address])
 wanted = Wanted(name, [donor], bytes.fromhex(digest), 1 << 30)
 fetch(transport, wanted, Path(folder), watch=Watch(lambda done, total: print(done, flush=True)))

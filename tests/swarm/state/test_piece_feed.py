@@ -315,7 +315,9 @@ from tests.event_list import EventList
 from tests.swarm.state.test_piece_feed import DIGEST, PIECES, SHAPES
 
 donor, address, folder = sys.argv[1:]
-transport = Transport(Local(Identity.create(), bytes(32), bytes(16)), None, EventList())
+transport = Transport(
+    Local(Identity.create(), bytes(32), bytes(16)), ("127.0.0.1", 0), EventList()
+)
 transport.set_addresses(donor, [address])
 watch = Watch(lambda done, total: print(done, flush=True))
 told = Told(watch, lambda: None, lambda write: write() is None, print)
