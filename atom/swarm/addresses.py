@@ -217,9 +217,12 @@ def host_group(host: str) -> str:
     """Return the group that an IP address is counted with: its /64 for IPv6, itself for IPv4.
 
     A home or a rented machine has at least a whole /64, so a limit for each IPv6 address would be
-    none. Raises: ValueError if `host` is not an IP address.
+    none. Text that is not an IP address is returned as it is.
     """
-    address = carried_address(host)
+    try:
+        address = carried_address(host)
+    except ValueError:
+        return host
     network = ipaddress.ip_network((int(address) >> 64 << 64, 64)) if address.version == 6 else ""
     return str(network or address)
 

@@ -9,12 +9,13 @@ from contextlib import ExitStack
 import pytest
 
 from atom.base.errors import PeerRefused
+from atom.swarm.addresses import host_group
 from atom.swarm.identity import Identity
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import SocketStream, TlsStream
-from atom.swarm.transport.limits import ConnectionLimiter, KnownPeers, host_group
+from atom.swarm.transport.limits import ConnectionLimiter, KnownPeers
 from tests.swarm.stream_pairs import stream_pair, streams_end
 from tests.swarm.transport_peers import RUN, SOON, Peer, make_peer, still_serves, until
 

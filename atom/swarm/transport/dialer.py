@@ -19,12 +19,13 @@ from typing import Any
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.config.address import parse_host_port
+from atom.swarm.addresses import host_group
 from atom.swarm.dial_rules import AddressClass, class_of, may_dial
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience, Purpose
 from atom.swarm.stream.tls import SocketStream, TlsStream, peer_of_certificate
 from atom.swarm.transport import limits
-from atom.swarm.transport.limits import Endpoint, Unreachable, host_group
+from atom.swarm.transport.limits import Endpoint, Unreachable
 from atom.swarm.transport.reverse_connections import ReverseConnections
 
 MOST_KNOWN = 8192

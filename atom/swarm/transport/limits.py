@@ -2,7 +2,6 @@
 offences."""
 
 import errno
-import ipaddress
 import threading
 import time
 import traceback
@@ -15,6 +14,7 @@ from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
+from atom.swarm.addresses import host_group
 from atom.swarm.stream.bandwidth import Bandwidth, Rate, TokenBucket
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
@@ -149,27 +149,6 @@ class FairShare:
                 del self._own[next(iter(self._own))]
             sources = [own] if is_known else [own, self._pool]
             return min(sources, key=lambda source: source.owes(cost, now)).take(cost, now)
-
-
-def host_group(ip: str) -> str:
-    """Return the part of an address that one customer usually controls.
-
-    Args:
-        ip: IPv4 or IPv6 address.
-
-    Returns:
-        The IPv4 address (also of an IPv4-mapped IPv6 address), or the IPv6 /64 network; text that
-        is no address is returned as it is.
-    """
-    try:
-        address = ipaddress.ip_address(ip)
-    except ValueError:
-        return ip
-    if isinstance(address, ipaddress.IPv6Address):
-        if not address.ipv4_mapped:
-            return f"{ipaddress.IPv6Address(int(address) >> 64 << 64)}/64"
-        address = address.ipv4_mapped
-    return str(address)
 
 
 class ConnectionLimiter:
