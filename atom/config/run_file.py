@@ -187,7 +187,7 @@ class Swarm(Section):
     """Without a quorum: go on as a recorded branch, or wait for as long as it takes."""
     members: Annotated[tuple[PeerId, ...], Field(max_length=MAX_MEMBERS)] | None = None
     """Peer ids that may take part, beside the owner; omitted: any peer may."""
-    trusted: Annotated[tuple[PeerId, ...], Field(max_length=MAX_MEMBERS)] = ()
+    trusted: Annotated[tuple[PeerId, ...], Field(max_length=MAX_MEMBERS)] | None = None
     """Peer ids that may vote and own parts from the first round on, beside the owner and the
     members; any other peer earns that by contributing to rounds."""
 
@@ -195,7 +195,7 @@ class Swarm(Section):
     def _check(self) -> "Swarm":
         if self.members == ():
             refuse("members", "an empty list would let no peer in", "leave it out for an open run")
-        for key, peers in ("members", self.members or ()), ("trusted", self.trusted):
+        for key, peers in ("members", self.members or ()), ("trusted", self.trusted or ()):
             twice = next((one for one in peers if peers.count(one) > 1), None)
             if twice is not None:
                 refuse(key, f"{twice} is listed more than once", "list each peer once")

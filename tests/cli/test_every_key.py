@@ -114,6 +114,7 @@ BAD_OF_A_RUN: dict[str, tuple[str, ...]] = {
     "swarm.codec": CHOICE,
     "swarm.survivors": CHOICE,
     "swarm.members": ('["ann"]', "[]", '"ann"', "[3]"),
+    "swarm.trusted": ('["ann"]', '"ann"', "[3]"),
     "snapshot.every_rounds": count(2**31),
 }
 BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {

@@ -23,6 +23,7 @@ from atom.swarm.identity import Identity, is_peer_id
 from atom.swarm.records.manifest import (
     MAX_RECORD_BYTES,
     PackageVersion,
+    chain_rules,
     decode_manifest,
     encode_manifest,
 )
@@ -247,10 +248,22 @@ def listing(members: object) -> RunFile:
     return with_keys(swarm__members=json.dumps(members))
 
 
+def test_an_open_run_may_trust_peers_from_the_start() -> None:
+    run = with_keys(swarm__trusted=json.dumps([ANN, BOB]))
+    assert run.swarm.members is None
+    manifest = a_manifest(Identity.create(), run_file=normalised_run_text(run))
+    assert chain_rules(manifest).trusted == {ANN, BOB}
+    assert run_from_text(normalised_run_text(run)) == run
+    with pytest.raises(ConfigError, match=f"swarm.trusted: {ANN} is listed more than once"):
+        with_keys(swarm__trusted=json.dumps([ANN, ANN]))
+
+
 def test_a_run_is_open_unless_it_lists_its_members() -> None:
     run = parse_run_text(EXAMPLE)
     assert run.swarm.members is None
-    assert "members" not in normalised_run_text(run), "runs founded before have the same text"
+    text = normalised_run_text(run)
+    assert "members" not in text, "runs founded before have the same text"
+    assert "trusted" not in text
     listed = listing([ANN, BOB])
     assert listed.swarm.members == (ANN, BOB)
     assert run_from_text(normalised_run_text(listed)) == listed

@@ -130,7 +130,7 @@ def chain_rules(manifest: Manifest) -> ChainRules:
         global_batch=run.batch.global_sequences,
         last_round=run.run.rounds,
         listed=listed_peers(manifest.owner, run.swarm.members) or frozenset(),
-        trusted=frozenset(run.swarm.trusted),
+        trusted=frozenset(run.swarm.trusted or ()),
     )
 
 

@@ -1,6 +1,7 @@
 """How much to train before looking up."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atom.swarm.chain.commit import ChainRules, Voter, genesis
 from atom.swarm.records.lease import PeerState
 from atom.training.replica.pacing import (
     READ_S,
@@ -110,6 +112,14 @@ def test_the_rate_is_of_the_last_half_minute_with_its_idle_time() -> None:
 
 HEAD, BEFORE = b"h" * 32, b"b" * 32
 LEAVING, PAUSED = PeerState.LEAVING, PeerState.PAUSED
+FIRST = genesis(
+    bytes(32),
+    bytes(32),
+    Voter("us", bytes(16)),
+    ChainRules(trusted=frozenset({"member", "excluded"})),
+)
+TENURED = replace(FIRST, digest=HEAD, round=2, members=("member", "us", "excluded"))
+"""Head at which every peer but the guest and the stranger has tenure."""
 
 
 @pytest.mark.parametrize(
@@ -124,13 +134,18 @@ LEAVING, PAUSED = PeerState.LEAVING, PeerState.PAUSED
         ("member", {"state": LEAVING, "head": BEFORE, "round": 1}, 0, False),
         ("member", {"state": PAUSED}, 7, False),
         ("member", {"state": PAUSED, "head": BEFORE, "round": 1}, 0, False),
-        ("aside", {}, 0, False),
+        ("excluded", {}, 0, False),
+        ("stranger", {}, 0, False),
+        ("guest", {}, 4, True),
+        ("guest", {"sequences": 3}, 3, True),
         ("member", {"state": PeerState.SYNCING, "head": BEFORE, "round": 1}, 0, False),
     ],
     ids=[
         "at our head", "elsewhere", "a mate whose new lease is on its way", "a guest there",
         "leaves, and sees to what it counted", "leaves with nothing", "leaves, and begins nothing",
-        "paused, and what it counted counts", "paused before", "aside", "without a state",
+        "paused, and what it counted counts", "paused before", "excluded",
+        "a stranger that answered no attempt", "no tenure, and claims more than its share",
+        "no tenure, and claims less", "without a state",
     ],
 )  # fmt: skip
 def test_who_shares_the_work(
@@ -142,8 +157,10 @@ def test_who_shares_the_work(
     }  # fmt: skip
     fresh: Any = {peer: SimpleNamespace(**plain | lease)}
     machine: Any = SimpleNamespace(
-        head=SimpleNamespace(digest=HEAD, round=2, members=("member", "us", "aside")),
-        aside={"aside"},
+        head=TENURED,
+        global_batch=8,
+        answered={"guest"},
+        excluded={"excluded"},
     )
     found = count_swarm(machine, View(fresh, seen_at=50.0))
     assert (found.others_sequences, found.peers, found.seen_at) == (sequences, 1 + shares, 50.0)
