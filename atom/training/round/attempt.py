@@ -61,6 +61,8 @@ class Attempt:
     members: tuple[MemberCount, ...] = ()
     shares: tuple[int, ...] = ()
     """Relative size of the part that each member sums; empty: the members form a ring."""
+    averages_since: float = 0.0
+    """Time at which the exchange was called for."""
     testimonies: dict[str, str] = field(default_factory=dict)
     """Peer that each member saw fail in the broken exchange, by the member's peer id."""
     results: dict[Voter, Averaged] = field(default_factory=dict)
@@ -131,22 +133,21 @@ class Attempt:
         """Return the members of the exchange, in an order that depends on the head.
 
         Members are all peers that promised work, except excluded ones; the coordinator, which has
-        to know the result; and as many idle voters as a quorum lacks, because a quorum has to vouch
-        for the result, and a slow line could not fetch it in time. Other idle voters fetch it.
+        to know the result; and as many other voters as a quorum lacks, because a quorum has to
+        vouch for the result: idle voters first, then excluded ones. Other idle voters fetch it.
 
         Args:
             me: Peer id of the coordinator.
-            excluded: Peer ids that do not take part.
+            excluded: Peer ids that do not take part, unless no quorum would.
             head: Head that the exchange follows.
             most: Members at most. Voters come first, then peers with tenure, then larger counts.
         """
-        able = [v for v in standing(self.promises, head.digest) if v.peer_id not in excluded]
+        able = {v for v in self.promises if v.peer_id not in excluded}
         working = {v for v in able if self.promises[v].sequences > 0 or v.peer_id == me}
-        members = working | self._idle_but_needed(working, able)
+        members = working | self._lacking(working, able)
         counts = [
             MemberCount(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
-            for v in able
-            if v in members
+            for v in standing(members, head.digest)
             for p in [self.promises[v]]
         ]
         voters, tenured = {v.peer_id for v in self.electorate.voters}, head.tenured
@@ -157,14 +158,14 @@ class Attempt:
         chosen = {place for *_, place in ranked[:most]}
         return tuple(count for place, count in enumerate(counts) if place in chosen)
 
-    def _idle_but_needed(self, working: set[Voter], able: Sequence[Voter]) -> set[Voter]:
-        needed = set[Voter]()
-        for voter in self.electorate.voters:
-            if self.electorate.satisfied_by(working | needed):
+    def _lacking(self, working: set[Voter], able: set[Voter]) -> set[Voter]:
+        others = [v for v in self.electorate.voters if v in self.promises and v not in working]
+        lacking = set[Voter]()
+        for voter in sorted(others, key=lambda voter: voter not in able):
+            if self.electorate.satisfied_by(working | lacking):
                 break
-            if voter in able and voter not in working:
-                needed.add(voter)
-        return needed
+            lacking.add(voter)
+        return lacking
 
     # ---- the value
 

@@ -106,8 +106,13 @@ class Coordinator:
             self._give_up(Reason.NO_QUORUM)
 
     def _still_average(self, attempt: Attempt) -> bool:
-        """Return True if a voter whose report is missing says that its exchange goes on."""
-        fresh = self._context.view.fresh
+        """Return True if a voter whose report is missing says that its exchange goes on. It is
+        believed for as long as the exchange has taken here."""
+        context = self._context
+        took_s = attempt.deadline - context.patience.holding - attempt.averages_since
+        if context.now >= attempt.deadline + took_s:
+            return False
+        fresh = context.view.fresh
         leases = [fresh.get(voter.peer_id) for voter in attempt.awaited()]
         return any(lease is not None and lease.state is PeerState.REDUCING for lease in leases)
 
@@ -225,6 +230,7 @@ class Coordinator:
         assert attempt.ballot is not None
         self._compose(attempt)
         attempt.stage, attempt.deadline = Stage.RING, math.inf
+        attempt.averages_since = context.now
         ring = Ring(context.head.digest, attempt.ballot, attempt.members, attempt.shares)
         context.send_all([member.peer_id for member in attempt.members], ring)
 
@@ -276,6 +282,7 @@ class Coordinator:
             context.offence(sender, Reason.BAD_SIGNATURE)
             return
         attempt.results[sender] = message
+        self.peers.forgive(sender.peer_id, Stage.RING)
         if sender == context.me:
             attempt.deadline = min(attempt.deadline, context.now + context.patience.holding)
         if attempt.propose_result(context.head, context.me, context.state.state_digest):
@@ -347,9 +354,14 @@ class Coordinator:
             self._check_promises(attempt)
 
     def yield_to(self, ballot: Ballot) -> None:
-        """End our attempt silently if another coordinator's ballot is higher."""
-        attempt = self.attempt
+        """End our attempt silently if another coordinator's ballot is higher. Voters that kept back
+        their report of a result that we have for long are not relied on: else rivals that take
+        turns would never find them out."""
+        context, attempt = self._context, self.attempt
         if attempt is not None and (attempt.ballot is None or attempt.ballot < ballot):
+            if context.me in attempt.results and attempt.stage is Stage.RING:
+                if context.now >= attempt.deadline - context.patience.holding / 2:
+                    self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
             self.attempt = None
             self.election.back_off()
 

@@ -78,7 +78,9 @@ class Participant:
             if alone or waited > 2 * context.promise_patience() + 3:
                 self._let_go()
         elif context.phase is Phase.HOLDING and waited > context.patience.holding:
-            self._let_go()
+            attempt = self._coordinator.attempt
+            if attempt is None or attempt.ballot != context.state.ballot:
+                self._let_go()  # our own attempt ends by its own limits, and judges its members
 
     def _coordinator_is_shown(self) -> bool:
         """Return True if the coordinator has a fresh lease, or if no peer has one: we are blind."""
