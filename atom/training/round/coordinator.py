@@ -42,7 +42,7 @@ from atom.swarm.exchange.choice import MOST_IN_A_RING, MOST_MEMBERS
 from atom.swarm.records.lease import PeerState
 from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_states_out
 from atom.training.round.election import LeaderElection
-from atom.training.round.electorate import Electorate, same_head
+from atom.training.round.electorate import Electorate, same_head, trusted_peers_rest
 from atom.training.round.faults import UnreliablePeers
 from atom.training.round.round_state import RoundContext
 
@@ -144,7 +144,7 @@ class Coordinator:
 
     def _prepare(self, chosen: Electorate, agreeable: AbstractSet[Voter]) -> None:
         """Ask all peers at this head, by their leases or by their word just now, for a promise.
-        Strangers are asked as well, and not waited for."""
+        Strangers are asked as well, and waited for only while no peer with a say works."""
         context = self._context
         if chosen.survivors:
             context.report("branch-attempt", survivors=[v.peer_id for v in chosen.survivors])
@@ -153,6 +153,8 @@ class Coordinator:
         invited = set(same_head(context.head, context.view))
         invited |= {voter.peer_id for voter in agreeable}
         excluded, counted = self.peers.excluded, context.head.recent | self.peers.answered
+        if trusted_peers_rest(context.head, context.view):
+            counted |= invited
         self.attempt = Attempt(
             chosen,
             Stage.PREPARE,
@@ -359,9 +361,9 @@ class Coordinator:
         turns would never find them out."""
         context, attempt = self._context, self.attempt
         if attempt is not None and (attempt.ballot is None or attempt.ballot < ballot):
-            if context.me in attempt.results and attempt.stage is Stage.RING:
-                if context.now >= attempt.deadline - context.patience.holding / 2:
-                    self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
+            late = context.now >= attempt.deadline - context.patience.holding / 2
+            if late and attempt.stage is Stage.RING and context.me in attempt.results:
+                self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
             self.attempt = None
             self.election.back_off()
 

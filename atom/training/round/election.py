@@ -13,6 +13,7 @@ from atom.training.round.electorate import (
     place_in_line,
     present_at,
     same_head,
+    trusted_peers_rest,
 )
 from atom.training.round.events import Phase
 from atom.training.round.faults import UnreliablePeers
@@ -119,13 +120,20 @@ class LeaderElection:
         return idle if useful else idle | {context.me}
 
     def _has_cause(self) -> bool:
-        """Return True if the counts make a round due, or an accepted value waits to be finished."""
+        """Return True if the counts make a round due, or an accepted value waits to be finished.
+
+        While all peers with a say rest, the claims of strangers count: no other work is disturbed
+        by an attempt in vain, and without one the strangers' work would never count.
+        """
         context, peers = self._context, self._peers
         if context.state.acceptor.accepted:
             return True
         leases = counted_leases(context.head, context.view, peers.answered, peers.excluded)
         batch = context.terms.global_batch
         others = counted_sequences(context.head, leases, batch)
+        if trusted_peers_rest(context.head, context.view):
+            claims = same_head(context.head, context.view)
+            others = sum(claims[peer].sequences for peer in claims.keys() - peers.excluded)
         return context.view.sequences + others >= batch
 
     def _report_waiting(self, chosen: Electorate | None) -> None:

@@ -75,6 +75,15 @@ def counted_sequences(head: Head, leases: dict[str, Lease], global_batch: int) -
     )
 
 
+def trusted_peers_rest(head: Head, view: View) -> bool:
+    """Return True if no voter and no peer with tenure works at our head, and neither do we."""
+    trusted = head.tenured.union(voter.peer_id for voter in head.voters)
+    leases = [lease for peer, lease in same_head(head, view).items() if peer in trusted]
+    resting = (PeerState.PAUSED, PeerState.LEAVING)
+    works = any(lease.sequences or lease.state not in resting for lease in leases)
+    return not (view.sequences or works)
+
+
 def present_at(head: Head, view: View) -> set[Voter]:
     """Return the processes of other peers that could take part in the round of `head`."""
     return {Voter(i, lease.incarnation) for i, lease in same_head(head, view).items()}
