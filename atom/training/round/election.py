@@ -62,6 +62,8 @@ class LeaderElection:
         """Seconds for which the head could have been decided and was not, as far as we can tell."""
         self._in_vain = 0
         """Attempts of ours that failed at this head."""
+        self.called_at = float("-inf")
+        """Time at which we last called for promises at this head."""
         self.waiting_for = frozenset()
 
     # ---- other coordinators first
@@ -72,11 +74,13 @@ class LeaderElection:
         self._cause_since = None
 
     def back_off(self) -> None:
-        """Wait after an attempt in vain, longer after each one: peers ignore a leader that calls
-        again too soon. If exchanges broke because of us, wait until another voter can lead."""
+        """Wait after an attempt in vain. Calls have a distance that grows: peers ignore a leader that
+        calls again too soon. After a long attempt the wait is short, because we have just learnt
+        from it. If exchanges broke because of us, wait until another voter can lead."""
         patience, spread = self._context.patience, 1 + self._context.jitter.random()
         self._in_vain += 1
-        pause_s = min(patience.retry * self._in_vain, patience.quiet)
+        distance_s = min(patience.retry * self._in_vain, patience.quiet)
+        pause_s = max(patience.retry, self.called_at + distance_s - self._context.now)
         if self._peers.we_fail:
             # until another voter is due, and has asked which peers would follow
             pause_s = patience.quiet + patience.rank + patience.prevote

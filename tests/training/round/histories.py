@@ -13,9 +13,9 @@ from strikes import USUAL, Strike, Striker
 HEALED_SECONDS = 60.0
 """Within this time after the last fault all living peers share a head, and rounds go on."""
 ONE_IN, OVERLAPPED = 3, 1
-"""Of three seeds in a row, the second is of a rule that overlaps: passes go on under an exchange."""
+"""The second of three seeds in a row has a rule that overlaps: passes go on under an exchange."""
 ONE_IN_FOUR, EARNED = 4, 3
-"""Of four seeds in a row, in the last one joiners have to earn their tenure."""
+"""Joiners have to earn their tenure in the last of four seeds in a row."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """One real machine, a mate that plays along as far as a test lets it, and a third peer, which shows
-its count and says nothing."""
+its count and says nothing. All three are voters with tenure, and sign with real keys."""
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from simulated_seat import identity
@@ -9,6 +10,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
+    ChainRules,
     Commit,
     Head,
     MemberCount,
@@ -18,7 +20,24 @@ from atom.swarm.chain.commit import (
     signed_by,
     vote_payload,
 )
-from atom.swarm.chain.messages import Message, Prepare, Prevote, PrevoteAnswer, Promise
+from atom.swarm.chain.messages import (
+    Averaged,
+    Message,
+    Prepare,
+    Prevote,
+    PrevoteAnswer,
+    Promise,
+    Ring,
+)
+from atom.swarm.chain.succession import (
+    PROMISE_DOMAIN,
+    RESULT_DOMAIN,
+    Evidence,
+    next_voters,
+    promise_payload,
+    result_payload,
+)
+from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round import RoundMachine, RoundTerms
@@ -40,9 +59,18 @@ KEYS = {key.peer_id: key for key in (US, THEM, NOBODY)}
 ME = Voter(US.peer_id, b"m" * 16)
 MATE, GONE = Voter(THEM.peer_id, b"a" * 16), Voter(NOBODY.peer_id, b"g" * 16)
 VOTERS = tuple(sorted([ME, MATE, GONE]))
-HEAD = Head(b"h" * 32, 7, 700, 700, VOTERS, tuple(v.peer_id for v in VOTERS))
-STATE, RESULT = b"d" * 32, b"r" * 32
 BATCH = 96
+HEAD = Head(
+    digest=b"h" * 32,
+    round=7,
+    work=700,
+    cursor=700,
+    voters=VOTERS,
+    members=tuple(voter.peer_id for voter in VOTERS),
+    tenures=from_the_start(voter.peer_id for voter in VOTERS),
+    rules=ChainRules(BATCH),
+)
+STATE, RESULT, NORM = b"d" * 32, b"r" * 32, 1.0
 BALLOT = Ballot(1, MATE.peer_id, MATE.incarnation)
 
 Kind = TypeVar("Kind")
@@ -55,28 +83,96 @@ def lease(voter: Voter, sequences: int) -> Lease:
     )  # fmt: skip
 
 
-def promise(ballot: Ballot, sequences: int, state: bytes = STATE) -> Promise:
-    return Promise(HEAD.digest, ballot, None, None, sequences, 1.0, state)
+def signed(voter: Voter, domain: str, payload: bytes) -> bytes:
+    """Return the signature of a voter under a payload."""
+    return KEYS[voter.peer_id].sign(domain, signed_by(voter, payload))
+
+
+def promise(
+    ballot: Ballot,
+    sequences: int,
+    state: bytes = STATE,
+    voter: Voter = MATE,
+    loss_sum: float = 1.0,
+    leaving: bool = False,
+) -> Promise:
+    """Return a signed promise at the head, of the mate or another voter."""
+    payload = promise_payload(HEAD.digest, ballot, sequences, loss_sum, state, leaving)
+    signature = signed(voter, PROMISE_DOMAIN, payload)
+    work = sequences, loss_sum, state
+    return Promise(HEAD.digest, ballot, None, None, *work, signature, leaving)
+
+
+def averaged(ballot: Ballot, voter: Voter, result: bytes = RESULT, norm: float = NORM) -> Averaged:
+    """Return a signed report of an exchange's result."""
+    payload = result_payload(HEAD.digest, ballot, result, norm)
+    return Averaged(HEAD.digest, ballot, result, norm, signed(voter, RESULT_DOMAIN, payload))
 
 
 def decided(
     parent: Head, result: bytes, *signers: Voter, survivors: tuple[Voter, ...] = ()
 ) -> Commit:
-    """What the mate has worked for, signed by these."""
+    """Return a commit of the mate's work, with votes of the signers. All voters took part."""
     parts = (MemberCount(MATE.peer_id, MATE.incarnation, BATCH, 1.0),)
-    rest = 1.0, STATE, parts, survivors or parent.voters, survivors
-    return certified(Value(parent.digest, parent.round + 1, BALLOT, result, *rest), *signers)
+    idle = set(survivors or parent.voters) - {MATE}
+    value = Value(
+        parent=parent.digest,
+        round=parent.round + 1,
+        origin=origin_of(survivors),
+        result_digest=result,
+        gradient_norm=NORM,
+        parent_state_digest=STATE,
+        contributions=parts,
+        voters_next=next_voters(parent, survivors, parts, idle, set()),
+        survivors=survivors,
+    )
+    return certified(value, *signers)
+
+
+def part(voter: Voter, sequences: int) -> MemberCount:
+    """Return a voter's contribution."""
+    return MemberCount(voter.peer_id, voter.incarnation, sequences, 1.0)
+
+
+def proposed(*parts: MemberCount, result: bytes = RESULT, head: Head = HEAD) -> Value:
+    """Return the value of an exchange of these members, which the mate led."""
+    value = decided(head, result).value
+    voters = next_voters(head, (), parts, set(), set())
+    return replace(value, contributions=parts, voters_next=voters)
+
+
+def origin_of(survivors: tuple[Voter, ...]) -> Ballot:
+    """Return a ballot of the mate, or of the first survivor if the mate is none."""
+    leader = MATE if not survivors or MATE in survivors else survivors[0]
+    return Ballot(1, leader.peer_id, leader.incarnation)
 
 
 def certified(value: Value, *signers: Voter) -> Commit:
+    """Return the value with votes of the signers."""
     payload = vote_payload(value.parent, BALLOT, value.digest(), value.survivors)
-    votes = [Vote(v, KEYS[v.peer_id].sign(VOTE_DOMAIN, signed_by(v, payload))) for v in signers]
+    votes = [Vote(voter, signed(voter, VOTE_DOMAIN, payload)) for voter in signers]
     return Commit(value, BALLOT, tuple(votes))
 
 
+def supported(value: Value, results: tuple[Voter, ...] = (MATE, ME)) -> Evidence:
+    """Return true evidence for a value whose contributors all have keys here."""
+    parts = value.contributions
+    promises = [
+        promise(value.origin, part.sequences, STATE, part.voter, part.loss_sum).signature
+        for part in parts
+    ]
+    idle = {v for v in value.voters_next if not v.absences} - {part.voter for part in parts}
+    empty = [Vote(v, promise(value.origin, 0, STATE, v, 0.0).signature) for v in sorted(idle)]
+    payload = result_payload(value.parent, value.origin, value.result_digest, value.gradient_norm)
+    reports = tuple(Vote(voter, signed(voter, RESULT_DOMAIN, payload)) for voter in results)
+    return Evidence(tuple(promises), tuple(empty), (), reports)
+
+
 def strangers(count: int) -> dict[str, Voter]:
-    ids = sorted(Identity.create().peer_id for _ in range(count))
-    return {peer_id: Voter(peer_id, b"s" * 16) for peer_id in ids}
+    """Return new peers by peer id, in order. Their keys are known here."""
+    keys = {key.peer_id: key for key in (Identity.create() for _ in range(count))}
+    KEYS.update(keys)
+    return {peer_id: Voter(peer_id, b"s" * 16) for peer_id in sorted(keys)}
 
 
 class Scene:
@@ -92,11 +188,12 @@ class Scene:
         self.machine = RoundMachine(ME, head, state, terms, US.sign, self.now)
         self.leases = {voter.peer_id: lease(voter, 32) for voter in (MATE, GONE)}
         self.own, self.mate_counts = 32, mate_counts
+        self.mate_reports = True
         self.all: list[Action] = []
         self._answered = 0
 
     def tell(self, event: Event) -> list[Action]:
-        """What it does, but for what comes of freezing."""
+        """Return the actions that answer an event, apart from those that answer its freezing."""
         actions = self.machine.handle(event, self.now)
         self.all += actions
         for action in actions:
@@ -112,7 +209,7 @@ class Scene:
         return self.tell(Tick(View(fresh=self.leases, sequences=self.own, **view)))
 
     def play(self, seconds: float) -> None:
-        """The mate answers what it is asked."""
+        """Let time pass while the mate answers calls."""
         ends_at = self.now + seconds
         while self.now < ends_at:
             self.tick()
@@ -126,9 +223,11 @@ class Scene:
             self.hear(PrevoteAnswer(message.parent))
         elif isinstance(message, Prepare):
             self.hear(promise(message.ballot, self.mate_counts))
+        elif isinstance(message, Ring) and self.mate_reports:
+            self.hear(averaged(message.ballot, MATE))
 
     def done(self, kind: type[Kind]) -> list[Kind]:
-        """What it was asked to do, of that kind."""
+        """Return the machine's actions of one kind, in order."""
         return [action for action in self.all if isinstance(action, kind)]
 
     def sent(self, kind: type[Kind]) -> list[Kind]:
@@ -136,7 +235,7 @@ class Scene:
         return [message for message in messages if isinstance(message, kind)]
 
     def until_sent(self, kind: type[Kind]) -> Kind:
-        """Until we lead and have said this to somebody; what we said."""
+        """Play until the machine has sent a message of this kind; return the last one."""
         for _ in range(200):
             if found := self.sent(kind):
                 return found[-1]
@@ -149,6 +248,6 @@ class Scene:
 
     @property
     def reports(self) -> list[str]:
-        """Kinds, and of those that have one the reason."""
+        """Kinds of the machine's reports, with their reasons."""
         told = [(report.kind, report.fields.get("reason")) for report in self.done(Report)]
         return [f"{kind} {reason}" if reason else kind for kind, reason in told]

@@ -1,4 +1,4 @@
-"""Five voters, a head, and what a directory shows of them."""
+"""Five voters, a head, and the leases that a directory shows of them."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -11,11 +11,12 @@ from atom.training.round.events import View
 A, B, C, D, E = VOTERS = tuple(
     standing([Voter(name, name.encode() * 16) for name in ("a", "b", "c", "d", "e")])
 )
-"""In the order of standing: A breaks ties."""
+"""Five voters in the order of standing for an empty salt."""
 
 
 def head_of(*voters: Voter) -> Head:
-    return Head(b"h" * 32, 4, 96, 96, tuple(sorted(voters)), ())
+    """Return a head with these voters, the one that breaks ties first."""
+    return Head(b"h" * 32, 4, 96, 96, voters, ())
 
 
 def lease(voter: Voter, head: bytes = b"h" * 32, **changes: Any) -> Lease:

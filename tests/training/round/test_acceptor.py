@@ -1,11 +1,26 @@
-"""What binds a process: an acceptor promises upwards, accepts what it promised, keeps its slots
-apart and outlives its head; a coordinator finishes what was accepted; a participant heeds the
-attempt that it promised, and no other."""
+"""Promises that bind a process: an acceptor promises higher ballots only, accepts at a ballot that
+it promised, keeps its slots apart and outlives its head; a coordinator finishes an accepted value; a
+participant heeds the attempt that it promised, and no other."""
 
 from dataclasses import replace
 
 import pytest
-from scene import BALLOT, BATCH, GONE, HEAD, MATE, ME, RESULT, STATE, US, Scene, decided
+from scene import (
+    BALLOT,
+    BATCH,
+    GONE,
+    HEAD,
+    MATE,
+    ME,
+    NORM,
+    RESULT,
+    STATE,
+    US,
+    Scene,
+    part,
+    proposed,
+    supported,
+)
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Voter
@@ -17,7 +32,9 @@ from atom.training.round.events import Frozen, Phase, ResultFetched
 from atom.training.round.round_state import RoundContext, RoundState
 
 BEYOND = replace(HEAD, digest=b"n" * 32, round=HEAD.round + 1)
-VALUE = decided(HEAD, RESULT, MATE).value
+VALUE = proposed(part(MATE, 64), part(GONE, 32))
+"""Result of an exchange in which we were not."""
+EVIDENCE = supported(VALUE, (MATE, GONE))
 
 
 def ballot(attempt: int, voter: Voter = MATE) -> Ballot:
@@ -36,7 +53,7 @@ def test_a_promise_binds_when_a_catch_up_brings_us_back_to_a_head_that_we_had_le
 
 # ---- what a coordinator has to finish
 
-LOW, HIGH, HIGHER = (Accepted(ballot(n), replace(VALUE, round=n)) for n in (1, 2, 3))
+LOW, HIGH, HIGHER = (Accepted(ballot(n), replace(VALUE, round=n), EVIDENCE) for n in (1, 2, 3))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +70,7 @@ def test_what_was_accepted_is_finished(
     reported: list[tuple[Accepted | None, Accepted | None]], finished: Accepted | None
 ) -> None:
     promises = {
-        Voter(str(n), b"i" * 16): Promise(HEAD.digest, BALLOT, *accepted, 8, 1.0, STATE)
+        Voter(str(n), b"i" * 16): Promise(HEAD.digest, BALLOT, *accepted, 8, 1.0, STATE, bytes(64))
         for n, accepted in enumerate(reported)
     }
     assert value_to_finish(promises) == finished
@@ -89,7 +106,8 @@ def test_a_call_at_another_head_binds_nobody() -> None:
 
 
 def call_for_a_branch(scene: Scene) -> None:
-    scene.machine._context.state.overdue = 2.0  # nobody objects to one any more
+    scene.now += 2.0  # a leader that calls again at once is ignored
+    scene.machine._context.state.overdue = 2.0  # so no peer objects
     scene.hear(Prepare(HEAD.digest, ballot(7), tuple(sorted([ME, MATE]))))
 
 
@@ -103,20 +121,20 @@ def test_counting_that_stands_still_for_another_ballot_is_no_promise() -> None:
 
 def test_what_was_accepted_is_said_with_every_promise_and_a_branch_hears_of_it() -> None:
     scene = promised()
-    scene.hear(Accept(HEAD.digest, ballot(5), VALUE))
-    scene.tell(ResultFetched(RESULT, is_here=True))
+    scene.hear(Accept(HEAD.digest, ballot(5), VALUE, EVIDENCE))
+    scene.tell(ResultFetched(RESULT, is_here=True, norm=NORM))
     scene.hear(Prepare(HEAD.digest, ballot(6, GONE)), GONE)
     call_for_a_branch(scene)
     told = [(said.accepted, said.accepted_before_branch) for said in scene.sent(Promise)]
-    accepted = Accepted(ballot(5), VALUE)
+    accepted = Accepted(ballot(5), VALUE, EVIDENCE)
     assert told == [(None, None), (accepted, None), (None, accepted)]
 
 
 def test_a_result_that_arrives_after_a_higher_promise_is_not_voted_for() -> None:
     scene = promised()
-    scene.hear(Accept(HEAD.digest, ballot(5), VALUE))
+    scene.hear(Accept(HEAD.digest, ballot(5), VALUE, EVIDENCE))
     scene.hear(Prepare(HEAD.digest, ballot(6, GONE)), GONE)
-    scene.tell(ResultFetched(RESULT, is_here=True))
+    scene.tell(ResultFetched(RESULT, is_here=True, norm=NORM))
     assert not scene.sent(AcceptedVote)
 
 

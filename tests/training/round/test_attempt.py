@@ -23,7 +23,7 @@ def asking(*peers: Voter) -> Attempt:
 
 
 def promise() -> Promise:
-    return Promise(b"h" * 32, Ballot(1, "c", b"i" * 16), None, None, 8, 1.0, b"s" * 32)
+    return Promise(b"h" * 32, Ballot(1, "c", b"i" * 16), None, None, 8, 1.0, b"s" * 32, bytes(64))
 
 
 def test_one_process_of_each_peer_promises() -> None:
@@ -36,13 +36,13 @@ def test_one_process_of_each_peer_promises() -> None:
     assert set(attempt.promises) == {first}
 
 
-def test_of_more_than_a_ring_can_have_those_that_counted_most() -> None:
+def test_members_of_a_full_exchange_are_those_that_counted_most() -> None:
     attempt = asking(*PEERS[:9])
     slow = [Voter(f"slow {number}", b"i" * 16) for number in range(MOST_IN_A_RING)]
     for peer in (*PEERS, *slow):
         attempt.take(peer, replace(promise(), sequences=8 if peer in PEERS else 1))
     me = slow[-1].peer_id
-    ring = attempt.contributors(me, frozenset(), b"salt", MOST_IN_A_RING)
+    ring = attempt.contributors(me, frozenset(), HEAD, MOST_IN_A_RING)
     assert len(ring) == MOST_IN_A_RING
     assert {me, *(peer.peer_id for peer in PEERS)} <= {part.peer_id for part in ring}
 
@@ -61,7 +61,7 @@ def test_an_idle_voter_averages_only_where_a_quorum_needs_it(
     for place, peer in enumerate(line):
         attempt.take(peer, replace(promise(), sequences=8 * (place in workers)))
     me = line[max(workers)].peer_id
-    parts = attempt.contributors(me, frozenset(), b"salt", MOST_IN_A_RING)
+    parts = attempt.contributors(me, frozenset(), HEAD, MOST_IN_A_RING)
     assert {part.peer_id for part in parts} == {line[place].peer_id for place in members}
 
 
@@ -134,5 +134,6 @@ def test_owners_are_dialled_by_all_others(
 ) -> None:
     members = [MemberCount(v.peer_id, v.incarnation, int(v not in idle), 0.0) for v in (A, B, C)]
     apart = [(one.peer_id, other.peer_id) for one, other in odds]
-    choice = choose_exchange(members, seen_by_a(*hidden), 10**6, True, apart)
+    tenured = {member.peer_id for member in members}
+    choice = choose_exchange(members, seen_by_a(*hidden), 10**6, True, apart, tenured)
     assert {v for v, share in zip((A, B, C), choice.shares, strict=True) if share} == owners

@@ -1,6 +1,6 @@
-"""Two peers that never reach each other, while both reach everybody else. So it is behind two
-routers; the directory shows both to all. Or one whose messages pass,
-and no ring and no transfer with anybody.
+"""Two peers that cannot connect to each other, while both reach all other peers, like peers behind
+two routers: the directory shows both to all. Or one peer whose messages pass, but no exchange and
+no transfer with any other peer.
 """
 
 import pytest
@@ -10,7 +10,7 @@ SECONDS = 90.0
 
 
 def parts_of(swarm: Swarm, name: str, before: int) -> int:
-    """In how many commits after round `before` it had a part."""
+    """Return the commits after round `before` with a contribution of this peer."""
     peer_id = swarm[name].peer_id
     commits = swarm["A"].chain.commits[before:]
     return sum(
@@ -25,11 +25,8 @@ def check_agreement(swarm: Swarm) -> None:
     assert swarm.witness.branches == 0
 
 
-@pytest.mark.parametrize("hidden", [True, False])
-@pytest.mark.parametrize("seed", [1, 2, 15, 21])
-def test_two_that_never_reach_each_other_take_part_all_the_same(seed: int, hidden: bool) -> None:
-    """If nobody can dial them, they say so: then the third leads before them, and both are in most
-    rounds, but for those that one of them sees sooner to be due. Else one of them goes without."""
+def parts_of_two_without_a_connection(seed: int, hidden: bool) -> tuple[int, list[int]]:
+    """Return the rounds of a swarm in which B and C cannot connect, and the parts of each peer."""
     swarm = Swarm(seed, Setting(peers=3, global_batch=24))
     for name in "BC":
         swarm[name].seat.hidden = hidden
@@ -42,8 +39,25 @@ def test_two_that_never_reach_each_other_take_part_all_the_same(seed: int, hidde
     rounds = swarm["A"].chain.head.round - before
     parts = [parts_of(swarm, name, before) for name in "ABC"]
     assert rounds >= (10 if hidden else 5), swarm.story(100)
-    assert min(parts) >= 0.6 * rounds if hidden else parts[1] + parts[2] >= 5
     check_agreement(swarm)
+    return rounds, parts
+
+
+SEEDS = (1, 2, 15, 21)
+
+
+def test_two_hidden_peers_are_both_in_most_rounds() -> None:
+    """Their leases say that no peer can dial them. So the third peer leads before them, apart from
+    rounds that one of them sees sooner to be due."""
+    found = [parts_of_two_without_a_connection(seed, hidden=True) for seed in SEEDS]
+    assert sum(min(parts) for _, parts in found) >= 0.7 * sum(rounds for rounds, _ in found)
+    assert all(min(parts) >= 0.5 * rounds for rounds, parts in found), found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_of_two_that_cannot_connect_takes_part(seed: int) -> None:
+    _, parts = parts_of_two_without_a_connection(seed, hidden=False)
+    assert parts[1] + parts[2] >= 5
 
 
 def longest_wait(swarm: Swarm, name: str, seconds: float) -> float:
@@ -60,8 +74,8 @@ def longest_wait(swarm: Swarm, name: str, seconds: float) -> float:
 
 @pytest.mark.parametrize("peers", [3, 5])
 def test_one_that_nobody_can_average_with_does_not_hold_up_the_others(peers: int) -> None:
-    """Whoever leads when it begins, and if it is itself: its rings break with everybody, and what
-    it averages alone nobody can fetch. How long it takes until it is found out is chance."""
+    """Its exchanges break with all peers, and no peer can fetch a result that it averaged alone. So
+    it is left out, no matter which peer leads. The time until then is chance."""
     waits = list[float]()
     for seed in range(6):
         swarm = Swarm(seed, Setting(peers=peers, global_batch=2 * peers))

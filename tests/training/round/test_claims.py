@@ -9,7 +9,7 @@ from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import Prevote
 from atom.training.round import RoundMachine, RoundPatience, RoundTerms
 from atom.training.round.events import CatchUp, CaughtUp, ChainFetched, FetchChain, Tick, View
-from atom.training.round.faults import AT_ONCE, LONGEST_DOUBT_S
+from atom.training.round.head_candidates import AT_ONCE, LONGEST_DOUBT_S
 
 NEXT = replace(HEAD, digest=b"n" * 32, round=HEAD.round + 1)
 FAR = replace(HEAD, digest=b"f" * 32, round=HEAD.round + 100)
@@ -19,8 +19,8 @@ CROWD = tuple(strangers(40))
 
 
 class Claims(Scene):
-    """Whose chain leads where, and how long it takes to fetch, is the test's to say. Whoever is not
-    named serves none that holds."""
+    """Claims whose chains the test chooses, and the time to fetch one. A peer that is not named
+    serves no chain that holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def test_who_did_not_bring_us_there_proves_its_claim_anew(claims: Claims) -> Non
 
 
 def test_a_crowd_that_claims_more_hides_nobody_from_a_joiner_for_ever() -> None:
-    """They take their time, so that those who were asked first are free to be asked again."""
+    """Each catch-up takes so long that the peers that were asked first may be asked again."""
     machine, now = RoundMachine(ME, HEAD, b"", RoundTerms(BATCH), US.sign, 0.0), 0.0
     crowd = [replace(lease(v, 0), head=b"c" * 32, round=10**9) for v in strangers(40).values()]
     leases = {each.peer_id: each for each in (*crowd, lease(MATE, 0))}

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from scene import GONE, HEAD, MATE, STATE, Scene, certified, decided, strangers
+from scene import BATCH, GONE, HEAD, MATE, STATE, Scene, certified, decided, strangers
 
-from atom.swarm.chain.commit import Commit, Head, MemberCount, genesis
+from atom.swarm.chain.commit import ChainRules, Commit, Head, MemberCount, genesis
 from atom.swarm.chain.messages import CommitNotice
 from atom.training.round.events import (
     Apply,
@@ -16,13 +16,13 @@ from atom.training.round.events import (
     ResultFetched,
     Stepped,
 )
-from atom.training.round.faults import MOST_DONORS
+from atom.training.round.head_candidates import MOST_DONORS
 
-GENESIS = genesis(b"m" * 32, STATE, MATE)
+GENESIS = genesis(b"m" * 32, STATE, MATE, ChainRules(BATCH))
 
 
 def chain(rounds: int) -> tuple[list[Commit], list[Head]]:
-    """What the founder decided alone."""
+    """Return the commits of a founder that decided alone, and their heads."""
     commits, heads = list[Commit](), [GENESIS]
     for number in range(1, rounds + 1):
         commits.append(decided(heads[-1], bytes([number]) * 32, MATE))
@@ -31,13 +31,13 @@ def chain(rounds: int) -> tuple[list[Commit], list[Head]]:
 
 
 def hear(scene: Scene, commit: Commit) -> list[bytes]:
-    """The results it asks for, told of that commit."""
+    """Return the results that it asks for once it hears of a commit."""
     acts = scene.hear(CommitNotice(commit))
     return [action.digest for action in acts if isinstance(action, FetchResult)]
 
 
 def step(scene: Scene, commit: Commit) -> list[bytes]:
-    """Its result arrives, the step is taken; what it asks for next."""
+    """Deliver the result and take the step; return the results that it asks for next."""
     fetched = scene.tell(ResultFetched(commit.value.result_digest, is_here=True))
     assert [action.commit for action in fetched if isinstance(action, Apply)] == [commit]
     acts = scene.tell(Stepped(scene.machine.head.digest, STATE))
@@ -89,15 +89,37 @@ FIRST = decided(HEAD, b"1" * 32, MATE, GONE)
 ALONE = decided(HEAD, b"2" * 32, GONE, survivors=(GONE,))
 
 
-@pytest.mark.parametrize(("heard", "followed"), [((FIRST, ALONE), FIRST), ((ALONE,), ALONE)])
-def test_a_quorums_round_whose_result_is_on_its_way_is_not_left_for_a_branch(
-    heard: tuple[Commit, ...], followed: Commit
-) -> None:
-    """However long it has been waited for: who waits in vain catches up, and may follow then."""
-    scene = Scene()
+def followed(scene: Scene, *heard: Commit) -> Commit:
+    """Let the machine hear these commits in order; return the one that it steps to."""
     for commit in heard:
         hear(scene, commit)
-    vouchers = {vote.voter.peer_id for vote in heard[0].votes}
-    assert set(scene.done(FetchResult)[0].holders) == {MATE.peer_id} | vouchers
-    step(scene, followed)
-    assert scene.machine.head == HEAD.after(followed.value)
+    [fetch] = scene.done(FetchResult)
+    [commit] = [each for each in heard if each.value.result_digest == fetch.digest]
+    assert set(fetch.holders) == {MATE.peer_id, *(vote.voter.peer_id for vote in commit.votes)}
+    step(scene, commit)
+    assert scene.machine.head == HEAD.after(commit.value)
+    return commit
+
+
+@pytest.mark.parametrize("heard", [(FIRST, ALONE), (ALONE, FIRST)])
+def test_a_quorums_round_is_not_left_for_a_branch(heard: tuple[Commit, ...]) -> None:
+    """Its result may take long to fetch. A peer that waits in vain catches up, and may follow the
+    branch then."""
+    scene = Scene()
+    scene.tick()
+    assert followed(scene, *heard) == FIRST
+
+
+def test_a_branch_of_one_former_member_is_not_followed_while_a_quorum_lives() -> None:
+    """Each peer that once contributed could open a branch alone, at any time."""
+    scene = Scene()
+    scene.tick()
+    assert hear(scene, ALONE) == []
+    assert (scene.machine.head, scene.offences) == (HEAD, [])
+
+
+def test_a_branch_is_followed_once_the_others_are_gone_for_long() -> None:
+    scene = Scene()
+    scene.tick()
+    scene.machine._context.state.overdue = 2.0
+    assert followed(scene, ALONE) == ALONE

@@ -13,8 +13,8 @@ OVERDUE_S = 2 * HOLD_OUT * GRACE_S
 """By then whoever leads has tried, and given up who failed it."""
 
 
-def started(seed: int, peers: int) -> tuple[Swarm, list[Process]]:
-    swarm = Swarm(seed, Setting(peers=peers, pass_seconds=(0.3,)))
+def started(seed: int, peers: int, all_trusted: bool = True) -> tuple[Swarm, list[Process]]:
+    swarm = Swarm(seed, Setting(peers=peers, pass_seconds=(0.3,), all_trusted=all_trusted))
     swarm.run_until_agreed(60.0, 1)
     return swarm, swarm.living
 
@@ -71,7 +71,7 @@ def test_a_late_round_of_the_quorum_wins(seed: int) -> None:
 
 def test_a_stranger_is_not_held_up_by_leases() -> None:
     """Two of five go on where it cannot see them yet. Those that it sees do not decide."""
-    swarm, (one, other, *rest) = started(7, 5)
+    swarm, (one, other, *rest) = started(7, 5, all_trusted=False)
     swarm.cut("AB", "CDE")
     swarm.hide("AB", "CDE")
     silence(swarm, rest)

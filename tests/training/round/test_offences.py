@@ -10,15 +10,20 @@ from scene import (
     HEAD,
     MATE,
     ME,
+    NORM,
     RESULT,
     STATE,
     THEM,
     VOTERS,
     Scene,
+    averaged,
     decided,
     lease,
+    part,
     promise,
+    proposed,
     strangers,
+    supported,
 )
 
 from atom.base.reasons import Reason
@@ -29,6 +34,7 @@ from atom.swarm.chain.commit import (
     MemberCount,
     Value,
     Vote,
+    Voter,
     signed_by,
     vote_payload,
 )
@@ -43,7 +49,7 @@ from atom.swarm.chain.messages import (
     PrevoteAnswer,
     Ring,
 )
-from atom.training.round.coordinator import MOST_ONLOOKERS_TOLD
+from atom.training.round.coordinator import MOST_ONLOOKERS_NOTIFIED
 from atom.training.round.events import (
     CatchUp,
     ExchangeFailed,
@@ -57,16 +63,15 @@ from atom.training.round.events import (
     Stepped,
 )
 
-PARTS = (
-    MemberCount(MATE.peer_id, MATE.incarnation, 64, 1.0),
-    MemberCount(ME.peer_id, ME.incarnation, 32, 1.0),
-)
+PARTS = (part(MATE, 64), part(ME, 32))
 
 
 def value(digest: bytes = RESULT, **changes: object) -> Value:
-    voters = tuple(replace(voter, absences=int(voter == GONE)) for voter in VOTERS)
-    usual = replace(decided(HEAD, digest).value, contributions=PARTS, voters_next=voters)
-    return replace(usual, **changes)  # type: ignore[arg-type]
+    return replace(proposed(*PARTS, result=digest), **changes)  # type: ignore[arg-type]
+
+
+def accept(whole: Value) -> Accept:
+    return Accept(HEAD.digest, BALLOT, whole, supported(whole))
 
 
 def in_the_ring(scene: Scene) -> None:
@@ -95,7 +100,8 @@ def a_vote_that_nobody_signed(scene: Scene) -> None:
 
 def lead_to_accept(scene: Scene) -> Ballot:
     ballot = scene.until_sent(Ring).ballot
-    scene.tell(ExchangeFinished(ballot, RESULT, 1.0))
+    scene.tell(ExchangeFinished(ballot, RESULT, NORM))
+    scene.hear(averaged(ballot, MATE))
     return ballot
 
 
@@ -133,14 +139,14 @@ def a_wrong_count_of_ours(scene: Scene) -> None:
 def another_result_than_ours(scene: Scene) -> None:
     holding(scene)
     other = b"other".ljust(32)
-    scene.hear(Accept(HEAD.digest, BALLOT, value(other)))
-    scene.tell(ResultFetched(other, is_here=True))
+    scene.hear(accept(value(other)))
+    scene.tell(ResultFetched(other, is_here=True, norm=NORM))
 
 
 def a_state_that_is_not_ours(scene: Scene) -> None:
     """Joiners would take no other, and no snapshot of ours, for the state of our head."""
     holding(scene)
-    scene.hear(Accept(HEAD.digest, BALLOT, value(parent_state_digest=b"f" * 32)))
+    scene.hear(accept(value(parent_state_digest=b"f" * 32)))
 
 
 @pytest.mark.parametrize(
@@ -185,13 +191,13 @@ def test_beyond_the_last_round_of_the_run_or_ours_nothing_is_counted(
 
 
 def test_a_crowd_of_strangers_does_not_say_what_our_state_is() -> None:
-    """They promise, all with the same digest, which is not the voters'."""
+    """The strangers promise, all with a digest that the voters do not have."""
     scene = Scene()
     crowd = strangers(5)
     scene.leases |= {peer_id: lease(voter, 32) for peer_id, voter in crowd.items()}
     ballot = scene.until_sent(Prepare).ballot
     for voter in crowd.values():
-        false = promise(ballot, 32, b"f" * 32)
+        false = promise(ballot, 32, b"f" * 32, voter)
         scene.hear(false, voter)
     scene.hear(promise(ballot, 64))
     scene.tick(1.9)
@@ -204,17 +210,36 @@ def test_a_crowd_of_strangers_does_not_say_what_our_state_is() -> None:
     assert not scene.done(CatchUp)
 
 
-def test_whose_state_is_odd_fetches_it_from_voters() -> None:
+@pytest.mark.parametrize(
+    ("shown", "fetches"),
+    [
+        ({MATE: b"f", GONE: b"f"}, True),
+        ({MATE: b"f", GONE: b"d"}, False),
+        ({MATE: b"f"}, False),
+        ({}, False),
+    ],
+    ids=["a quorum shows another", "the voters agree with us", "one of three", "no voter is seen"],
+)
+def test_an_odd_state_is_fetched_from_voters_if_their_leases_confirm_that_it_is_odd(
+    shown: dict[Voter, bytes], fetches: bool
+) -> None:
+    """The word of a coordinator costs nothing, and strangers have no say."""
     scene = Scene()
-    scene.leases |= {peer_id: lease(voter, 32) for peer_id, voter in strangers(5).items()}
+    scene.leases = {
+        peer_id: replace(lease(voter, 32), state_digest=b"f" * 32)
+        for peer_id, voter in strangers(5).items()
+    }
+    for voter, state in shown.items():
+        scene.leases[voter.peer_id] = replace(lease(voter, 32), state_digest=state * 32)
     in_the_ring(scene)
     scene.hear(Abort(HEAD.digest, BALLOT, Reason.STATE_MISMATCH))
-    asked = [action.donors for action in scene.done(CatchUp)]
-    assert [set(donors) for donors in asked] == [{v.peer_id for v in VOTERS if v != ME}]
+    asked = [set(action.donors) for action in scene.done(CatchUp)]
+    assert asked == [{MATE.peer_id, GONE.peer_id}] * fetches
+    assert scene.machine.phase is (Phase.SYNCING if fetches else Phase.ACCUMULATING)
 
 
 def test_strangers_lead_no_branch_however_long_a_head_was_held_up() -> None:
-    """Then nobody objects to survivors any more; a crowd that calls in turn would keep all busy."""
+    """No peer objects to survivors then; a crowd that calls in turn would keep all peers busy."""
     scene = Scene()
     scene.tick()
     scene.machine._context.state.overdue = 2.0
@@ -273,4 +298,4 @@ def test_of_a_crowd_few_are_told_of_a_commit() -> None:
         scene.tick()
     told = [act.to for act in scene.done(Send) if isinstance(act.message, CommitNotice)]
     assert MATE.peer_id in told
-    assert len(crowd.keys() & told) == MOST_ONLOOKERS_TOLD
+    assert len(crowd.keys() & told) == MOST_ONLOOKERS_NOTIFIED

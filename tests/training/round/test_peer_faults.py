@@ -12,7 +12,7 @@ from atom.training.round import RoundTerms
 from atom.training.round.attempt import Stage, Way
 from atom.training.round.election import HOLD_OUT, LeaderElection
 from atom.training.round.events import Phase, View
-from atom.training.round.faults import FIRST_ASIDE_S, UnreliablePeers, culprits
+from atom.training.round.faults import FIRST_EXCLUSION_S, UnreliablePeers, culprits
 from atom.training.round.round_state import RoundContext, RoundState
 
 HEAD = head_of(A, B, C)
@@ -36,29 +36,29 @@ def way(one: Voter, other: Voter) -> Way:
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_who_fails_is_aside_until_it_does_what_it_owes(stage: Stage) -> None:
+def test_who_fails_is_excluded_until_it_does_what_it_owes(stage: Stage) -> None:
     peers = UnreliablePeers(context_of(B, C))
     peers.fail([c], stage)
-    assert (peers.aside, peers.owing) == ({c}, {C})
+    assert (peers.excluded, peers.owing) == ({c}, {C})
     for done in Stage:
         made_good = done >= stage
         peers.forgive(c, done)
-        assert (peers.aside == set()) == made_good
+        assert (peers.excluded == set()) == made_good
 
 
-def test_nobody_is_aside_for_ever_and_who_averages_with_us_is_forgiven() -> None:
+def test_nobody_is_excluded_for_ever_and_who_averages_with_us_is_forgiven() -> None:
     context = context_of(B, C)
     peers = UnreliablePeers(context)
-    for seconds in (FIRST_ASIDE_S, 2 * FIRST_ASIDE_S):
+    for seconds in (FIRST_EXCLUSION_S, 2 * FIRST_EXCLUSION_S):
         peers.fail([c], Stage.RING)
         peers.fail([c], Stage.RING)
         context.now += seconds - 0.1
-        assert peers.aside == {c}, "the head does not matter"
+        assert peers.excluded == {c}, "the head does not matter"
         context.now += 0.1
-        assert peers.aside == set(), "one failure while it is aside is as good as ten"
+        assert peers.excluded == set(), "one failure while it is excluded is as good as ten"
     peers.fail([c], Stage.RING)
     peers.new_head({a, c})
-    assert peers.aside == peers.owing == set()
+    assert peers.excluded == peers.owing == set()
 
 
 @pytest.mark.parametrize(
@@ -81,17 +81,17 @@ def test_who_is_at_fault_is_what_broken_ways_have_in_common(
     assert culprits(ways, a) == found
 
 
-def test_where_one_way_broke_the_two_are_kept_apart_and_not_put_aside() -> None:
+def test_where_one_way_broke_the_two_are_kept_apart_and_not_put_excluded() -> None:
     context = context_of(B, C)
     peers = UnreliablePeers(context)
     assert not peers.apart
     peers.broke({way(B, C)}, members=3)
-    assert (peers.aside, peers.apart) == (set(), [way(B, C)])
+    assert (peers.excluded, peers.apart) == (set(), [way(B, C)])
     peers.new_head(set())
     peers.broke({way(A, C)}, members=3)
-    assert peers.aside == set(), "of another round"
+    assert peers.excluded == set(), "of another round"
     peers.broke({way(B, C)}, members=3)
-    assert peers.aside == {c}
+    assert peers.excluded == {c}
     peers.broke((), members=3)
     assert len(peers.apart) == 3, "by parts, though nobody saw where"
     context.now += 600.0
@@ -110,7 +110,7 @@ def test_two_have_no_way_round_each_other_and_who_failed_before_says_which_end_i
     for peer, stage in failed_before.items():
         peers.fail([peer], stage)
     peers.broke({way(A, B)}, members=2)
-    assert (peers.we_fail, b in peers.aside) == (we, not we)
+    assert (peers.we_fail, b in peers.excluded) == (we, not we)
 
 
 # ---- heads at which nothing is decided
@@ -174,7 +174,7 @@ def test_of_an_overdue_head_those_are_given_up_that_owe_us_something_or_show_ano
     assert waiting.given_up() == {C}
     waiting.peers.forgive(c, Stage.PREPARE)
     assert waiting.given_up() == {C}, "it promises each time"
-    waiting.peers.ask_anew()
+    waiting.peers.ask_all_again()
     assert not waiting.given_up()
     elsewhere = BOTH | {b: lease(B, head=b"x" * 32)}
     waiting.context.view = replace(waiting.context.view, fresh=elsewhere)
@@ -184,15 +184,18 @@ def test_of_an_overdue_head_those_are_given_up_that_owe_us_something_or_show_ano
 # ---- how long promises are waited for: by what the passes of peers usually take
 
 
-def patience(own: float, *passes: float, guest: float = 0.0, aside: str = "") -> float:
-    """A's, of its own pass, of B's and C's and a guest's. Seconds, all."""
+def patience(
+    own: float, *passes: float, guest: float = 0.0, excluded: str = "", answered: bool = True
+) -> float:
+    """Return the patience of A, given the passes of A, B, C and a guest. All times in seconds."""
     context = RoundContext(
         A, RoundTerms(8), lambda domain, payload: b"", RoundState(HEAD, b"s" * 32, 0.0)
     )
     of_each = zip((B, C, D), (*passes, guest), strict=True)
     context.view = view(*(lease(who, HEAD.digest, pass_seconds=took) for who, took in of_each))
     context.view = replace(context.view, pass_seconds=own)
-    return context.promise_patience(frozenset({aside}))
+    heard = {D.peer_id} if answered else set[str]()
+    return context.promise_patience({excluded}, heard)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +220,14 @@ def test_a_slow_peer_is_waited_for_as_long_as_passes_allow(
     assert patience(*passes) == pytest.approx(seconds)
 
 
-def test_who_is_aside_is_not_waited_for() -> None:
-    assert patience(1.0, 1.0, 20.0, aside=C.peer_id) == 2.5
+def test_who_is_excluded_is_not_waited_for() -> None:
+    assert patience(1.0, 1.0, 20.0, excluded=C.peer_id) == 2.5
 
 
-def test_a_guest_is_waited_for_as_long_as_those_that_are_known() -> None:
-    """It costs nothing to come as one."""
-    assert patience(1.0, 1.0, 1.0, guest=25.0) == 20.5
-    assert patience(22.0, 23.0, 23.0, guest=25.0) == 46.5
-    assert patience(12.0, 12.0, 12.0, guest=1e9) == 24.5
+def test_a_guest_is_waited_for_for_two_usual_passes_at_most() -> None:
+    """A guest without an answer so far is not waited for: new peers cost nothing."""
+    assert patience(1.0, 1.0, 1.0, guest=25.0, answered=False) == 2.5
+    assert patience(1.0, 1.0, 1.0, guest=25.0) == 4.5
+    assert patience(22.0, 23.0, 23.0, guest=25.0) == 50.5
+    assert patience(12.0, 12.0, 12.0, guest=1e9) == 48.5
     assert patience(30.0, 30.0, 30.0, guest=28.0) == 60.5

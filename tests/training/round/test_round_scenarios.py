@@ -10,7 +10,7 @@ import simulated_parts
 from simulated_world import lose_nothing
 from simulation import Setting, Swarm
 
-from atom.swarm.chain.commit import Commit, standing
+from atom.swarm.chain.commit import Commit
 from atom.swarm.chain.messages import (
     Accept,
     Message,
@@ -29,7 +29,7 @@ def calm_swarm(peers: int = 3, rounds: int = 1, seed: int = 5, **changes: object
 
 
 def tie_breaker(swarm: Swarm) -> str:
-    first = standing(swarm.living[0].machine.head.voters)[0]
+    first = swarm.living[0].machine.head.voters[0]
     return next(seat.name for seat in swarm.seats if seat.peer_id == first.peer_id)
 
 
@@ -76,7 +76,7 @@ def test_a_commit_that_a_frozen_peer_keeps_to_itself_holds_nobody_up(
 
 
 def test_a_newcomer_without_a_voter_in_sight_says_for_whom_it_waits() -> None:
-    swarm = calm_swarm(1, rounds=0)
+    swarm = calm_swarm(1, rounds=0, all_trusted=False)
     founder, newcomer = swarm["A"], swarm.join()
     founder.die()
     swarm.run(60.0)
@@ -138,10 +138,11 @@ def test_all_but_one_say_goodbye_one_after_another() -> None:
     assert swarm.witness.branches == 0
 
 
-def test_who_arrives_as_the_last_one_goes_can_go_on() -> None:
-    """The only peer that may decide leaves, and another one has just arrived: it stays for a
-    round, and until that one has the round's result. What the newcomer promised before is lost."""
-    swarm = Swarm(3, Setting(peers=1, pass_seconds=(0.3,)))
+def test_a_peer_that_arrives_as_the_last_one_goes_can_go_on() -> None:
+    """The only peer that may decide leaves, and another one has just arrived: the leaver stays for
+    one round with the newcomer's work. The newcomer has no tenure, hence no vote, but it was in
+    the last round: it opens a branch. Its promises before that are lost."""
+    swarm = Swarm(3, Setting(peers=1, all_trusted=False, pass_seconds=(0.3,)))
     swarm.run_until_agreed(30.0, 2)
     founder, joiner = swarm["A"], swarm.join()
     swarm.network.drop = lambda source, target, message: (
@@ -153,16 +154,16 @@ def test_who_arrives_as_the_last_one_goes_can_go_on() -> None:
     before = founder.chain.head
     assert joiner.chain.head.digest == before.digest
     swarm.heal()
-    swarm.run(15.0)
+    swarm.run(25.0)
     assert swarm.living == [joiner]
     assert joiner.chain.head.round > before.round + 2, swarm.story(60)
-    assert swarm.witness.branches == 0
+    assert swarm.witness.branches == 1
 
 
 # ---- frozen processes
 
 
-def test_who_breaks_rings_is_left_out_but_votes_and_comes_back() -> None:
+def test_a_member_that_breaks_exchanges_is_left_out_and_comes_back() -> None:
     swarm = calm_swarm(2)
 
     def sever(source: str, target: str, message: Message) -> bool:
@@ -177,7 +178,6 @@ def test_who_breaks_rings_is_left_out_but_votes_and_comes_back() -> None:
     alone = commits(swarm)[before:]
     assert alone
     assert {len(commit.value.contributions) for commit in alone} == {1}
-    assert max(len(commit.votes) for commit in alone) == 2, "a quorum needs its vote"
     swarm.network.drop = lose_nothing
     last = len(commits(swarm))
     swarm.run_until(

@@ -11,7 +11,7 @@ from atom.training.round.events import Phase, Unreachable
 
 
 def counted_on(scene: Scene) -> set[str]:
-    return scene.leases.keys() - scene.machine.aside
+    return scene.leases.keys() - scene.machine.excluded
 
 
 def test_the_rest_work_for_a_silent_peer_long_before_its_lease_lapses() -> None:
@@ -32,7 +32,7 @@ def test_a_late_promise_is_an_answer_all_the_same() -> None:
     call = scene.until_sent(Prepare)
     scene.play(4.0)
     assert counted_on(scene) == {MATE.peer_id}
-    scene.hear(promise(call.ballot, 32), GONE)
+    scene.hear(promise(call.ballot, 32, voter=GONE), GONE)
     scene.tick()
     assert counted_on(scene) == {MATE.peer_id, GONE.peer_id}
 
