@@ -1,6 +1,7 @@
 """One real machine, a mate that plays along as far as a test lets it, and a third peer, which shows
 its count and says nothing. All three are voters with tenure, and sign with real keys."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -207,6 +208,10 @@ class Scene:
     def tick(self, seconds: float = 0.1, **view: Any) -> list[Action]:
         self.now += seconds
         return self.tell(Tick(View(fresh=self.leases, sequences=self.own, **view)))
+
+    def show(self, voters: Iterable[Voter], sequences: int) -> None:
+        """Let the directory show leases of these peers with a count."""
+        self.leases |= {voter.peer_id: lease(voter, sequences) for voter in voters}
 
     def play(self, seconds: float) -> None:
         """Let time pass while the mate answers calls."""

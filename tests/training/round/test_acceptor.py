@@ -1,6 +1,6 @@
 """Promises that bind a process: an acceptor promises higher ballots only, accepts at a ballot that
-it promised, keeps its slots apart and outlives its head; a coordinator finishes an accepted value; a
-participant heeds the attempt that it promised, and no other."""
+it promised, keeps its slots apart and outlives its head; a coordinator finishes an accepted value;
+a participant heeds the attempt that it promised, and no other."""
 
 from dataclasses import replace
 

@@ -90,7 +90,7 @@ def test_whose_state_differs_from_most_electors_has_to_fetch_it(states: str, odd
     assert odd_states_out(held, PEERS[:4]) == {PEERS[place] for place in odd}
 
 
-# ---- whom nobody can dial leads last and owns a part last: two of them cannot speak to each other
+# ---- peers that cannot be dialled lead last and own a part last: two of them cannot connect
 
 
 HEAD = head_of(A, B, C)
@@ -137,3 +137,12 @@ def test_owners_are_dialled_by_all_others(
     tenured = {member.peer_id for member in members}
     choice = choose_exchange(members, seen_by_a(*hidden), 10**6, True, apart, tenured)
     assert {v for v, share in zip((A, B, C), choice.shares, strict=True) if share} == owners
+
+
+def test_a_member_without_tenure_is_in_no_ring_and_owns_no_part() -> None:
+    members = [MemberCount(v.peer_id, v.incarnation, 8, 0.0) for v in (A, B, C)]
+    tenured = {member.peer_id for member in members}
+    ring = choose_exchange(members, seen_by_a(), 10, True, (), tenured)
+    assert ring.shares == ()
+    parts = choose_exchange(members, seen_by_a(), 10, True, (), tenured - {B.peer_id})
+    assert [bool(share) for share in parts.shares] == [True, False, True]

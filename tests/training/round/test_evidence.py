@@ -1,0 +1,203 @@
+"""Evidence for a value: a voter that was not in the exchange votes for a true value, and refuses
+each lie about counts, voters, the result and its norm."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from scene import (
+    BALLOT,
+    GONE,
+    HEAD,
+    MATE,
+    ME,
+    NORM,
+    VOTERS,
+    Scene,
+    part,
+    proposed,
+    strangers,
+    supported,
+)
+
+from atom.base.reasons import Reason
+from atom.swarm.chain.commit import Ballot, Value, Vote
+from atom.swarm.chain.messages import Accept, AcceptedVote, Nack, Prepare, Ring
+from atom.swarm.chain.succession import Evidence
+from atom.training.round.events import ResultFetched, Send
+
+VALUE = proposed(part(MATE, 64), part(GONE, 32))
+"""Result of an exchange in which we were not, led by the mate."""
+EVIDENCE = supported(VALUE, (MATE, GONE))
+SUCCESSOR = Ballot(2, GONE.peer_id, GONE.incarnation)
+Proposal = tuple[Value, Evidence]
+
+
+def hear_of(value: Value, evidence: Evidence, norm: float = NORM) -> Scene:
+    """Promise to the mate's successor, which proposes this value; deliver its result."""
+    scene = Scene()
+    scene.tick()
+    scene.hear(Prepare(HEAD.digest, SUCCESSOR), GONE)
+    scene.hear(Accept(HEAD.digest, SUCCESSOR, value, evidence), GONE)
+    scene.tell(ResultFetched(value.result_digest, is_here=True, norm=norm))
+    return scene
+
+
+def test_a_voter_that_was_absent_votes_for_the_value_that_a_successor_finishes() -> None:
+    """The mate died after the successor had accepted its value."""
+    scene = hear_of(VALUE, EVIDENCE)
+    assert [vote.ballot for vote in scene.sent(AcceptedVote)] == [SUCCESSOR]
+    assert scene.sent(Nack) == []
+
+
+# ---- lies
+
+
+def an_invented_count() -> Proposal:
+    return replace(VALUE, contributions=(part(MATE, 640), part(GONE, 32))), EVIDENCE
+
+
+def an_invented_loss() -> Proposal:
+    praised = replace(part(MATE, 64), loss_sum=0.5)
+    return replace(VALUE, contributions=(praised, part(GONE, 32))), EVIDENCE
+
+
+def an_invented_member() -> Proposal:
+    (stranger,) = strangers(1).values()
+    return proposed(*VALUE.contributions, part(stranger, 64)), EVIDENCE
+
+
+def a_member_that_signed_nothing() -> Proposal:
+    (stranger,) = strangers(1).values()
+    more = replace(EVIDENCE, promises=(*EVIDENCE.promises, bytes(64)))
+    return proposed(*VALUE.contributions, part(stranger, 64)), more
+
+
+def a_member_that_is_counted_twice() -> Proposal:
+    value = proposed(part(MATE, 64), part(MATE, 64))
+    return value, supported(value, (MATE, GONE))
+
+
+def too_few_sequences() -> Proposal:
+    value = proposed(part(MATE, 32), part(GONE, 32))
+    return value, supported(value, (MATE, GONE))
+
+
+def our_count_in_an_exchange_that_we_never_entered() -> Proposal:
+    value = proposed(part(MATE, 64), part(ME, 32))
+    return value, supported(value, (MATE, ME))
+
+
+def a_voter_that_is_dropped() -> Proposal:
+    return replace(VALUE, voters_next=tuple(v for v in VALUE.voters_next if v != ME)), EVIDENCE
+
+
+def a_voter_that_never_said_that_it_leaves() -> Proposal:
+    voters = tuple(voter for voter in VALUE.voters_next if voter != GONE)
+    leaving = replace(EVIDENCE, leaving=(GONE.peer_id,))
+    return replace(VALUE, voters_next=voters), leaving
+
+
+def a_voter_that_was_not_there() -> Proposal:
+    present = tuple(sorted(VOTERS, key=lambda voter: voter.peer_id))
+    idle = replace(EVIDENCE, idle=(Vote(ME, bytes(64)),))
+    return replace(VALUE, voters_next=present), idle
+
+
+def a_voter_without_tenure() -> Proposal:
+    (stranger,) = strangers(1).values()
+    value = proposed(*VALUE.contributions, part(stranger, 64))
+    value = replace(value, voters_next=(*value.voters_next, stranger))
+    return value, supported(value, (MATE, GONE))
+
+
+def a_result_that_one_member_signed() -> Proposal:
+    return VALUE, replace(EVIDENCE, results=EVIDENCE.results[:1])
+
+
+def another_result() -> Proposal:
+    return replace(VALUE, result_digest=b"x" * 32), EVIDENCE
+
+
+def another_norm() -> Proposal:
+    return replace(VALUE, gradient_norm=2.0), EVIDENCE
+
+
+def an_exchange_that_a_stranger_led() -> Proposal:
+    (stranger,) = strangers(1).values()
+    origin = Ballot(1, stranger.peer_id, stranger.incarnation)
+    value = replace(VALUE, origin=origin)
+    return value, supported(value, (MATE, GONE))
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        (an_invented_count, Reason.BAD_SIGNATURE),
+        (an_invented_loss, Reason.BAD_SIGNATURE),
+        (an_invented_member, Reason.BAD_SIGNATURE),
+        (a_member_that_signed_nothing, Reason.BAD_SIGNATURE),
+        (a_member_that_is_counted_twice, Reason.BAD_WEIGHT),
+        (too_few_sequences, Reason.BAD_WEIGHT),
+        (our_count_in_an_exchange_that_we_never_entered, Reason.BAD_WEIGHT),
+        (a_voter_that_is_dropped, Reason.NOT_A_VOTER),
+        (a_voter_that_never_said_that_it_leaves, Reason.BAD_SIGNATURE),
+        (a_voter_that_was_not_there, Reason.BAD_SIGNATURE),
+        (a_voter_without_tenure, Reason.NOT_A_VOTER),
+        (a_result_that_one_member_signed, Reason.DIGEST_MISMATCH),
+        (another_result, Reason.DIGEST_MISMATCH),
+        (another_norm, Reason.DIGEST_MISMATCH),
+        (an_exchange_that_a_stranger_led, Reason.NOT_A_VOTER),
+    ],
+)
+def test_each_lie_of_a_coordinator_is_refused_by_name(
+    lie: Callable[[], Proposal], reason: Reason
+) -> None:
+    scene = hear_of(*lie())
+    assert [nack.reason for nack in scene.sent(Nack)] == [reason]
+    assert f"value-refused {reason}" in scene.reports
+    assert scene.sent(AcceptedVote) == []
+
+
+def test_a_norm_that_the_result_does_not_have_is_refused() -> None:
+    """Even a quorum of members may have signed it."""
+    scene = hear_of(VALUE, EVIDENCE, norm=2.0)
+    assert [nack.reason for nack in scene.sent(Nack)] == [Reason.DIGEST_MISMATCH]
+    assert scene.sent(AcceptedVote) == []
+
+
+# ---- calls in vain, and strangers
+
+
+def test_a_leader_that_calls_in_vain_is_ignored_for_longer_each_time() -> None:
+    scene, answers = Scene(), list[str]()
+    scene.tick()
+    waits_s = (0.0, 0.4, 0.2, 0.8, 0.3, 1.2, 0.4)
+    for attempt, wait_s in enumerate(waits_s, start=1):
+        scene.tick(wait_s)
+        refused = len(scene.sent(Nack))
+        scene.hear(Prepare(HEAD.digest, replace(BALLOT, attempt=attempt)))
+        answers += [nack.reason for nack in scene.sent(Nack)[refused:]] or ["heeded"]
+    heeded, busy = "heeded", str(Reason.BUSY)
+    assert answers == [heeded, busy, heeded, busy, heeded, busy, heeded]
+
+
+def test_claims_of_strangers_start_no_round() -> None:
+    scene = Scene(mate_counts=0)
+    scene.show(strangers(5).values(), 96)
+    scene.show([MATE, GONE], 16)
+    scene.play(10.0)
+    assert scene.sent(Prepare) == []
+
+
+def test_strangers_are_asked_and_not_waited_for() -> None:
+    scene, crowd = Scene(), strangers(5)
+    del scene.leases[GONE.peer_id]
+    scene.show(crowd.values(), 96)
+    scene.show([MATE], 64)
+    scene.until_sent(Prepare)
+    called_at = scene.now
+    scene.until_sent(Ring)
+    asked = {send.to for send in scene.done(Send) if isinstance(send.message, Prepare)}
+    assert asked == {MATE.peer_id, *crowd}
+    assert scene.now - called_at < 0.5, "promises are waited for one second at least"
