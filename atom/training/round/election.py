@@ -74,9 +74,9 @@ class LeaderElection:
         self._cause_since = None
 
     def back_off(self) -> None:
-        """Wait after an attempt in vain. Calls have a distance that grows: peers ignore a leader that
-        calls again too soon. After a long attempt the wait is short, because we have just learnt
-        from it. If exchanges broke because of us, wait until another voter can lead."""
+        """Wait after an attempt in vain. The distance between calls grows, because peers ignore a
+        leader that calls again too soon. After a long attempt the wait is short, because we have
+        just learnt from it. If exchanges broke because of us, wait until another voter can lead."""
         patience, spread = self._context.patience, 1 + self._context.jitter.random()
         self._in_vain += 1
         distance_s = min(patience.retry * self._in_vain, patience.quiet)
