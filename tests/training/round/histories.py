@@ -51,7 +51,7 @@ class History:
 
 def _bring_back_one_who_belongs(swarm: Swarm) -> None:
     """Strangers to a head found no branch from it: without any of its voters and members the
-    run rests until one of them returns. Who returns may bring a better head along."""
+    run rests until one of them returns. It may bring a better head along."""
     while True:
         head = max((process.chain.head for process in swarm.living), key=lambda h: h.rank)
         there = [p for p in swarm.living if p.chain.head == head and not p.leaving]

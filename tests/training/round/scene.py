@@ -194,7 +194,7 @@ class Scene:
         self._answered = 0
 
     def tell(self, event: Event) -> list[Action]:
-        """Return the actions that answer an event, apart from those that answer its freezing."""
+        """Return the actions that answer an event, without the answers to its own freezing."""
         actions = self.machine.handle(event, self.now)
         self.all += actions
         for action in actions:

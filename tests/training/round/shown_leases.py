@@ -15,7 +15,7 @@ A, B, C, D, E = VOTERS = tuple(
 
 
 def head_of(*voters: Voter) -> Head:
-    """Return a head with these voters, the one that breaks ties first."""
+    """Return a head with these voters; the first one breaks ties."""
     return Head(b"h" * 32, 4, 96, 96, voters, ())
 
 

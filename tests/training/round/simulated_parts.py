@@ -1,4 +1,4 @@
-"""What a simulated process does beside its machine: count, look around, fetch, and leave."""
+"""Parts of a simulated process beside its machine: count, look around, fetch, and leave."""
 
 from collections.abc import Set
 from dataclasses import dataclass
@@ -44,14 +44,14 @@ class Gradients:
     def __init__(self, process: "Process") -> None:
         self._process = process
         self.head = process.chain.head.digest
-        """What they were computed at, and are good for."""
+        """Digest of the head that the gradients belong to."""
         self.works: list[Work] = []
         self.offered: tuple[Work, ...] = ()
-        """What a ring may read while they are frozen."""
+        """Works that an exchange may read while the gradients are frozen."""
         self.frozen = False
         self._overlaps = process.swarm.setting.overlaps
         self._stands = False
-        """No pass runs until they are thawed."""
+        """True while no pass may run, until the gradients are thawed."""
         self.swarm = SwarmCount()
         self._freezing: Freeze | None = None
         self._passing = False
@@ -63,7 +63,7 @@ class Gradients:
         return len(self.works) * self._process.seat.pass_sequences
 
     def start_pass(self) -> None:
-        """If one is due, and none is under way."""
+        """Start a pass if one is due and none is under way."""
         process = self._process
         if not self._passing and not self._stands and not process.paused and self._lacks():
             self._passing = True
@@ -88,7 +88,7 @@ class Gradients:
         self.head = head.digest
 
     def _lacks(self) -> bool:
-        """Whether the worker of a real peer would train on."""
+        """Return True if the worker of a real peer would train on."""
         process = self._process
         if process.leaving and not self.works:
             return False
@@ -211,7 +211,7 @@ class Fetch:
         self.process.handle(ResultFetched(self.wanted.digest, is_here=True, norm=norm))
 
     def try_holders(self, until: float) -> None:
-        """All at once: whoever gives it spares us the wait for those who say nothing."""
+        """Ask all holders at once, so that one that gives it spares the wait for silent ones."""
         process, swarm = self.process, self.process.swarm
         digest, holders = self.wanted.digest, self.wanted.holders
         there = [swarm.reachable(process.peer_id, holder) for holder in holders]
@@ -230,7 +230,7 @@ class Fetch:
 
 
 class Goodbye:
-    """Of a process that was asked to leave: it goes when a daemon would go."""
+    """Goodbye of a process that was asked to leave: it goes when a daemon would go."""
 
     def __init__(self, process: "Process") -> None:
         self._process = process
@@ -245,7 +245,7 @@ class Goodbye:
         self._leave_by = self._process.now() + LEAVE_S
 
     def is_over(self, view: View) -> bool:
-        """Whether it goes now."""
+        """Return True if the process goes now."""
         if self._leave_by is None:
             return False
         process, head = self._process, self._process.machine.head

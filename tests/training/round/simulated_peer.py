@@ -83,7 +83,7 @@ class Process:
         self.offenders = Backoff(FIRST_HOLD_S, LONGEST_HOLD_S)
         self._lookout = Lookout(self)
         self.ring: StartExchange | None = None
-        """That it is in now."""
+        """Exchange that the process is in now."""
         self._syncing = False
         self._asked: set[str] = set()
         """Whose chains are on their way."""
@@ -102,7 +102,7 @@ class Process:
         return self.gradients.sequences
 
     def now(self) -> float:
-        """What this machine's clock shows: no other one shows the same."""
+        """Return the time of this machine's clock: no other machine shows the same."""
         return self.swarm.agenda.now + self.seat.clock_offset_s
 
     def start(self) -> None:
@@ -139,7 +139,7 @@ class Process:
         self._goodbye = Goodbye(self)
 
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
-        """In this process's own time: never after its death, not while it is suspended."""
+        """Run later in this process's own time: not after its death, nor while it is suspended."""
         self.swarm.agenda.after(delay_s, partial(self._when_running, act))
 
     def _when_running(self, act: Callable[[], None]) -> None:
@@ -151,7 +151,7 @@ class Process:
     # ---- the machine
 
     def receive(self, sender: Voter, message: object) -> bool:
-        """A message arrives; False if there is nobody."""
+        """Let a message arrive; return False if the process is dead."""
         if not self.alive:
             return False
 
@@ -162,7 +162,7 @@ class Process:
         return True
 
     def handle(self, event: Event) -> None:
-        """Of the machine's own life; what it asks for is carried out at once."""
+        """Let the machine handle an event, and carry out its actions at once."""
         if not self.alive:
             return
         before = self.machine.head
@@ -307,7 +307,7 @@ class Process:
             self.handle(ChainFetched(donor, chain.head, self.chain.forks(chain)))
 
     def _delay_s(self, donor: str, least_s: float) -> float:
-        """Until whatever is asked of it is there, or known not to come."""
+        """Return the delay until the donor's answer is there, or known not to come."""
         silent = self.swarm.silent(self.peer_id, donor)
         return self.dice.uniform(least_s, 1.5) + SILENT_DONOR_SECONDS * silent
 
@@ -317,7 +317,7 @@ class Process:
         self.later(self._delay_s(action.donors[0], 0.2), lambda: self._end_catch_up(action))
 
     def _end_catch_up(self, action: CatchUp) -> None:
-        """To the first that serves a better chain, as a replica does."""
+        """Catch up to the first donor that serves a better chain, as a replica does."""
         self._syncing = False
         ours = self.chain
         served = filter(None, map(self._chain_of, action.donors))
@@ -342,7 +342,7 @@ class Process:
         return forks is None or forks.issuperset(each.digest for each in self.chain.forks(chain))
 
     def _chain_of(self, donor: str) -> Chain | None:
-        """What it serves, checked."""
+        """Return the chain that a donor serves, checked; None if it may not be followed."""
         other = self.swarm.reachable(self.peer_id, donor)
         if other is None or not self.swarm.witness.vouches_for(other.chain):
             return None

@@ -36,7 +36,7 @@ class Result:
 
 
 def kept(results: dict[bytes, Result], digests: Set[bytes], head: bytes) -> dict[bytes, Result]:
-    """Of what was averaged at `head` only these: what was committed before it is on disk."""
+    """Return the results to keep: these, and those of earlier heads, which are on disk."""
     return {d: r for d, r in results.items() if d in digests or r.parent != head}
 
 
@@ -46,7 +46,7 @@ class Runner:
 
     process: "Process"
     works: tuple[Work, ...]
-    """As they were when it began."""
+    """Works of the process when its exchange began."""
     state: str = "running"
 
 
@@ -55,7 +55,7 @@ class _Ring:
     members: tuple[MemberCount, ...]
     runners: dict[str, Runner] = field(default_factory=dict)
     result: Result | None = None
-    """Of all its runners' work, once it is complete."""
+    """Sum of all runners' work, once the exchange is complete."""
 
     @property
     def complete(self) -> bool:
@@ -63,7 +63,7 @@ class _Ring:
 
 
 class Trouble(StrEnum):
-    """What is wrong with a member in every exchange that it is in. Its messages pass."""
+    """Fault of a member in every exchange that it is in. Its messages pass."""
 
     FROZEN = "falls silent"
     CUT_OFF = "sees a peer fail as that one sees it"
@@ -86,7 +86,7 @@ class Rings:
         self._seconds = seconds
         self._rings: dict[tuple[bytes, object], _Ring] = {}
         self.troubled: dict[str, Trouble] = {}
-        """By peer id."""
+        """Faults of members, by peer id."""
 
     def join(self, runner: Runner, start: StartExchange) -> None:
         """Adds the runner. Asserts what a ring's bytes cannot protect themselves against."""
@@ -181,7 +181,7 @@ def _averaged(ring: _Ring, parent: bytes) -> Result:
 
 
 def _beside(start: StartExchange, peer_id: str) -> frozenset[str]:
-    """With whom it has connections: its neighbours, or, by parts, owners or everybody."""
+    """Return the members that a member connects with: its neighbours, or owners, or all."""
     order = [member.peer_id for member in start.members]
     at = order.index(peer_id)
     if start.shares:

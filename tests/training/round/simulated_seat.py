@@ -1,4 +1,4 @@
-"""What outlives a simulated process: a seat with its key, and the chain on its disk."""
+"""Seat of a simulated process, with its key and the chain on its disk: both outlive the process."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=256)
 def identity(number: int) -> Identity:
-    """The same key for the same number, always."""
+    """Return the key of a number: equal numbers have equal keys."""
     seed = blake3(f"identity {number}".encode()).digest()
     return Identity(Ed25519PrivateKey.from_private_bytes(seed))
 
@@ -40,7 +40,7 @@ class Chain:
         return self.states[-1]
 
     def forks(self, other: "Chain") -> tuple[Head, ...]:
-        """Return the heads from which branches depart on another chain, and not on this one."""
+        """Return the heads of another chain from which branches depart that this chain lacks."""
         ours = {head.digest for head in self.heads}
         steps = zip(other.commits, other.heads, other.heads[1:], strict=False)
         return tuple(
@@ -48,7 +48,7 @@ class Chain:
         )
 
     def rivals(self, other: "Chain") -> bool:
-        """Return True if the other chain replaces a round that a quorum decided on this one."""
+        """Return True if the other chain replaces a round that a quorum decided here."""
         pairs = zip(self.commits, other.commits, strict=False)
         ours = next((a for a, b in pairs if a.value != b.value), None)
         return ours is not None and not ours.survivors
@@ -66,23 +66,23 @@ class Chain:
 
 @dataclass
 class Seat:
-    """What outlives a process: name, key, habits and the disk."""
+    """Name, key, habits and disk of a peer: they outlive its processes."""
 
     name: str
     identity: Identity
     disk: Chain
     clock_offset_s: float = 0.0
-    """What this machine's clock shows when the world's is at 0."""
+    """Time of this machine's clock when the world's is at 0."""
     pass_sequences: int = 4
     pass_seconds: float = 1.0
     step_seconds: float = 0.2
     hidden: bool = False
-    """Its lease says that nobody can dial it."""
+    """True if its lease says that no peer can dial it."""
     process: "Process | None" = None
     retired: bool = False
-    """Left for good, with a goodbye."""
+    """True once the peer left with a goodbye."""
     backups: list[Chain] = field(default_factory=list)
-    """What the disk held before, oldest first."""
+    """Earlier contents of the disk, oldest first."""
 
     @property
     def peer_id(self) -> str:

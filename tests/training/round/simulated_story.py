@@ -1,4 +1,4 @@
-"""What happened, in words short enough to read a whole history: A Promise(ballot=3B, …)."""
+"""Story of a history, in words short enough to read it whole: A Promise(ballot=3B, …)."""
 
 import dataclasses
 from collections import deque
@@ -13,7 +13,7 @@ _DULL = {"incarnation", "signature", "loss_sum", "gradient_norm", "norm"}
 
 @dataclasses.dataclass
 class Story:
-    """Lines of (time, who, what); told only when somebody asks."""
+    """Lines of (time, who, what); formatted on demand only."""
 
     names: Mapping[str, str]
     """Peer id → name; may grow."""

@@ -1,4 +1,4 @@
-"""Who sees every commit and every state of a simulated swarm, and holds them to the promises."""
+"""Witness of every commit and every state of a simulated swarm: it checks the promises."""
 
 from collections.abc import Iterable
 
@@ -23,11 +23,11 @@ class Witness:
         """Head → the commit that led to it."""
         self._after: dict[tuple[bytes, bytes], Head] = {}
         self._seen: dict[int, Commit] = {}
-        """By identity: the same commit is sent to many, and looked at once."""
+        """Commits by identity: a commit is sent to many peers, and checked once."""
 
     @property
     def rounds(self) -> int:
-        """Rounds that were committed, those of lost branches included."""
+        """Number of committed rounds, including rounds of lost branches."""
         return len(self.heads) - 1
 
     @property
@@ -48,11 +48,11 @@ class Witness:
             self._check(commit)
 
     def vouches_for(self, chain: Chain) -> bool:
-        """Whether a stranger would follow this chain: every commit was seen, with a certificate."""
+        """Return True if a stranger would follow this chain: all commits were seen and certified."""
         return all(self.heads.get(head.digest) == head for head in chain.heads)
 
     def head_after(self, before: Head, value: Value) -> Head:
-        """`before.after(value)`, reckoned once."""
+        """Return `before.after(value)`, computed once."""
         key = before.digest, value.digest()
         if key not in self._after:
             self._after[key] = before.after(value)

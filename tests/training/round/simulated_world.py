@@ -1,4 +1,4 @@
-"""What lies between simulated peers: time, a network and a directory, none of them trustworthy."""
+"""Time, network and directory between simulated peers, none of them trustworthy."""
 
 import heapq
 import itertools
@@ -13,7 +13,7 @@ from atom.swarm.records.lease import LEASE_SECONDS, Lease
 
 
 class Agenda:
-    """Virtual time: what is due next happens next, and nothing else takes any time."""
+    """Virtual time: the next due event happens next, and nothing else takes any time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -43,7 +43,7 @@ class Weather:
     lease_loss: float = 0.0
     lease_delay: tuple[float, float] = (0.05, 0.6)
     refusals: float = 0.8
-    """Share of messages to a dead process whose sender learns that nobody listens."""
+    """Share of messages to a dead process whose sender learns that no process listens."""
 
 
 CALM = Weather()
@@ -61,17 +61,17 @@ class Network:
         self._dice = dice
         self.weather = CALM
         self.blocked: set[tuple[str, str]] = set()
-        """(from, to): what cannot pass, one way each."""
+        """Pairs (from, to) between which no message passes, one way each."""
         self.narrow: set[tuple[str, str]] = set()
-        """The same of all but messages: no ring and no transfer comes about there."""
+        """Pairs (from, to) without exchanges and transfers; messages pass."""
         self.drop: Callable[[str, str, Message], bool] = lose_nothing
-        """For scripts: True loses this one message."""
+        """Script of a test: returns True to lose a message."""
 
     def passes(self, source: str, target: str) -> bool:
         return (source, target) not in self.blocked
 
     def carries(self, here: str, there: str) -> bool:
-        """Whether a ring or a transfer between them comes about."""
+        """Return True if an exchange or a transfer between two peers comes about."""
         ways = ((here, there), (there, here))
         return not any(way in self.blocked or way in self.narrow for way in ways)
 
@@ -113,7 +113,7 @@ class Network:
 
 
 class Directory:
-    """A DHT: every reader has its own, late and lossy, copy of everybody's lease."""
+    """A DHT: every reader has its own, late and lossy, copy of all leases."""
 
     def __init__(self, agenda: Agenda, dice: random.Random) -> None:
         self._agenda = agenda
@@ -125,7 +125,7 @@ class Directory:
         """(publisher, reader): this reader's part of the directory does not get that lease."""
         self._copies: dict[str, dict[str, tuple[float, Lease]]] = {}
         self._coming: dict[str, list[tuple[float, int, float, Lease]]] = {}
-        """By reader: when it arrives, the how-manieth of all, until when it is good, the lease."""
+        """Leases under way, by reader: (arrival, serial number, expiry, lease)."""
         self._order = itertools.count()
 
     def add_reader(self, peer_id: str) -> None:
@@ -153,7 +153,7 @@ class Directory:
         return {p: lease for p, (until, lease) in self._copies[reader].items() if until > now}
 
     def _take_in(self, reader: str) -> None:
-        """What has arrived by now, in that order: an old lease may replace a newer one."""
+        """Take in leases in the order of arrival: an old one may replace a newer one."""
         copy, coming = self._copies[reader], sorted(self._coming[reader])
         arrived = bisect_right(coming, self._agenda.now, key=itemgetter(0))
         for _, _, expires, lease in coming[:arrived]:

@@ -29,7 +29,7 @@ PATIENT = RoundPatience()
 HASTY = RoundPatience(
     prevote=0.3, promise=0.5, quiet=0.2, rank=0.05, holding=1.5, retry=0.1, grace=4.0
 )
-"""Everybody wants to lead, nobody waits: more rivalry in a minute than in a year of patience."""
+"""All peers want to lead and none waits: more rivalry in a minute than in a year of patience."""
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 STORY_LINES = 400
 CLOCKS_DIFFER_S = 2.0
@@ -37,11 +37,11 @@ CLOCKS_DIFFER_S = 2.0
 FIRST_KEY_OF_JOINERS = 24
 
 commit.verify = functools.lru_cache(1 << 14)(commit.verify)
-"""A signature is good or not, whoever looks: all peers of a swarm are in this process."""
+"""Results of signature checks are shared: all peers of a swarm are in this process."""
 
 
 class BrokenPromise(AssertionError):
-    """What the protocol promises and a history did not keep, with its story."""
+    """Promise of the protocol that a history did not keep, with its story."""
 
     def __init__(self, seed: int, promise: str, story: str) -> None:
         super().__init__(f"seed {seed}: {promise}\n{story}")
@@ -49,7 +49,7 @@ class BrokenPromise(AssertionError):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a history starts from."""
+    """Start of a history."""
 
     peers: int = 3
     all_voters: bool = True
@@ -58,7 +58,7 @@ class Setting:
     """Every peer has tenure from the start, joiners too; else only the voters at genesis have."""
     global_batch: int = 12
     pass_seconds: tuple[float, ...] = (1.0,)
-    """Of the first peer, the second, …, and from the first again."""
+    """Duration of a pass of the first peer, the second, …, and from the first again."""
     ring_seconds: tuple[float, float] = (0.1, 1.2)
     """The shortest and the longest ring."""
     branches: bool = True
@@ -69,7 +69,7 @@ class Setting:
 
 
 class Swarm:
-    """See the module. Drive it with `run`, break it by hand or with `Chaos`."""
+    """Simulated swarm: drive it with `run`, break it by hand or with `Striker`."""
 
     def __init__(self, seed: int, setting: Setting | None = None) -> None:
         self.seed, self.setting = seed, setting or Setting()
@@ -154,7 +154,7 @@ class Swarm:
 
     @property
     def has_seats(self) -> bool:
-        """Whether one more may join: every peer has a letter."""
+        """True if one more peer may join: every peer has a letter."""
         return len(self.seats) < len(NAMES)
 
     @property
@@ -178,13 +178,13 @@ class Swarm:
         return process if process is not None and linked and not process.stopped else None
 
     def silent(self, here: str, there: str) -> bool:
-        """Whether `here` would wait for an answer of `there` in vain, and not be refused."""
+        """Return True if `here` would wait for an answer of `there` in vain, without a refusal."""
         linked = self.network.passes(here, there) and self.network.passes(there, here)
         process = self.process_of(there)
         return process is not None and (process.stopped or not linked)
 
     def cut(self, *groups: str) -> None:
-        """Partitions the network into groups of names; unnamed peers reach everybody."""
+        """Partition the network into groups of names; unnamed peers reach all."""
         for one, other in itertools.permutations(groups, 2):
             self.cut_one_way(one, other)
 
@@ -205,7 +205,7 @@ class Swarm:
                 self.directory.hidden.add((self._id(a), self._id(b)))
 
     def mend(self) -> None:
-        self.note("all lines are mended")
+        self.note("all lines are restored")
         self.network.blocked.clear()
         self.network.narrow.clear()
         self.network.drop = lose_nothing
@@ -214,7 +214,7 @@ class Swarm:
         self.directory.hidden.clear()
 
     def heal(self) -> None:
-        """No fault any more; the dead stay dead."""
+        """End all faults; the dead stay dead."""
         self.mend()
         for process in self.living:
             process.interruption = None
@@ -265,7 +265,7 @@ class Swarm:
             raise BrokenPromise(self.seed, str(error), self.story()) from error
 
     def agreed(self, goal: int) -> bool:
-        """Whether all living peers have the same state, at round `goal` or later."""
+        """Return True if all living peers have one state, at round `goal` or later."""
         tips = {process.chain.head.digest for process in self.living}
         return len(tips) == 1 and self.living[0].chain.head.round >= goal
 

@@ -1,4 +1,4 @@
-"""The faults of a simulated swarm, as data: when, which, and the seed of its whims.
+"""The faults of a simulated swarm, as data: when, which, and the seed of its dice.
 
 A strike draws everything else (who, how long, which message) from dice of its own. So a history
 can be told again without some of its strikes, and the others stay what they were.
@@ -38,7 +38,7 @@ class Strike:
 
 
 class Striker:
-    """Deals one strike. Where there is nobody to hit, nothing happens."""
+    """One strike. Without a process to hit, nothing happens."""
 
     def __init__(self, swarm: Swarm, strike: Strike, most_peers: int) -> None:
         self._swarm = swarm
@@ -194,4 +194,4 @@ USUAL = (
     "mend", "mend", "mend", "darken", "hide", "storm", "join", "leave", "swallow", "swallow",
     "crash_while_saying", "crash_while_saying",
 )  # fmt: skip
-"""What chance deals from; the frequent ones are there twice."""
+"""Kinds of strikes that chance draws from; frequent ones are listed twice."""

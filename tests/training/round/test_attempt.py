@@ -1,4 +1,4 @@
-"""A coordinator's notebook: whose promise counts, who averages, and how."""
+"""Record of an attempt: the promises that count, the members of the exchange, and its form."""
 
 from dataclasses import replace
 
@@ -85,7 +85,7 @@ def test_an_idle_voter_averages_only_where_a_quorum_needs_it(
     ],
 )
 def test_whose_state_differs_from_most_electors_has_to_fetch_it(states: str, odd: set[int]) -> None:
-    """The first four decide; what a crowd beside them has counts for nothing."""
+    """The first four peers decide; the states of a crowd count for nothing."""
     held = {peer: state.encode() for peer, state in zip(PEERS, states, strict=False)}
     assert odd_states_out(held, PEERS[:4]) == {PEERS[place] for place in odd}
 
@@ -97,7 +97,7 @@ HEAD = head_of(A, B, C)
 
 
 def seen_by_a(*hidden: Voter) -> View:
-    """What A sees, its own lease with it."""
+    """Return the view of A, with its own lease."""
     reached = {voter: Reached.NO if voter in hidden else Reached.YES for voter in (A, B, C)}
     leases = [replace(lease(voter), reached=reached[voter]) for voter in (B, C)]
     return replace(view(*leases), mine=replace(lease(A), reached=reached[A]))

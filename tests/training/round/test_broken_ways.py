@@ -47,8 +47,8 @@ SEEDS = (1, 2, 15, 21)
 
 
 def test_two_hidden_peers_are_both_in_most_rounds() -> None:
-    """Their leases say that no peer can dial them. So the third peer leads before them, apart from
-    rounds that one of them sees sooner to be due."""
+    """The leases of both say that no peer can dial them. So the third peer leads before them, apart
+    from rounds that one of the two sees sooner to be due."""
     found = [parts_of_two_without_a_connection(seed, hidden=True) for seed in SEEDS]
     assert sum(min(parts) for _, parts in found) >= 0.7 * sum(rounds for rounds, _ in found)
     assert all(min(parts) >= 0.5 * rounds for rounds, parts in found), found
@@ -74,8 +74,8 @@ def longest_wait(swarm: Swarm, name: str, seconds: float) -> float:
 
 @pytest.mark.parametrize("peers", [3, 5])
 def test_one_that_nobody_can_average_with_does_not_hold_up_the_others(peers: int) -> None:
-    """Its exchanges break with all peers, and no peer can fetch a result that it averaged alone. So
-    it is left out, no matter which peer leads. The time until then is chance."""
+    """The peer's exchanges break with all others, and no peer can fetch a result that it averaged
+    alone. So it is left out, no matter which peer leads. The time until then is chance."""
     waits = list[float]()
     for seed in range(6):
         swarm = Swarm(seed, Setting(peers=peers, global_batch=2 * peers))

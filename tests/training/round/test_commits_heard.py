@@ -90,7 +90,7 @@ ALONE = decided(HEAD, b"2" * 32, GONE, survivors=(GONE,))
 
 
 def followed(scene: Scene, *heard: Commit) -> Commit:
-    """Let the machine hear these commits in order; return the one that it steps to."""
+    """Let the machine hear these commits in order; return the commit that it steps to."""
     for commit in heard:
         hear(scene, commit)
     [fetch] = scene.done(FetchResult)
@@ -103,8 +103,8 @@ def followed(scene: Scene, *heard: Commit) -> Commit:
 
 @pytest.mark.parametrize("heard", [(FIRST, ALONE), (ALONE, FIRST)])
 def test_a_quorums_round_is_not_left_for_a_branch(heard: tuple[Commit, ...]) -> None:
-    """Its result may take long to fetch. A peer that waits in vain catches up, and may follow the
-    branch then."""
+    """A peer that waits for the result in vain catches up, and may follow the branch
+    then."""
     scene = Scene()
     scene.tick()
     assert followed(scene, *heard) == FIRST

@@ -37,7 +37,7 @@ LONG_OFF = replace(
     branches=tuple(Branch(20 + n, 1, b"x" * 8) for n in range(SHOWN)),
     branches_before=1,
 )
-"""Its chain begins, at our head, with a branch that its lease has no room for."""
+"""Lease of a peer whose chain begins, at our head, with a branch that the lease has no room for."""
 GUESTS = [Voter(f"guest {n}", b"g" * 16) for n in range(20)]
 TWO_LEFT = view(lease(E), *map(lease, GUESTS), dead={A, C, D})
 
@@ -69,13 +69,13 @@ def branch_of(*voters: Voter) -> Electorate:
         (FIVE, GUESTS[0], TWO_LEFT, None),
     ],
     ids=[
-        "a quorum may be alive", "a stranger leads nobody", "silent, not long enough",
+        "a quorum may be alive", "a stranger leads no peer", "silent, not long enough",
         "silent for the grace time", "blind, which says nothing about the dead",
         "confirmed deaths need no grace", "nor is one enough", "the last peer, restarted",
         "restarted, beside a living voter", "two are left", "a living one is elsewhere",
-        "or on its way", "who has opened a branch itself is not waited for",
-        "where it is now says nothing", "who left long ago is not waited for",
-        "guests have seen nobody be silent", "and found no branch",
+        "or on its way", "a peer that opened a branch itself is not waited for",
+        "where it is now says nothing", "a peer that left long ago is not waited for",
+        "guests have seen no peer fall silent", "and found no branch",
     ],
 )  # fmt: skip
 def test_whom_to_ask(head: Head, me: Voter, seen: View, chosen: Electorate | None) -> None:
@@ -174,7 +174,7 @@ def test_who_goes_last_leaves_newcomers_stuck(
 def test_who_has_nothing_left_waits_for_the_work_of_others_that_leave(
     counted: int, stays: bool, stuck: bool
 ) -> None:
-    """Unless some of those that stay can take it."""
+    """A leaver with nothing left need not wait if a staying peer can take the work."""
     leaving = replace(lease(B, state=PeerState.LEAVING), sequences=counted)
     state = PeerState.ACCUMULATING if stays else PeerState.PAUSED
     staying = lease(C, b"h" if stays else ELSEWHERE, state=state)

@@ -1,4 +1,4 @@
-"""A quorum shows itself, at the right head, and decides nothing: nobody waits for it for ever."""
+"""A quorum shows itself, at the right head, and decides nothing: no peer waits for it for ever."""
 
 import pytest
 from simulated_peer import Process
@@ -10,7 +10,7 @@ from atom.training.round.election import HOLD_OUT
 
 GRACE_S = RoundPatience().grace
 OVERDUE_S = 2 * HOLD_OUT * GRACE_S
-"""By then whoever leads has tried, and given up who failed it."""
+"""Time by which each leader has tried, and given up the peers that failed it."""
 
 
 def started(seed: int, peers: int, all_trusted: bool = True) -> tuple[Swarm, list[Process]]:
@@ -20,7 +20,7 @@ def started(seed: int, peers: int, all_trusted: bool = True) -> tuple[Swarm, lis
 
 
 def silence(swarm: Swarm, liars: list[Process], *but_for: type[Message]) -> None:
-    """From now on these say nothing but that; their leases are as good as ever."""
+    """Drop all other messages of these peers from now on; their leases are as good as ever."""
     names = {liar.peer_id for liar in liars}
     swarm.network.drop = lambda source, target, message: (
         source in names and not isinstance(message, but_for)
@@ -88,7 +88,7 @@ def test_a_stranger_is_not_held_up_by_leases() -> None:
 
 @pytest.mark.parametrize("seed", [0, 2, 8])
 def test_who_gave_each_other_up_meet_again_though_a_third_knows_better(seed: int) -> None:
-    """It has just come back: it agrees to no branch while both are alive."""
+    """The third peer has just come back: it agrees to no branch while both are alive."""
     swarm, (one, other, third) = started(seed, 3)
     pair = {one.peer_id, other.peer_id}
     third.die()

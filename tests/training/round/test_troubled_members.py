@@ -10,7 +10,7 @@ from simulation import Setting, Swarm
 from atom.swarm.chain.messages import CommitNotice
 
 MOST_SPOILT = 2
-"""Exchanges of a round, until one troubled member is aside."""
+"""Exchanges of a round, until one troubled member is excluded."""
 
 
 def spoilt_rings(swarm: Swarm) -> Counter[tuple[str, int]]:
@@ -56,7 +56,7 @@ def test_an_offender_is_in_no_ring_while_it_is_aside() -> None:
     forged = replace(liar.chain.commits[-1], votes=())
     value = replace(forged.value, parent=liar.chain.head.digest, round=liar.chain.head.round + 1)
     for process in honest:
-        for _ in range(4):  # aside for 5, 10, 20, then 40 s
+        for _ in range(4):  # excluded for 5, 10, 20, then 40 s
             process.receive(liar.me, CommitNotice(replace(forged, value=value)))
         assert process.offenders.held(process.now()) == {liar.peer_id}
     before = honest[0].chain.head.round
