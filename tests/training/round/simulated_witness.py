@@ -48,7 +48,7 @@ class Witness:
             self._check(commit)
 
     def vouches_for(self, chain: Chain) -> bool:
-        """Return True if a stranger would follow this chain: all commits were seen and certified."""
+        """Return True if a stranger would follow this chain: all its commits are certified."""
         return all(self.heads.get(head.digest) == head for head in chain.heads)
 
     def head_after(self, before: Head, value: Value) -> Head:

@@ -239,7 +239,7 @@ def test_an_odd_state_is_fetched_from_voters_if_their_leases_confirm_that_it_is_
 
 
 def test_strangers_lead_no_branch_however_long_a_head_was_held_up() -> None:
-    """After that long no peer objects to survivors; a crowd that calls in turn would keep all busy."""
+    """No peer objects to survivors after that; a crowd that calls in turn would keep all busy."""
     scene = Scene()
     scene.tick()
     scene.machine._context.state.overdue = 2.0
