@@ -4,7 +4,8 @@ A join address is one string with the DHT nodes to enter by, the run, and the pe
 
     /ip4/10.0.0.5/tcp/31337/p2p/12D3KooW…/run/shakespeare/owner/12D3KooW…
 
-Several entrances are separated by commas.
+Several entrances are separated by commas. A recent head may follow, `/head/ROUND-DIGEST`: then only
+a chain with that head is joined, so that a forged history cannot capture a newcomer.
 """
 
 import errno
@@ -37,7 +38,10 @@ _MULTIADDR = re.compile(
     r"(?:/quic|/quic-v1|/ws|/wss|/tls|/noise|/p2p-circuit|/p2p/[^/]+)*/p2p/[^/]+"
 )
 """Address of a DHT node, maybe behind a relay."""
-_JOIN = re.compile(r"(?P<nodes>.+?)/run/(?P<run>[^/]*)/owner/(?P<owner>[^/]*)")
+_JOIN = re.compile(
+    r"(?P<nodes>.+?)/run/(?P<run>[^/]*)/owner/(?P<owner>[^/]*)"
+    r"(?:/head/(?P<round>[0-9]{1,12})-(?P<digest>[0-9a-f]{64}))?"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class JoinAddress:
     run: str
     owner: str
     """Peer id of the founder."""
+    head: tuple[int, bytes] | None = None
+    """Round and digest of a head that the run's chain must have; None: any chain is joined."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +96,15 @@ def parse_join_address(text: str) -> JoinAddress:
     if not is_peer_id(match["owner"]):
         raise _join_error(f"{_short(match['owner'])} is not a peer id of a run's owner")
     nodes = parse_multiaddrs(match["nodes"].split(","))
-    return JoinAddress(nodes, check_run_name(match["run"]), match["owner"])
+    digest = match["digest"]
+    head = (int(match["round"]), bytes.fromhex(digest)) if digest else None
+    return JoinAddress(nodes, check_run_name(match["run"]), match["owner"], head)
 
 
 def format_join_address(address: JoinAddress) -> str:
     """Return the string to paste; `parse_join_address` reads it back."""
-    return f"{','.join(address.bootstrap)}/run/{address.run}/owner/{address.owner}"
+    run = f"{','.join(address.bootstrap)}/run/{address.run}/owner/{address.owner}"
+    return run if address.head is None else f"{run}/head/{address.head[0]}-{address.head[1].hex()}"
 
 
 def with_entrances(address: JoinAddress, nodes: Iterable[str]) -> JoinAddress:

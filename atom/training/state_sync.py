@@ -144,6 +144,10 @@ class FirstState:
     """Fills it in, if it can be made here."""
 
 
+def _has_head(heads: Sequence[Head], number: int, digest: bytes) -> bool:
+    return [head.digest for head in heads[number : number + 1]] == [digest]
+
+
 class StateSync:
     """Used on the worker's thread, except `proven` and `fetch_result`."""
 
@@ -156,9 +160,22 @@ class StateSync:
         first: FirstState,
         events: EventSink,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
+        pinned: tuple[int, bytes] | None = None,
     ) -> None:
-        """`on_progress`: rounds replayed, and how many there are; 0 there are: it broke off."""
+        """Begin with the state and the chain on this disk.
+
+        Args:
+            me: This process.
+            replica: Weights and optimizer state.
+            storage: Journal, results and snapshots on this disk.
+            donors: Fetches from other peers.
+            first: State of round 0.
+            events: Event log.
+            on_progress: Called with the rounds replayed, and their number; 0: it broke off.
+            pinned: Round and digest of a head that every chain must have, from the join address.
+        """
         self._mine = [me]
+        self._pinned = pinned
         self._replica = replica
         self._storage = storage
         self._journal = storage.journal
@@ -196,8 +213,16 @@ class StateSync:
         Journal entries beyond it are cut off: those rounds have to be fetched. Not `usable` if not
         even the run's first state is at hand: then `run` has to bring one.
 
-        Raises: PeerRefused(SUPERSEDED): we end.
+        Raises:
+            PeerRefused: with SUPERSEDED, as this peer ends.
+            StorageError: the chain here is not the one that the join address names.
         """
+        heads, pinned = self._journal.heads, self._pinned
+        if pinned is not None and pinned[0] < len(heads) and not _has_head(heads, *pinned):
+            raise StorageError(
+                "the state here is of another chain than the join address names",
+                "join with another --state, or ask the run's owner for a current address",
+            )
         has_frozen, is_there = self._frozen_from_disk(), self._from_disk()
         try:
             self._replay(self._journal.commits[self._replica.round :] if is_there else ())
@@ -357,7 +382,13 @@ class StateSync:
                 self._walked = chain
         if rivals is not None:
             self._refuse(*rivals)
+        self._require_pinned(chain)
         return chain
+
+    def _require_pinned(self, chain: _Chain) -> None:
+        """Raises: PeerRefused: the chain does not have the head that the join address names."""
+        if self._pinned is not None and not _has_head(chain.heads, *self._pinned):
+            raise PeerRefused(Reason.WRONG_HEAD, "not the chain that the join address names")
 
     def _follow(self, chain: _Chain, peers: Sequence[str], discard: bool) -> None:
         """To its end, with what these peers serve and the first one offers. An offer that does not

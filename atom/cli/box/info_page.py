@@ -47,6 +47,7 @@ def rows(info: Info) -> Iterator[Row]:
     yield "digest", info["digest"]
     yield "peer id", info["peer_id"]
     yield "join address", info["join_address"]
+    yield "with its head", info["pinned_address"]
     yield "directory", info["state_directory"]
 
 

@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from signal import Signals
 from typing import Any
 
@@ -112,7 +113,9 @@ class Peer:
         self._stands_by = False
         """It leaves because its line may carry no more this month."""
         self._outreach = Outreach(self._transport, _REACHABLE[network.reachable], clock, events)
-        self._state_sync = state_sync_of(box, member, events, self._transport, self._storage, clock)
+        self._state_sync = state_sync_of(
+            box, member, events, self._transport, self._storage, clock, entrance.head
+        )
         # what trains
         self._text = None if member.text is None else RunText(
             box, member, self._transport, self._storage.room, clock, self._on_text_came, self.fail
@@ -405,7 +408,9 @@ class Peer:
     # ---- what the control API asks, from any thread
 
     def info(self) -> Mapping[str, Any]:
-        """What `atom info` shows."""
+        """Return the figures of `atom info`. Thread-safe."""
+        address = with_entrances(self._entrance, self._directory.contacts())
+        head = self._machine.head.round, self._machine.head.digest
         return {
             **self._status.info(self._life.facts, self._loop.view),
             "clock": self._clock_watch.problem or None,
@@ -414,10 +419,9 @@ class Peer:
             "line_cost": self._line_cost(is_new=False) or None,
             "traffic": self._traffic.traffic.to_json(),
             "text": None if self._text is None else self._text.figures(),
-            # By what else others may enter: our own entrance may be gone before the run is.
-            "join_address": format_join_address(
-                with_entrances(self._entrance, self._directory.contacts())
-            ),
+            # with the entrances of other peers: ours may be gone before the run is
+            "join_address": format_join_address(address),
+            "pinned_address": format_join_address(replace(address, head=head)),
             "state_directory": str(self._box.state.root),
         }
 

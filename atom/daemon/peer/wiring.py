@@ -74,6 +74,7 @@ def state_sync_of(
     transport: Transport,
     storage: RunStorage,
     clock: Clock,
+    pinned: tuple[int, bytes] | None,
 ) -> StateSync:
     donors = PeerDonors(
         transport,
@@ -99,4 +100,5 @@ def state_sync_of(
         ),
         events,
         lambda done, total: box.console.progress("replaying missed rounds", done, total, "rounds"),
+        pinned,
     )

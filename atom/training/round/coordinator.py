@@ -337,7 +337,7 @@ class Coordinator:
             return
         elector = sender in attempt.electorate.voters
         if message.promised is not None and elector:
-            context.highest_attempt = max(context.highest_attempt, message.promised.attempt)
+            context.heard_attempt(message.promised.attempt)
         stage, peer = attempt.stage.name.lower(), sender.peer_id
         context.report("nack", peer=peer, reason=message.reason, stage=stage)
         attempt.refused.add(sender.peer_id)

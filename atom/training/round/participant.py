@@ -172,8 +172,9 @@ class Participant:
         if (context.phase is Phase.REDUCING and other) or context.ignores(sender):
             context.nack(sender, ballot, Reason.BUSY)  # an exchange ends well, or soon
             return
-        context.highest_attempt = max(context.highest_attempt, ballot.attempt)
-        if not state.acceptor.promise(survivors, ballot):
+        if not context.heard_attempt(ballot.attempt) or not state.acceptor.promise(
+            survivors, ballot
+        ):
             context.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
         context.called(sender)
@@ -246,6 +247,9 @@ class Participant:
             return
         if message.ballot in state.acceptor.averaging:
             return  # frames of its first run may still be under way
+        if self._must_finish(message.ballot):
+            context.nack(sender, message.ballot, Reason.BALLOT_TOO_LOW)
+            return
         ours = [m.sequences for m in message.members if m.peer_id == context.me.peer_id]
         if ours != [state.promised.get(message.ballot)]:
             context.nack(sender, message.ballot, Reason.BAD_WEIGHT)
@@ -256,6 +260,15 @@ class Participant:
         context.out.append(
             StartExchange(message.parent, message.ballot, message.members, message.shares, keep)
         )
+
+    def _must_finish(self, ballot: Ballot) -> bool:
+        """Return True if our promise to this ballot reported an accepted value: its coordinator has
+        to finish such a value, and a new exchange would let it replace a decided one."""
+        state = self._context.state
+        survivors = state.acceptor.survivors_of(ballot)
+        electors = survivors or self._context.head.voters
+        reported = survivors is not None and state.acceptor.binds(survivors) is not None
+        return reported and self._context.me in electors
 
     def on_exchange_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         context, state = self._context, self._context.state
@@ -329,6 +342,9 @@ class Participant:
             return Reason.BAD_CERTIFICATE
         if value.parent_state_digest != state.state_digest:
             return Reason.STATE_MISMATCH  # no true state of our head could be loaded any more
+        accepted = state.acceptor.accepted.get(value.survivors)
+        if accepted and accepted.value != value and value.origin <= accepted.ballot:
+            return Reason.BALLOT_TOO_LOW  # perhaps ours was decided: only a later one may follow
         return self._problem_of_claims(value, message.evidence)
 
     def _problem_of_claims(self, value: Value, evidence: Evidence) -> Reason | None:

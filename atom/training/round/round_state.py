@@ -17,10 +17,13 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, Voter
 from atom.swarm.chain.messages import Accept, Accepted, Message, Nack
 from atom.swarm.chain.succession import Evidence
-from atom.training.round.electorate import Survivors, same_head
+from atom.training.round.electorate import ORDINARY, Survivors, same_head
 from atom.training.round.events import Action, Offence, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
+_LARGEST_LEAP = 2**20
+"""Attempt numbers that one message may skip. A liar that calls for the highest number of all would
+leave none for the other voters."""
 _PROMISE_S, _USUAL_PASSES, _GUEST_PASSES = 60.0, 5, 2
 """Longest wait for a promise: so many seconds, or so many usual passes if they take longer. A peer
 without tenure extends the wait by at most two usual passes."""
@@ -94,6 +97,10 @@ class Acceptor:
             return False
         self.promised[survivors] = ballot
         return True
+
+    def binds(self, survivors: Survivors) -> Accepted | None:
+        """Return the accepted value that a promise in this slot reports."""
+        return self.accepted.get(survivors) or self.accepted.get(ORDINARY)
 
     def survivors_of(self, ballot: Ballot) -> Survivors | None:
         """Return the slot that still promises exactly this ballot; None if there is none."""
@@ -186,6 +193,13 @@ class RoundContext:
         self.state.since = self.now
 
     # ---- other coordinators
+
+    def heard_attempt(self, number: int) -> bool:
+        """Note another coordinator's attempt number: our next one is higher. Return False if it
+        leaps too far; we follow it part of the way, so that honest peers meet after some tries."""
+        most = self.highest_attempt + _LARGEST_LEAP
+        self.highest_attempt = max(self.highest_attempt, min(number, most))
+        return number <= most
 
     def called(self, leader: Voter) -> None:
         """Note that this voter called for an attempt."""
