@@ -1,0 +1,176 @@
+"""The real machine with one fault at a time: a search that cannot fail proves nothing.
+
+Each fault replaces one function of `atom/` while a search runs. Where it changes who decides, its
+peers believe the certificates that it makes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from atom.swarm.chain import commit
+from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
+from atom.swarm.chain.messages import CommitNotice
+from atom.training.round import (
+    attempt,
+    coordinator,
+    election,
+    electorate,
+    faults,
+    machine,
+    participant,
+    round_state,
+)
+from atom.training.round.electorate import Electorate
+
+from .bounds import Bounds
+
+Patch = tuple[Any, str, Any]
+"""A module or class, the name in it, and the replacement."""
+
+_BELIEVES = (participant, "certificate_problem", lambda head, commit: None)
+
+
+def _quorum(is_quorum: Callable[..., bool]) -> list[Patch]:
+    return [(place, "is_quorum", is_quorum) for place in (commit, electorate, election)]
+
+
+def _half(voters: Sequence[Voter], present: AbstractSet[Voter]) -> bool:
+    return 2 * sum(voter in present for voter in voters) >= len(voters)
+
+
+def _by_peer(voters: Sequence[Voter], present: AbstractSet[Voter]) -> bool:
+    here = {voter.peer_id for voter in present}
+    return 2 * sum(voter.peer_id in here for voter in voters) > len(voters)
+
+
+def _by_number(head: Head, signed: Commit) -> None:
+    """Count votes, not voters."""
+    return None if 2 * len(signed.votes) > len(head.voters) else commit.Reason.BAD_CERTIFICATE
+
+
+def _vote_of_any_life(self: Any, sender: Voter, message: Any) -> None:
+    found = self._attempt_of(message.ballot, attempt.Stage.ACCEPT)
+    if found is None or found.value is None:
+        return
+    found.votes[sender] = message.signature
+    if found.electorate.satisfied_by(set(found.votes)):
+        self._commit(found)
+
+
+def _promise_anything(self: Any, survivors: Any, ballot: Ballot) -> bool:
+    self.promised[survivors] = ballot
+    return True
+
+
+def _majority_of_the_rest(
+    head: Head, me: Voter, view: Any, grace_s: float, branches: bool, given_up: Any = frozenset()
+) -> Electorate | None:
+    alive = electorate.alive_voters(head, me, view)
+    return Electorate(tuple(sorted(alive))) if me in head.voters else None
+
+
+def _hears_of_any_head(self: Any, sender: Voter, message: Any) -> None:
+    if isinstance(message, CommitNotice):
+        self._on_commit(sender, message)
+    else:
+        self._at_our_head[type(message)](sender, message)
+
+
+def _has_any(self: Any, value: Any, vouchers: Any, committed: bool) -> bool:
+    return True
+
+
+def _alive_by_peer(head: Head, me: Voter, view: Any) -> set[Voter]:
+    return {voter for voter in head.voters if voter == me or voter.peer_id in view.fresh}
+
+
+def _claims_another(lease: Any, ours: Head) -> bool:
+    return bool(lease.head != ours.digest)
+
+
+def _rank_by_work(self: Head) -> Any:
+    return self.work, -int.from_bytes(self.digest)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault, the bounds within which it shows, and the trouble that the search finds."""
+
+    name: str
+    trouble: str
+    patches: tuple[Patch, ...]
+    bounds: Bounds
+    tidies: bool = True
+    """Promises only grow, so letters become obsolete; not with this fault."""
+
+
+@contextmanager
+def planted(patches: Iterable[Patch]) -> Iterator[None]:
+    """Replace the functions while the context is open."""
+    with ExitStack() as stack:
+        for place, name, instead in patches:
+            stack.enter_context(patch.object(place, name, instead))
+        yield
+
+
+def _within(peers: int, ballots: int, **more: Any) -> Bounds:
+    return Bounds("", peers, ballots, **more)
+
+
+_CHOSEN = "a quorum accepted one value, then another"
+_COMMITS = "two commits by an ordinary quorum on one head"
+_CERTIFICATE = "applied a value that catch-up refuses: bad-certificate"
+_SHARED = ("B", "AC", "B")
+"""A and C do not see each other."""
+_TWO_HALVES = ("B", "A", "D", "C")
+_FAIR = ("all that promised",)
+_ACCEPTOR, _COORDINATOR = round_state.Acceptor, coordinator.Coordinator
+
+MUTANTS = (
+    Mutant("any part of the voters is a quorum", _COMMITS,
+           (*_quorum(lambda voters, present: True), _BELIEVES), _within(3, 2, sees=_SHARED)),
+    Mutant("half of the voters is a quorum", _COMMITS, tuple(_quorum(_half)),
+           _within(4, 2, sees=_TWO_HALVES)),
+    Mutant("a restarted voter votes", _COMMITS,
+           (*_quorum(_by_peer), (_COORDINATOR, "on_vote", _vote_of_any_life),
+            (electorate, "alive_voters", _alive_by_peer),
+            (election, "alive_voters", _alive_by_peer)),
+           _within(3, 2, crashes=1, restarts=1, faulty="B", sees=_SHARED)),
+    Mutant("accepted values are not finished", _CHOSEN,
+           ((attempt, "value_to_finish", lambda promises: None),), _within(3, 2, sees=_SHARED)),
+    Mutant("accepted values are forgotten", _COMMITS,
+           ((_ACCEPTOR, "accept", lambda self, ballot, value: None),),
+           _within(3, 2, sees=_SHARED)),
+    Mutant("a lower ballot is promised", _CHOSEN,
+           ((_ACCEPTOR, "promise", _promise_anything),), _within(3, 2, sees=_SHARED),
+           tidies=False),
+    Mutant("any ballot is accepted", _CHOSEN,
+           ((_ACCEPTOR, "survivors_of", lambda self, ballot: ()),), _within(3, 2, sees=_SHARED),
+           tidies=False),
+    Mutant("a majority of the living decides", _CERTIFICATE,
+           ((election, "electorate", _majority_of_the_rest), _BELIEVES),
+           _within(3, 2, branches=True)),
+    Mutant("messages about any head are heard", "peers with different heads average",
+           ((machine.RoundMachine, "_on_message", _hears_of_any_head),),
+           _within(2, 2, sees=("", "A")), tidies=False),
+    Mutant("votes without the result", "voted for a result that is not here",
+           ((participant.Participant, "_is_at_hand", _has_any),), _within(3, 1)),
+    Mutant("the chain with more samples is preferred",
+           "a quorum's round was given up for a branch",
+           ((Head, "rank", property(_rank_by_work)), (faults, "claims_better", _claims_another)),
+           _within(3, 2, branches=True, chases=1, sees=("B", "A", ""))),
+    Mutant("a certificate counts votes, not voters", _CERTIFICATE,
+           ((participant, "certificate_problem", _by_number),),
+           _within(3, 0, lies=1, values=_FAIR)),
+    Mutant("certificates are not checked", _CERTIFICATE, (_BELIEVES,),
+           _within(3, 0, lies=1, values=_FAIR)),
+    Mutant("votes are not checked", "an honest peer is called an offender",
+           ((coordinator, "voted", lambda *given: True),), _within(3, 1, lies=2)),
+)  # fmt: skip
+
+ALL_MUST_VOTE = _quorum(lambda voters, present: present >= set(voters))
+"""Every voter has to answer: after one death nothing is decided any more."""

@@ -1,0 +1,239 @@
+"""Everything that must never happen, looked at after each move."""
+
+from collections.abc import Callable, Iterator
+
+from atom.base.errors import PeerRefused
+from atom.swarm.chain.commit import MemberCount, Value, Voter
+from atom.swarm.chain.commit_chain import verified_heads
+
+from . import actors
+from .actors import mean_of, norm_of, offered, voter
+from .automaton import Voted
+from .world import Applied, Averaged, Froze, Holds, Started, Step, World, certifiable
+
+
+def _raised(world: World, step: Step) -> str | None:
+    """Return the exception that the machine raised."""
+    assert step.outcome is not None
+    return step.outcome.trouble
+
+
+def _accused(world: World, step: Step) -> str | None:
+    """Return a message if an honest peer is put into quarantine."""
+    assert step.outcome is not None
+    liars = {world.liar.me.peer_id} if world.liar else set()
+    accused = {offence.peer_id for offence in step.outcome.offences} - liars
+    return "an honest peer is called an offender" if accused else None
+
+
+# ---- validity
+
+
+def _invalid(world: World, step: Step) -> str | None:
+    """Return how catch-up and the journal refuse a commit that was applied live."""
+    assert step.outcome is not None
+    for place, commit in step.outcome.applied:
+        try:
+            verified_heads(place.head, [commit])
+        except PeerRefused as refused:
+            return f"applied a value that catch-up refuses: {refused.reason}"
+        if commit.value.parent_state_digest != place.state_digest:
+            return "applied a value of another state"
+    return None
+
+
+def _believed(world: World, step: Step) -> Iterator[tuple[str, Value]]:
+    """Yield the values that an honest peer has just voted for or applied."""
+    assert step.outcome is not None
+    yield from (("voted for", voted.value) for voted in step.outcome.voted)
+    yield from (("applied", commit.value) for _, commit in step.outcome.applied)
+
+
+def _untrue(world: World, step: Step) -> str | None:
+    """Return a statement of a value that each voter can know to be false."""
+    facts = frozenset(world.known(step.after.facts)) if _is_about_values(step) else frozenset()
+    for verb, value in _believed(world, step):
+        if (found := _false_statement(world, value, facts)) is not None:
+            return f"{verb} {found}"
+    return None
+
+
+def _is_about_values(step: Step) -> bool:
+    assert step.outcome is not None
+    return bool(step.outcome.voted or step.outcome.applied)
+
+
+def _other_electorate(world: World, step: Step) -> str | None:
+    """Return how the next voters differ from any choice of `voters_next`."""
+    for verb, value in _believed(world, step):
+        if (found := _bad_electorate(world, value)) is not None:
+            return f"{verb} {found}"
+    return None
+
+
+def _not_our_exchange(world: World, step: Step) -> str | None:
+    """Return how a value differs from the exchange that its voter was in."""
+    assert step.outcome is not None
+    for voted in step.outcome.voted:
+        facts = frozenset(world.known(step.after.facts))
+        if (found := _against_own_view(voted, facts)) is not None:
+            return f"voted for {found}"
+    return None
+
+
+def _against_own_view(voted: Voted, facts: frozenset[object]) -> str | None:
+    """Return how the value differs from the exchange that the voter was in."""
+    value, me = voted.value, voter(voted.number, voted.life)
+    entered = {
+        fact.start.members
+        for fact in facts
+        if isinstance(fact, Started)
+        and (fact.number, fact.life, fact.start.ballot) == (voted.number, voted.life, value.origin)
+    }
+    if not entered:
+        named = any(
+            (p.peer_id, p.incarnation) == (me.peer_id, me.incarnation) for p in value.contributions
+        )
+        return "an exchange that names it and that it never entered" if named else None
+    if value.contributions not in entered:
+        return "other contributions than those of its exchange"
+    averaged = any(
+        isinstance(fact, Averaged)
+        and (fact.number, fact.life, fact.start.ballot) == (voted.number, voted.life, value.origin)
+        for fact in facts
+    )
+    result = mean_of(value.origin, value.contributions)[0]
+    return "another result than its own" if averaged and value.result_digest != result else None
+
+
+def _false_statement(world: World, value: Value, facts: frozenset[object]) -> str | None:
+    if value.gradient_norm != norm_of(value.result_digest):
+        return "a norm that is not that of its result"
+    members = [part.peer_id for part in value.contributions]
+    if len(set(members)) < len(members):
+        return "a member that counts twice"
+    liars = {world.liar.me.peer_id} if world.liar else set()
+    for part in value.contributions:
+        if part.peer_id not in liars and not _promised(part, value, facts):
+            return "a contribution that nobody promised"
+    return None
+
+
+def _promised(part: MemberCount, value: Value, facts: frozenset[object]) -> bool:
+    number = actors.NUMBERS[part.peer_id]
+    frozen = offered(number, value.origin)
+    counts = part.sequences, part.loss_sum
+    froze = Froze(number, part.incarnation[0], value.origin) in facts
+    return froze and counts == (frozen.sequences, frozen.loss_sum)
+
+
+def _bad_electorate(world: World, value: Value) -> str | None:
+    """Return how the next voters cannot be right, in a world where no peer comes or goes."""
+    if len({each.peer_id for each in value.voters_next}) < len(value.voters_next):
+        return "a next voter that is there twice"
+    place = world.places.get(value.parent)
+    bounds = world.bounds
+    if place is None or bounds.crashes or bounds.leaves or bounds.branches:
+        return None
+    members = {Voter(part.peer_id, part.incarnation) for part in value.contributions}
+    dropped = (set(place.head.voters) & members) - set(value.voters_next)
+    if dropped:
+        return "an electorate without a voter that contributed"
+    strangers = set(value.voters_next) - set(place.head.voters) - members
+    return "a next voter from nowhere" if strangers else None
+
+
+def _without_result(world: World, step: Step) -> str | None:
+    """Return a message if a peer vouches for bytes, or steps with bytes, that it does not have."""
+    number = step.move[0]
+    for verb, value in _believed(world, step):
+        life = voter_life(world, step)
+        if not world.is_true(step.after, Holds(number, life, value.result_digest)):
+            return f"{verb} a result that is not here"
+    return None
+
+
+def voter_life(world: World, step: Step) -> int:
+    local = world.local(step.after, step.move[0])
+    assert local is not None
+    return local.life
+
+
+def _other_head(world: World, step: Step) -> str | None:
+    """Return a message if peers with different heads average."""
+    assert step.outcome is not None
+    local = world.local(step.after, step.move[0])
+    assert local is not None
+    for start in step.outcome.started:
+        if start.parent != local.head.digest:
+            return "peers with different heads average"
+    return None
+
+
+# ---- agreement
+
+
+def _two_chosen(world: World, step: Step) -> str | None:
+    """A value that a quorum accepted may be committed by now, so nothing else ever may."""
+    assert step.outcome is not None
+    if world.liar is not None:
+        return None
+    for voted in step.outcome.voted:
+        place = world.places[voted.value.parent]
+        if len(certifiable(step.after, world, place)) > 1:
+            return "a quorum accepted one value, then another"
+    return None
+
+
+def _two_applied(world: World, step: Step) -> str | None:
+    """Return a message if two quorums' commits follow one head.
+
+    Any two quorums share a voter, so one liar can always make two: it votes in both. That is
+    proof of its lie, as long as no honest voter is in both as well.
+    """
+    assert step.outcome is not None
+    if not step.outcome.applied:
+        return None
+    applied = [f for f in world.known(step.after.facts) if isinstance(f, Applied) and f.by_quorum]
+    for one in applied:
+        for other in applied:
+            if one.parent == other.parent and one.value != other.value:
+                if world.liar is None:
+                    return "two commits by an ordinary quorum on one head"
+                if one.signers & other.signers != {world.liar.me}:
+                    return "an honest voter is in two certificates of one head"
+    return None
+
+
+def _given_up(world: World, step: Step) -> str | None:
+    """Return a message if a catch-up leaves a round that should have been kept."""
+    assert step.outcome is not None
+    if step.outcome.moved is None:
+        return None
+    old, new = step.outcome.moved
+    if old == new or old.head in (*new.heads, new.head):
+        return None
+    ours, theirs = (*old.heads, old.head), (*new.heads, new.head)
+    fork = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    by_branch = [bool(place.commits[fork - 1].survivors) for place in (old, new)]
+    if by_branch == [False, True]:
+        return "a quorum's round was given up for a branch"
+    return None if any(by_branch) else "a quorum's round was given up for another"
+
+
+Property = Callable[[World, Step], str | None]
+"""Returns how a step breaks it; None if it holds. The step is one that a machine made."""
+
+PROPERTIES: dict[str, Property] = {
+    "no exception": _raised,
+    "no honest offender": _accused,
+    "catch-up accepts it": _invalid,
+    "true statements": _untrue,
+    "next voters": _other_electorate,
+    "own exchange": _not_our_exchange,
+    "result is here": _without_result,
+    "one head": _other_head,
+    "one value chosen": _two_chosen,
+    "agreement": _two_applied,
+    "kept rounds": _given_up,
+}
