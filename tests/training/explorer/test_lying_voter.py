@@ -1,0 +1,67 @@
+"""One voter of 3 to 5 lies: it sends any message of its alphabet, to any peer, at any time.
+
+Honest voters vote only for values whose statements they can check, and apply only values that
+catch-up accepts. Any two quorums share a voter, so a liar that votes in both can always split the
+others; then it alone is in both certificates, which is the proof of its lie.
+"""
+
+import pytest
+
+from .bounds import Bounds
+from .fair import progress_problem
+from .liar import VALUES
+from .properties import PROPERTIES, Property
+from .search import search
+from .world import Averaged, Step, World
+
+pytestmark = pytest.mark.timeout(900)  # seconds of a free core; a busy one takes its time
+
+
+@pytest.mark.parametrize("peers", [3, 4, 5])
+@pytest.mark.parametrize("name", VALUES)
+def test_no_honest_voter_is_deceived_by_a_value(name: str, peers: int) -> None:
+    """The last in line proposes it; the tie-breaker does in the next test."""
+    bounds = Bounds(name, peers, 0, lies=5, liar=peers - 1, values=(name,), depth=6)
+    verdict = search(bounds)
+    assert verdict.trouble is None, "\n" + verdict.story()
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_no_honest_voter_is_deceived_by_the_tie_breaker(name: str) -> None:
+    verdict = search(Bounds(name, 3, 0, lies=5, liar=0, values=(name,), depth=8))
+    assert verdict.trouble is None, "\n" + verdict.story()
+
+
+def test_a_true_value_of_a_lying_voter_is_voted_for() -> None:
+    """Else the tests above would prove nothing."""
+    bounds = Bounds("", 3, 0, lies=5, liar=2, values=("all that promised",), depth=10)
+    verdict = search(bounds, properties=[_is_applied])
+    assert verdict.trouble == "applied after a true exchange"
+
+
+def _is_applied(world: World, step: Step) -> str | None:
+    assert step.outcome is not None
+    averaged = any(isinstance(fact, Averaged) for fact in world.known(step.after.facts))
+    return "applied after a true exchange" if step.outcome.applied and averaged else None
+
+
+def test_nobody_but_the_liar_is_in_two_certificates_of_one_head() -> None:
+    """A and B decide; before B hears of it, C leads and proposes something else."""
+    bounds = Bounds(
+        "", 3, 1, lies=3, liar=2, lying_ballots=2, values=("all that promised",),
+        sees=("B", "A", ""),
+    )  # fmt: skip
+    verdict = search(bounds, properties=[PROPERTIES["agreement"]])
+    assert verdict.trouble is None, "\n" + verdict.story()
+
+
+@pytest.mark.parametrize("lies", [1, 2])
+def test_a_round_follows_once_the_liar_is_silent(lies: int) -> None:
+    bounds = Bounds("", 3, 0, lies=lies, liar=2, values=("another result",))
+    properties: list[Property] = [PROPERTIES["no exception"], _progress]
+    verdict = search(bounds, properties=properties)
+    assert verdict.trouble is None, "\n" + verdict.story()
+
+
+def _progress(world: World, step: Step) -> str | None:
+    return progress_problem(world, step.after)

@@ -1,0 +1,261 @@
+"""Any well-formed message from any voter: the machine never raises, says only well-formed things,
+and applies only values that catch-up accepts.
+
+All voters may lie at once here, and the network delivers anything in any order. Everything is drawn
+from small pools of heads, ballots and voters, so messages often concern the same attempt.
+"""
+
+import math
+import random
+from typing import Any
+
+import pytest
+from scene import HEAD, KEYS, MATE, ME, RESULT, STATE, US, VOTERS, Scene, lease
+
+from atom.base.errors import PeerRefused
+from atom.swarm.chain.commit import (
+    MAX_LOSS,
+    MAX_SEQUENCES,
+    VOTE_DOMAIN,
+    Ballot,
+    Commit,
+    Head,
+    MemberCount,
+    Value,
+    Vote,
+    Voter,
+    signed_by,
+    vote_payload,
+)
+from atom.swarm.chain.commit_chain import parse_commits, record_of, verified_heads
+from atom.swarm.chain.messages import (
+    KINDS,
+    Abort,
+    Accept,
+    Accepted,
+    AcceptedVote,
+    CommitNotice,
+    Message,
+    Nack,
+    Prepare,
+    Prevote,
+    PrevoteAnswer,
+    Promise,
+    Ring,
+    Suspect,
+    decode,
+    encode,
+)
+from atom.training.round import RoundMachine, RoundTerms
+from atom.training.round.events import (
+    Apply,
+    CatchUp,
+    CaughtUp,
+    ChainFetched,
+    Event,
+    ExchangeFailed,
+    ExchangeFinished,
+    FetchChain,
+    FetchResult,
+    Freeze,
+    Frozen,
+    Received,
+    ResultFetched,
+    Send,
+    StartExchange,
+    Stepped,
+    Tick,
+    View,
+)
+
+OFFERED, BATCH, LAST_ROUND = 32, 64, HEAD.round + 3
+RESTARTED = Voter(MATE.peer_id, b"r" * 16)
+"""A peer that the head knows, in a process that has no vote."""
+PEERS = (*VOTERS, RESTARTED)
+WORDS = ("", "ballot-too-low", "voter-alive", "state-mismatch", "busy", "?")
+HONEST = tuple(MemberCount(v.peer_id, v.incarnation, OFFERED, 1.0) for v in VOTERS)
+FAR = 2**63 - 1
+"""The highest attempt that a message may name."""
+
+
+class Forger:
+    """Draws well-formed messages. Each draw prefers what an honest peer would say."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+
+    def one(self, usual: Any, *others: Any) -> Any:
+        return usual if self.dice.random() < 0.7 else self.dice.choice(others)
+
+    def voter(self) -> Voter:
+        return self.dice.choice(PEERS)
+
+    def some(self, most: int = 4) -> tuple[Voter, ...]:
+        return tuple(self.voter() for _ in range(self.dice.randrange(most + 1)))
+
+    def parent(self) -> bytes:
+        return self.one(HEAD.digest, b"p" * 32)
+
+    def digest(self) -> bytes:
+        return self.one(RESULT, b"x" * 32)
+
+    def ballot(self) -> Ballot:
+        who = self.voter()
+        return Ballot(self.one(1, 2, 3, FAR), who.peer_id, who.incarnation)
+
+    def count(self, who: Voter) -> MemberCount:
+        sequences = self.one(OFFERED, 0, 1, MAX_SEQUENCES)
+        loss = self.one(1.0, 0.0, -MAX_LOSS, MAX_LOSS)
+        return MemberCount(who.peer_id, who.incarnation, sequences, loss)
+
+    def members(self) -> tuple[MemberCount, ...]:
+        return self.one(HONEST, (), tuple(map(self.count, self.some())))
+
+    def value(self) -> Value:
+        return Value(
+            parent=self.parent(),
+            round=self.one(HEAD.round + 1, 0, LAST_ROUND, 2**40),
+            origin=self.ballot(),
+            result_digest=self.digest(),
+            gradient_norm=self.one(1.0, 0.0, 1e-30, 1e300),
+            parent_state_digest=self.one(STATE, b"", b"t" * 32),
+            contributions=self.members(),
+            voters_next=self.one(VOTERS, (), self.some()),
+            survivors=self.one((), self.some()),
+        )
+
+    def accepted(self) -> Accepted | None:
+        return self.one(None, Accepted(self.ballot(), self.value()))
+
+    def commit(self) -> Commit:
+        """Draw true signatures, mostly of all voters, and perhaps a false one."""
+        value, ballot = self.value(), self.ballot()
+        payload = vote_payload(value.parent, ballot, value.digest(), value.survivors)
+        votes = [
+            Vote(v, KEYS[v.peer_id].sign(VOTE_DOMAIN, signed_by(v, payload)))
+            for v in self.one(VOTERS, self.some())
+        ]
+        votes += self.one([], [Vote(self.voter(), b"f" * 64)])
+        return Commit(value, ballot, tuple(votes))
+
+    def message(self) -> Message:
+        parent, ballot, word = self.parent(), self.ballot(), self.dice.choice(WORDS)
+        survivors = self.one((), self.some())
+        match self.dice.choice(KINDS).__name__:
+            case "Prevote":
+                return Prevote(parent, survivors)
+            case "PrevoteAnswer":
+                return PrevoteAnswer(parent, word)
+            case "Prepare":
+                return Prepare(parent, ballot, survivors)
+            case "Promise":
+                count = self.count(self.voter())
+                given = self.accepted(), self.accepted(), count.sequences, count.loss_sum
+                state = self.one(STATE, b"", b"t" * 32)
+                return Promise(parent, ballot, *given, state, self.one(False, True))
+            case "Nack":
+                return Nack(parent, ballot, self.one(None, self.ballot()), word)
+            case "Ring":
+                return Ring(parent, ballot, self.members())
+            case "Suspect":
+                return Suspect(parent, ballot, self.dice.choice(["", *KEYS]))
+            case "Accept":
+                return Accept(parent, ballot, self.value())
+            case "AcceptedVote":
+                return AcceptedVote(parent, ballot, b"f" * 64)
+            case "Abort":
+                return Abort(parent, ballot, word)
+            case _:
+                return CommitNotice(self.commit())
+
+
+def is_well_formed(message: Message) -> bool:
+    try:
+        return decode(encode(message)) == message
+    except PeerRefused:
+        return False
+
+
+class Peer:
+    """A machine, and an executor that at once does its work or fails to."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice, self._now = dice, 0.0
+        terms = RoundTerms(BATCH, LAST_ROUND)
+        self.machine = RoundMachine(ME, HEAD, STATE, terms, US.sign, self._now)
+        self.applied = 0
+
+    def hear(self, sender: Voter, message: Message) -> None:
+        self._handle(Received(sender.peer_id, sender.incarnation, message))
+
+    def tick(self, seconds: float) -> None:
+        self._now += seconds
+        fresh = {v.peer_id: lease(v, OFFERED) for v in VOTERS if v != ME}
+        self._handle(Tick(View(fresh=fresh, sequences=OFFERED)))
+
+    def _handle(self, event: Event) -> None:
+        head = self.machine.head
+        for action in self.machine.handle(event, self._now):
+            self._execute(action, head)
+
+    def _execute(self, action: Any, head: Head) -> None:
+        works = self._dice.random() < 0.8
+        match action:
+            case Send(_, message):
+                assert is_well_formed(message), f"others refuse what it says: {message}"
+            case Freeze(ballot):
+                self._handle(Frozen(ballot, OFFERED, 1.0))
+            case StartExchange(_, ballot) if works:
+                self._handle(ExchangeFinished(ballot, RESULT, 1.0))
+            case StartExchange(_, ballot):
+                self._handle(ExchangeFailed(ballot, "", "ring-broken"))
+            case FetchResult(digest):
+                self._handle(ResultFetched(digest, works))
+            case FetchChain(donor):
+                self._handle(ChainFetched(donor, None))
+            case CatchUp():
+                self._handle(CaughtUp(self.machine.head, STATE))
+            case Apply(commit, after):
+                self._check_applied(head, commit)
+                self._handle(Stepped(after.digest, STATE))
+
+    def _check_applied(self, head: Head, commit: Commit) -> None:
+        """Do what a peer that catches up, the journal and the ledger do with a commit."""
+        verified_heads(head, [commit])
+        assert math.isfinite(commit.value.loss)
+        record = record_of(commit)
+        assert parse_commits(record) == ([commit], len(record))
+        self.applied += 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_message_from_any_voter_is_survived(seed: int) -> None:
+    for history in range(60):
+        forger = Forger(1000 * seed + history)
+        peer = Peer(forger.dice)
+        for _ in range(40):
+            if forger.dice.random() < 0.2:
+                peer.tick(forger.dice.choice([0.1, 1.0, 5.0, 30.0]))
+            elif is_well_formed(message := forger.message()):
+                peer.hear(forger.voter(), message)
+
+
+def test_a_commit_is_applied_only_if_catch_up_accepts_it() -> None:
+    """Certificates of arbitrary values, of which some are good ones."""
+    applied = 0
+    for seed in range(300):
+        forger = Forger(seed)
+        commit = forger.commit()
+        peer = Peer(random.Random(seed))
+        peer.hear(MATE, CommitNotice(commit))
+        applied += peer.applied
+    assert applied, "some of them are good"
+
+
+def test_no_ballot_is_so_high_that_none_can_follow_it() -> None:
+    """A voter calls with the highest number that fits, and gives up: others lead all the same."""
+    scene = Scene()
+    highest = Ballot(FAR, MATE.peer_id, MATE.incarnation)
+    scene.hear(Prepare(HEAD.digest, highest))
+    scene.hear(Abort(HEAD.digest, highest, "no-quorum"))
+    assert is_well_formed(scene.until_sent(Prepare))
