@@ -101,7 +101,7 @@ class Place:
     state_digest: bytes
     commits: tuple[Commit, ...] = ()
     heads: tuple[Head, ...] = ()
-    """Heads of its chain without this one, oldest first."""
+    """Earlier heads of its chain, oldest first."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Place) and other.head.digest == self.head.digest
