@@ -175,7 +175,7 @@ class StateSync:
             pinned: Round and digest of a head that every chain must have, from the join address.
         """
         self._mine = [me]
-        self._pinned = pinned
+        self.pinned = pinned
         self._replica = replica
         self._storage = storage
         self._journal = storage.journal
@@ -217,7 +217,7 @@ class StateSync:
             PeerRefused: with SUPERSEDED, as this peer ends.
             StorageError: the chain here is not the one that the join address names.
         """
-        heads, pinned = self._journal.heads, self._pinned
+        heads, pinned = self._journal.heads, self.pinned
         if pinned is not None and pinned[0] < len(heads) and not _has_head(heads, *pinned):
             raise StorageError(
                 "the state here is of another chain than the join address names",
@@ -387,7 +387,7 @@ class StateSync:
 
     def _require_pinned(self, chain: _Chain) -> None:
         """Raises: PeerRefused: the chain does not have the head that the join address names."""
-        if self._pinned is not None and not _has_head(chain.heads, *self._pinned):
+        if self.pinned is not None and not _has_head(chain.heads, *self.pinned):
             raise PeerRefused(Reason.WRONG_HEAD, "not the chain that the join address names")
 
     def _follow(self, chain: _Chain, peers: Sequence[str], discard: bool) -> None:

@@ -32,6 +32,7 @@ from atom.swarm.chain.messages import (
     Nack,
     Prepare,
     Promise,
+    Ring,
 )
 from atom.swarm.chain.succession import RESULT_DOMAIN, Evidence, next_voters, result_payload
 from atom.swarm.chain.tenure import from_the_start
@@ -40,12 +41,14 @@ from atom.training.round import RoundMachine, RoundTerms
 from atom.training.round.events import (
     Action,
     Apply,
+    ExchangeFinished,
     Freeze,
     Frozen,
     Offence,
     Received,
     ResultFetched,
     Send,
+    StartExchange,
 )
 
 BATCH, GIVEN, STATE, RESULT, NORM = 64, 16, b"s" * 32, b"r" * 32, 1.0
@@ -203,3 +206,34 @@ def test_a_leader_that_calls_in_vain_is_ignored_for_longer_each_time() -> None:
     gaps = [after - before for before, after in itertools.pairwise(heard)]
     assert gaps[:4] == [0.5, 1.0, 1.5, 2.0]
     assert set(gaps[6:]) == {3.0}
+
+
+def test_no_attempt_number_is_so_high_that_no_other_voter_can_lead() -> None:
+    """A leap is refused, and followed part of the way, so that honest peers meet again."""
+    (machine, *_), now = honest_machines().values(), 0.0
+    for number in (2**63 - 1, 2**63 - 2, 2**40):
+        now += 10.0
+        actions = hears(machine, Prepare(HEAD.digest, replace(BALLOT, attempt=number)), now)
+        assert [nack.reason for nack in sent(actions, Nack)] == [Reason.BALLOT_TOO_LOW]
+    near = replace(BALLOT, attempt=4 * 2**20)
+    assert sent(hears(machine, Prepare(HEAD.digest, near), now + 10.0), Promise)
+
+
+def test_a_voter_that_reported_an_accepted_value_enters_no_new_exchange() -> None:
+    """A coordinator that ignores the report could replace a round that was decided."""
+    machine = next(iter(honest_machines().values()))
+    attempt = Attempt.called()
+    value = attempt.value()
+    payload = result_payload(value.parent, value.origin, RESULT, NORM)
+    results = tuple(Vote(v, KEY_OF[v].sign(RESULT_DOMAIN, signed_by(v, payload))) for v in VOTERS)
+    evidence = replace(attempt.evidence(value), results=results)
+    hears(machine, Prepare(HEAD.digest, BALLOT))
+    hears(machine, Ring(HEAD.digest, BALLOT, value.contributions))
+    machine.handle(ExchangeFinished(BALLOT, RESULT, NORM), 1.2)
+    assert sent(hears(machine, Accept(HEAD.digest, BALLOT, value, evidence)), AcceptedVote)
+    second = replace(BALLOT, attempt=2)
+    (promise,) = sent(hears(machine, Prepare(HEAD.digest, second), 20.0), Promise)
+    assert promise.accepted.value == value
+    actions = hears(machine, Ring(HEAD.digest, second, value.contributions), 20.1)
+    assert [nack.reason for nack in sent(actions, Nack)] == [Reason.BALLOT_TOO_LOW]
+    assert not any(isinstance(each, StartExchange) for each in actions)

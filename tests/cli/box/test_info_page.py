@@ -34,6 +34,7 @@ def info(**more: Any) -> dict[str, Any]:
         "data_addresses": ["127.0.0.1:39669"], "reachable": "unknown",
         "links": {OTHER: {"round_trip_ms": 12.3, "bytes_per_s": None}},
         "join_address": f"/ip4/127.0.0.1/tcp/3/p2p/{ME}/run/tiny/owner/{ME}",
+        "pinned_address": f"/ip4/127.0.0.1/tcp/3/p2p/{ME}/run/tiny/owner/{ME}/head/3-{'ab' * 32}",
         "state_directory": FOLDER,
         **more,
     }  # fmt: skip
