@@ -109,7 +109,7 @@ class Attempt:
         members = self.members()
         value = Value(
             HEAD.digest, 8, BALLOT, RESULT, NORM, STATE, members,
-            next_voters(HEAD, (), members, {LIAR}, set()),
+            next_voters(HEAD, (), members, set(), set()),
         )  # fmt: skip
         return replace(value, **changes)
 
@@ -123,44 +123,48 @@ class Attempt:
             results=(Vote(LIAR, LIARS_KEY.sign(RESULT_DOMAIN, payload)),),
         )
 
-    def votes_for(self, value: Value, evidence: Evidence | None = None) -> list[Vote]:
-        """Propose the value, let every honest voter fetch its result, and return their votes."""
-        evidence = evidence or self.evidence(value)
-        votes = []
-        for voter, machine in self.machines.items():
-            actions = hears(machine, Accept(HEAD.digest, BALLOT, value, evidence))
-            fetched = ResultFetched(value.result_digest, True, value.gradient_norm)
-            actions += machine.handle(fetched, 1.1)
-            votes += [Vote(voter, each.signature) for each in sent(actions, AcceptedVote)]
-        return votes
 
-
-LIES: Mapping[str, Callable[[Attempt], Value]] = {
-    "bytes that no exchange made": lambda a: a.value(),
-    "only itself contributed, and only it votes next": lambda a: a.value(
-        contributions=(MemberCount(LIAR.peer_id, LIAR.incarnation, BATCH, 1.0),),
-        voters_next=(LIAR,),
+LIES: Mapping[str, tuple[Reason, Callable[[Attempt], Value]]] = {
+    "bytes that no exchange made": (Reason.DIGEST_MISMATCH, lambda a: a.value()),
+    "only itself contributed, and only it votes next": (
+        Reason.BAD_SIGNATURE,
+        lambda a: a.value(
+            contributions=(MemberCount(LIAR.peer_id, LIAR.incarnation, BATCH, 1.0),),
+            voters_next=(LIAR,),
+        ),
     ),
-    "no contributions": lambda a: a.value(contributions=()),
-    "a norm that switches clipping off": lambda a: a.value(gradient_norm=1e-30),
-    "the run has finished": lambda a: a.value(round=1000),
-    "no voters next": lambda a: a.value(voters_next=()),
-    "counts that were never promised": lambda a: a.value(
-        contributions=tuple(replace(m, sequences=1000) for m in a.members())
+    "no contributions": (Reason.BAD_WEIGHT, lambda a: a.value(contributions=())),
+    "a norm that switches clipping off": (
+        Reason.DIGEST_MISMATCH,
+        lambda a: a.value(gradient_norm=1e-30),
+    ),
+    "the run has finished": (Reason.WRONG_HEAD, lambda a: a.value(round=1000)),
+    "no voters next": (Reason.NOT_A_VOTER, lambda a: a.value(voters_next=())),
+    "counts that were never promised": (
+        Reason.BAD_SIGNATURE,
+        lambda a: a.value(contributions=tuple(replace(m, sequences=1000) for m in a.members())),
     ),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_no_honest_voter_signs_a_lie(lie: str) -> None:
-    attempt = Attempt.called()
-    assert attempt.votes_for(LIES[lie](attempt)) == []
+    attempt, (reason, lying) = Attempt.called(), LIES[lie]
+    refusals = set()
+    value = lying(attempt)
+    for machine in attempt.machines.values():
+        proposal = Accept(HEAD.digest, BALLOT, value, attempt.evidence(value))
+        actions = hears(machine, proposal)
+        actions += machine.handle(ResultFetched(RESULT, True, value.gradient_norm), 1.1)
+        assert sent(actions, AcceptedVote) == []
+        refusals |= {nack.reason for nack in sent(actions, Nack)}
+    assert refusals == {reason}
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_no_honest_voter_applies_a_lie_that_only_the_liar_signed(lie: str) -> None:
     attempt = Attempt.called()
-    value = LIES[lie](attempt)
+    value = LIES[lie][1](attempt)
     payload = signed_by(LIAR, vote_payload(HEAD.digest, BALLOT, value.digest()))
     notice = CommitNotice(
         Commit(value, BALLOT, (Vote(LIAR, LIARS_KEY.sign(VOTE_DOMAIN, payload)),))
