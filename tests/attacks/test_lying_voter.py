@@ -109,7 +109,7 @@ class Attempt:
         members = self.members()
         value = Value(
             HEAD.digest, 8, BALLOT, RESULT, NORM, STATE, members,
-            next_voters(HEAD, (), members, set(), set()),
+            next_voters(HEAD, (), members, set(), set(), LIAR.peer_id),
         )  # fmt: skip
         return replace(value, **changes)
 

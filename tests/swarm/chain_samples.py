@@ -70,7 +70,7 @@ def a_commit(
         gradient_norm=0.5,
         parent_state_digest=b"d" * 32,
         contributions=contributions,
-        voters_next=next_voters(head, alone, contributions, idle, frozenset()),
+        voters_next=next_voters(head, alone, contributions, idle, frozenset(), ballot.coordinator),
         survivors=alone,
     )
     value = replace(value, **changes)

@@ -238,6 +238,8 @@ class Head:
     tenures: Tenures = ()
     """Contributions of each peer to recent rounds."""
     rules: ChainRules = ChainRules()
+    led_by: OptionalPeerId = ""
+    """Coordinator of the last round's exchange; empty before the first round."""
 
     @property
     def known(self) -> frozenset[str]:
@@ -286,6 +288,7 @@ class Head:
             branches=self._branches_after(value, digest),
             tenures=after_round(self.tenures, value.round, contributors, not value.survivors),
             rules=self.rules,
+            led_by=value.origin.coordinator,
         )
 
     def _branches_after(self, value: Value, digest: bytes) -> Branches:

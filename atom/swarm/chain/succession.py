@@ -92,15 +92,17 @@ def next_voters(
     contributions: Collection[MemberCount],
     idle: AbstractSet[Voter],
     leaving: AbstractSet[str],
+    coordinator: str,
 ) -> tuple[Voter, ...]:
     """Return the electorate after a round.
 
     A voter stays unless it leaves, or has been absent from two commits in a row, or has no tenure
-    while other voters have. A restarted voter votes again once a commit names its new incarnation.
-    At most one peer joins per round: it has tenure, contributed, and comes first in an order that
-    depends on the head, so no peer can choose an id that is always first. The longest tenure is
-    listed first and breaks ties. If no voter would remain, all stay on the list, and the peers that
-    go on open a branch.
+    while other voters have. Commits in a row by one coordinator count as one absence, so that no
+    coordinator can shrink the electorate by leaving voters out. A restarted voter votes again once
+    a commit names its new incarnation. At most one peer joins per round: it has tenure,
+    contributed, and comes first in an order that depends on the head, so no peer can choose an id
+    that is always first. The longest tenure is listed first and breaks ties. If no voter would
+    remain, all stay on the list, and the peers that go on open a branch.
 
     Args:
         head: Head that the round follows.
@@ -108,12 +110,18 @@ def next_voters(
         contributions: Members of the round's exchange.
         idle: Voters that promised and had nothing to contribute.
         leaving: Peer ids that leave after this round.
+        coordinator: Peer id of the coordinator of the round's exchange.
     """
     since = head.tenured_since()
     electors: Collection[Voter] = survivors or head.voters
     there: list[Voter] = [*idle, *(member.voter for member in contributions), *survivors]
     present = {voter.peer_id: Voter(voter.peer_id, voter.incarnation) for voter in there}
-    absent = [replace(v, absences=v.absences + 1) for v in electors if v.peer_id not in present]
+    again = coordinator == head.led_by
+    absent = [
+        replace(v, absences=max(v.absences + (not again), 1))
+        for v in electors
+        if v.peer_id not in present
+    ]
     stay = [present[v.peer_id] for v in electors if v.peer_id in present]
     stay += [voter for voter in absent if voter.absences < ABSENCES_TO_DROP]
     stay = [voter for voter in stay if voter.peer_id in since] or stay
@@ -133,7 +141,14 @@ def _implied_voters(head: Head, value: Value) -> tuple[Voter, ...]:
     electors = value.survivors or head.voters
     idle = {voter for voter in value.voters_next if voter in electors and voter.absences == 0}
     peers = {voter.peer_id for voter in electors} | {part.peer_id for part in value.contributions}
-    return next_voters(head, value.survivors, value.contributions, idle, peers - stay)
+    return _next_voters_of(head, value, idle, peers - stay)
+
+
+def _next_voters_of(
+    head: Head, value: Value, idle: AbstractSet[Voter], leaving: AbstractSet[str]
+) -> tuple[Voter, ...]:
+    contributions, coordinator = value.contributions, value.origin.coordinator
+    return next_voters(head, value.survivors, contributions, idle, leaving, coordinator)
 
 
 def _listed(voters: Iterable[Voter]) -> list[tuple[Voter, int]]:
@@ -220,7 +235,7 @@ def unsupported(head: Head, value: Value, evidence: Evidence) -> Reason | None:
     strangers = idle.difference(head.voters, value.survivors)
     if strangers or not leaving <= {vote.voter.peer_id for vote, _ in pairs}:
         return Reason.NOT_A_VOTER
-    due = next_voters(head, value.survivors, value.contributions, idle, leaving)
+    due = _next_voters_of(head, value, idle, leaving)
     if _listed(due) != _listed(value.voters_next):
         return Reason.NOT_A_VOTER
     return None if result_is_vouched(head, value, evidence.results) else Reason.DIGEST_MISMATCH

@@ -209,7 +209,9 @@ class Attempt:
             gradient_norm=reports[me].gradient_norm,
             parent_state_digest=state_digest,
             contributions=self.members,
-            voters_next=next_voters(head, survivors, self.members, idle, leaving),
+            voters_next=next_voters(
+                head, survivors, self.members, idle, leaving, self.ballot.coordinator
+            ),
             survivors=survivors,
         )
         self.evidence = Evidence(
@@ -227,7 +229,8 @@ class Attempt:
         if value.survivors != survivors:
             idle = {vote.voter for vote in accepted.evidence.idle}
             leaving = set(accepted.evidence.leaving)
-            voters = next_voters(head, survivors, value.contributions, idle, leaving)
+            members, leader = value.contributions, value.origin.coordinator
+            voters = next_voters(head, survivors, members, idle, leaving, leader)
             value = replace(value, voters_next=voters, survivors=survivors)
         self.value, self.evidence = value, accepted.evidence
 

@@ -220,13 +220,16 @@ class Coordinator:
     # ---- exchange
 
     def _members(self, attempt: Attempt) -> tuple[MemberCount, ...]:
-        """Return the members of an exchange of the peers that promised."""
-        context = self._context
+        """Return the members of an exchange of the peers that promised. Peers without tenure take
+        part only by parts, so a large swarm with tenure averages in a ring without them."""
+        context, excluded = self._context, self.peers.excluded
         promised = {voter.peer_id for voter in attempt.promises}
-        in_a_ring = context.terms.ring_possible and promised <= context.head.tenured
-        most = MOST_IN_A_RING if in_a_ring else MOST_MEMBERS
-        me, excluded = context.me.peer_id, self.peers.excluded
-        return attempt.contributors(me, excluded, context.head, most)
+        guests = promised - context.head.tenured
+        crowded = len(promised - guests) > MOST_MEMBERS
+        in_a_ring = context.terms.ring_possible and (crowded or not guests)
+        me, most = context.me.peer_id, MOST_IN_A_RING if in_a_ring else MOST_MEMBERS
+        left_out = (excluded | guests) - {me} if in_a_ring else excluded
+        return attempt.contributors(me, left_out, context.head, most)
 
     def _call_exchange(self, attempt: Attempt) -> None:
         context = self._context

@@ -82,6 +82,7 @@ def test_the_order_depends_on_the_salt_and_not_on_the_order_of_asking() -> None:
 # ---- the next electorate
 
 A, B, C, D = PEERS[:4]
+LEADER = A.peer_id
 ONCE = replace(C, absences=1)
 
 
@@ -118,15 +119,25 @@ def test_next_voters(
     after: Sequence[Voter],
 ) -> None:
     gone = {voter.peer_id for voter in leaving}
-    found = next_voters(head_of(*voters), (), counts(contributors), set(idle), gone)
+    found = next_voters(head_of(*voters), (), counts(contributors), set(idle), gone, LEADER)
     assert [(voter, voter.absences) for voter in found] == [(v, v.absences) for v in after]
+
+
+def test_one_coordinator_alone_drops_no_voter_however_often_it_leads() -> None:
+    head = head_of(A, B, C)
+    for leader, absences in (A, 1), (A, 1), (A, 1), (B, None):
+        members = counts([A, B])
+        voters = next_voters(head, (), members, set(), set(), leader.peer_id)
+        found = {voter: voter.absences for voter in voters}
+        assert found.get(C) == absences
+        head = replace(head, voters=voters, led_by=leader.peer_id)
 
 
 def test_one_newcomer_joins_per_round_in_an_order_salted_by_the_head() -> None:
     firsts = set()
     for salt in range(20):
         head = head_of(A, digest=bytes([salt]) * 32)
-        found = next_voters(head, (), counts(PEERS), set(), set())
+        found = next_voters(head, (), counts(PEERS), set(), set(), LEADER)
         assert len(found) == 2
         firsts |= {*found} - {A}
     assert len(firsts) > 1
@@ -136,28 +147,28 @@ def test_an_electorate_never_grows_beyond_its_bound() -> None:
     crowd = [Voter(f"peer {n:02}", b"i" * 16) for n in range(30)]
     head = head_of(crowd[0], tenured=crowd)
     for _ in range(12):
-        head = replace(head, voters=next_voters(head, (), counts(crowd), set(), set()))
+        head = replace(head, voters=next_voters(head, (), counts(crowd), set(), set(), LEADER))
     assert len(head.voters) == MAX_VOTERS
 
 
 def test_only_peers_with_tenure_join_and_the_longest_tenure_breaks_ties() -> None:
     head = head_of(C, tenured=[C])
-    assert next_voters(head, (), counts([A, B, C, D]), set(), set()) == (C,)
+    assert next_voters(head, (), counts([A, B, C, D]), set(), set(), LEADER) == (C,)
     late = Tenure(A.peer_id, 8, 0, 30)
     head = replace(head, tenures=(late, *head.tenures))
-    assert next_voters(head, (), counts([A, B, C, D]), set(), set()) == (C, A)
+    assert next_voters(head, (), counts([A, B, C, D]), set(), set(), LEADER) == (C, A)
 
 
 def test_a_peer_that_gave_nothing_does_not_join() -> None:
     idle = (*counts([A]), *counts([B], sequences=0))
-    assert next_voters(head_of(A), (), idle, set(), set()) == (A,)
+    assert next_voters(head_of(A), (), idle, set(), set(), LEADER) == (A,)
 
 
 def test_a_voter_that_lost_its_tenure_goes_if_others_have_it() -> None:
     head = head_of(A, B, C, tenured=[B, C])
-    assert next_voters(head, (), counts([A, B, C]), set(), set()) == (B, C)
+    assert next_voters(head, (), counts([A, B, C]), set(), set(), LEADER) == (B, C)
     head = head_of(A, B, C, tenured=[D])
-    assert next_voters(head, (), counts([A, B, C]), set(), set()) == (A, B, C)
+    assert next_voters(head, (), counts([A, B, C]), set(), set(), LEADER) == (A, B, C)
 
 
 # ---- valid successors
@@ -362,7 +373,7 @@ def test_false_evidence_is_refused_by_name(lie: str) -> None:
 
 def test_results_of_an_ordinary_round_support_its_branch_as_well() -> None:
     """Survivors finish a value that one of them accepted before the others died."""
-    electorate = next_voters(HEAD, (A,), VALUE.contributions, set(), set())
+    electorate = next_voters(HEAD, (A,), VALUE.contributions, set(), set(), LEADER)
     finished = replace(VALUE, survivors=(A,), voters_next=electorate)
     assert follows(HEAD, finished) is None
     assert unsupported(HEAD, finished, TRUE) is None

@@ -124,7 +124,9 @@ def decided(
         gradient_norm=NORM,
         parent_state_digest=STATE,
         contributions=parts,
-        voters_next=next_voters(parent, survivors, parts, idle, set()),
+        voters_next=next_voters(
+            parent, survivors, parts, idle, set(), origin_of(survivors).coordinator
+        ),
         survivors=survivors,
     )
     return certified(value, *signers)
@@ -138,7 +140,7 @@ def part(voter: Voter, sequences: int) -> MemberCount:
 def proposed(*parts: MemberCount, result: bytes = RESULT, head: Head = HEAD) -> Value:
     """Return the value of an exchange of these members, which the mate led."""
     value = decided(head, result).value
-    voters = next_voters(head, (), parts, set(), set())
+    voters = next_voters(head, (), parts, set(), set(), value.origin.coordinator)
     return replace(value, contributions=parts, voters_next=voters)
 
 
