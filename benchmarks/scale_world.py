@@ -17,7 +17,7 @@ from functools import lru_cache
 from scale_peer import Peer, Trigger
 
 from atom.swarm.chain import commit
-from atom.swarm.chain.commit import MAX_VOTERS, Voter, genesis
+from atom.swarm.chain.commit import MAX_VOTERS, ChainRules, Voter, genesis
 from atom.swarm.chain.messages import Message, encode
 from atom.swarm.identity import Identity, verify
 from atom.swarm.records.lease import Lease
@@ -53,10 +53,13 @@ class World:
         self.rings: dict[object, list[Peer]] = {}
         identities = [Identity.create() for _ in range(self.peers)]
         voters = [Voter(i.peer_id, self.dice.randbytes(16)) for i in identities]
-        first = replace(
-            genesis(b"m" * 32, b"s" * 32, voters[0]), voters=tuple(sorted(voters[:MAX_VOTERS]))
-        )
         terms = RoundTerms(self.peers * self.sequences_each)
+        trusted = frozenset(voter.peer_id for voter in voters)
+        rules = ChainRules(global_batch=terms.global_batch, trusted=trusted)
+        first = replace(
+            genesis(b"m" * 32, b"s" * 32, voters[0], rules),
+            voters=tuple(sorted(voters[:MAX_VOTERS])),
+        )
         self.owner = identities[0].peer_id
         self.all = {
             voter.peer_id: Peer(self, identity, voter, first, terms)

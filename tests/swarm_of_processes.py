@@ -31,6 +31,7 @@ from atom.models.gpt3_source import GPT3Source
 from atom.placement.choosing import Question, enough_bytes
 from atom.placement.memory import Limits
 from atom.swarm.dht.p2pd import die_with_parent
+from atom.swarm.identity import Identity
 
 START_S = 150.0
 """For importing PyTorch, tracing and tokenising on a machine with better things to do."""
@@ -157,6 +158,10 @@ class Peer:
         text = path.read_text(encoding="utf-8")
         assert '"cpu"' in text
         path.write_text(text.replace('"cpu"', devices), encoding="utf-8")
+
+    def create_key(self) -> str:
+        """Before it starts: give it its key. Return its peer id."""
+        return Identity.load_or_create(StateDirectory(self.state).identity).peer_id
 
     # ---- its lives
 
@@ -293,12 +298,24 @@ class Swarm:
     """
 
     def __init__(
-        self, root: Path, run_text: str, names: Sequence[str], memory: str | None = None
+        self,
+        root: Path,
+        run_text: str,
+        names: Sequence[str],
+        memory: str | None = None,
+        trusts: bool = True,
     ) -> None:
-        """`memory`: the same for all of them."""
+        """Write the files of a swarm.
+
+        Args:
+            root: Folder for all of its files.
+            run_text: Run file.
+            names: Names of the peers, the founder's first.
+            memory: Device memory of every peer; None: different amounts.
+            trusts: Whether all peers may vote from their first round on.
+        """
         self.root = root
         self.run_file = root / "run.toml"
-        self.run_file.write_text(run_text, encoding="utf-8")
         if memory is None:
             tight = tightest_memory(run_text)
             sizes = f"{tight} B", "auto", f"{2 * tight} B"
@@ -308,6 +325,11 @@ class Swarm:
             (root / f"{name}.toml").write_text(PEER.format(memory=size), encoding="utf-8")
         (root / "t").mkdir()
         self.peers = [Peer(name, root) for name in names]
+        if trusts:
+            assert "[swarm]\n" in run_text
+            peer_ids = json.dumps([peer.create_key() for peer in self.peers])
+            run_text = run_text.replace("[swarm]\n", f"[swarm]\ntrusted = {peer_ids}\n")
+        self.run_file.write_text(run_text, encoding="utf-8")
         self.address = ""
         self.host = "127.0.0.1"
         """The founder's, for the DHT."""
@@ -381,9 +403,14 @@ class Swarm:
 
 @contextlib.contextmanager
 def swarm_in(
-    root: Path, run_text: str, names: Sequence[str], memory: str | None = None
+    root: Path,
+    run_text: str,
+    names: Sequence[str],
+    memory: str | None = None,
+    trusts: bool = True,
 ) -> Iterator[Swarm]:
-    swarm = Swarm(root, run_text, names, memory)
+    """Yield a swarm that is not started yet; end all its processes. Arguments: as of `Swarm`."""
+    swarm = Swarm(root, run_text, names, memory, trusts)
     try:
         yield swarm
     finally:

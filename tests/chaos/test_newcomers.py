@@ -24,7 +24,8 @@ BOUND_S = 60.0
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Yield a founder and a joiner that train together."""
     names = ("ada", "bob")
-    with swarm_in(tmp_path_factory.mktemp("of"), endless(RUN, GRACE_S, 10), names) as swarm:
+    folder, run_text = tmp_path_factory.mktemp("of"), endless(RUN, GRACE_S, 10)
+    with swarm_in(folder, run_text, names, trusts=False) as swarm:
         swarm.found(standing=True)
         gather(swarm)
         swarm.resume()

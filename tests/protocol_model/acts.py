@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from . import cast
 from .cast import VoterKey
 from .ledger import Ledger
-from .rules import Rules, accepted_in, highest_promised, is_confirmed_dead
+from .rules import Rules, accepted_in, highest_promised
 from .state import (
     ALIVE,
     NOTHING,
@@ -86,38 +86,29 @@ class Acts:
             state.budget,
         )
 
-    def ring(self, state: State, at: int, heard: tuple[Promised, ...]) -> Iterator[State]:
-        """All members average, and the coordinator proposes what came out. Twice, where it may
-        or may not know by now that some voters are gone for good."""
+    def ring(self, state: State, at: int, heard: tuple[Promised, ...]) -> State | None:
+        """Average over all members; the coordinator proposes the result. None: the ring breaks."""
         attempt, peers = state.attempts[at], state.peers
         members = tuple(p.voter for p in heard)
         if not all(self._stands_by(attempt, member, peers) for member in members):
-            return
-        electors = self.ledger.electors(attempt)
-        gone = tuple(v for v in electors if is_confirmed_dead(v, peers))
+            return None
         leaving = frozenset(p.voter[0] for p in heard if p.leaving)
         units = tuple((*member, peers[member[0]].tag) for member in members)
-        for dead in sorted({(), gone}):
-            voters = self.rules.voters_next(electors, attempt.head, members, leaving, dead)
-            value = self.ledger.value(
-                attempt.head, attempt.ballot, units, voters, attempt.survivors
-            )
-            yield self.propose(state, at, value)
+        voters = self.rules.voters_next(attempt.head, attempt.survivors, members, leaving)
+        value = self.ledger.value(
+            attempt.head, attempt.ballot, units, voters, attempt.survivors, leaving
+        )
+        return self.propose(state, at, value)
 
-    def finished(
-        self, attempt: Attempt, value: int, heard: tuple[Promised, ...], peers: Peers
-    ) -> int:
-        """What these electors propose to finish an accepted value: survivors, a branch of theirs
-        with its result."""
+    def finished(self, attempt: Attempt, value: int) -> int:
+        """Return the value that these electors propose to finish an accepted one: for survivors, a
+        branch of theirs with its result."""
         made, survivors = self.ledger.values[value], attempt.survivors
         if made.value.survivors == cast.voters(survivors):
             return value
-        members = tuple(v for v in made.members if v in survivors)
-        gone = tuple(v for v in survivors if is_confirmed_dead(v, peers))
-        leaving = frozenset(p.voter[0] for p in heard if p.leaving)
-        voters = self.rules.voters_next(survivors, attempt.head, members, leaving, gone)
+        voters = self.rules.voters_next(attempt.head, survivors, made.members, made.leaving)
         return self.ledger.value(
-            attempt.head, made.origin, made.units, voters, survivors, made.result
+            attempt.head, made.origin, made.units, voters, survivors, made.leaving, made.result
         )
 
     def _stands_by(self, attempt: Attempt, member: VoterKey, peers: Peers) -> bool:

@@ -42,7 +42,7 @@ SHORT = (
     Bounds("3 peers, 2 attempts, a crash", 3, 2, crashes=1, states=26_000),
     Bounds("3 peers, 2 rounds", 3, 2, rounds=2, states=14_000),
     Bounds("3 peers, an attempt, a branch", 3, 1, branches=1, states=9_900),
-    Bounds("3 peers, an attempt, a crash, a restart", 3, 1, crashes=1, restarts=1, states=1_500),
+    Bounds("3 peers, an attempt, a crash, a restart", 3, 1, crashes=1, restarts=1, states=1_480),
     Bounds("3 peers, an attempt, one leaves", 3, 1, leaves=1, states=1_000),
     Bounds("2 peers, 2 attempts, 2 rounds, a restart", 2, 2, rounds=2, crashes=1, restarts=1,
            states=2_500),

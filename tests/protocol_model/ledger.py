@@ -5,6 +5,7 @@ from functools import cache
 
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
+    ChainRules,
     Commit,
     Head,
     MemberCount,
@@ -12,13 +13,13 @@ from atom.swarm.chain.commit import (
     Vote,
     Voter,
     canonical_digest,
-    certificate_problem,
     genesis,
     is_quorum,
     signed_by,
     standing,
     vote_payload,
 )
+from atom.swarm.chain.succession import commit_problem
 
 from . import cast
 from .cast import BallotKey
@@ -37,6 +38,8 @@ class ValueRecord:
     units: tuple[Unit, ...]
     result: int
     """The value that its ring made: itself, unless survivors finish one as their branch."""
+    leaving: frozenset[int]
+    """Members that leave after it."""
 
     @property
     def members(self) -> Voters:
@@ -59,7 +62,8 @@ class Ledger:
     """Grows only; a number means the same for the whole search."""
 
     def __init__(self, voters: Voters) -> None:
-        first = genesis(b"m" * 32, b"s" * 32, cast.voter(voters[0]))
+        rules = ChainRules(trusted=frozenset(identity.peer_id for identity in cast.IDENTITIES))
+        first = genesis(b"m" * 32, b"s" * 32, cast.voter(voters[0]), rules)
         first = replace(first, voters=cast.voters(voters))
         self.values: list[ValueRecord] = []
         self.heads = [HeadRecord(first, (0,), frozenset(), frozenset(), voters, 0)]
@@ -75,11 +79,13 @@ class Ledger:
         units: tuple[Unit, ...],
         voters_next: tuple[Voter, ...],
         survivors: Survivors,
+        leaving: frozenset[int],
         result: int | None = None,
     ) -> int:
         """The number of the value that this ring made; every member brought one sequence. Or of
         one that finishes the `result` of another value."""
-        key = parent, origin, units, tuple((v, v.absences) for v in voters_next), survivors
+        voting = tuple((v, v.absences) for v in voters_next)
+        key = parent, origin, units, voting, survivors, leaving
         if key not in self._value_numbers:
             self._value_numbers[key] = len(self.values)
             head = self.heads[parent].head
@@ -96,7 +102,7 @@ class Ledger:
                 survivors=cast.voters(survivors),
             )
             made = len(self.values) if result is None else result
-            self.values.append(ValueRecord(value, parent, origin, units, made))
+            self.values.append(ValueRecord(value, parent, origin, units, made, leaving))
         return self._value_numbers[key]
 
     def head_after(self, parent: int, value: int) -> int:
@@ -130,7 +136,7 @@ class Ledger:
         """Whether replicas at its head would take a commit with its votes."""
         key = a.head, a.value, a.ballot, a.votes
         if key not in self._certified:
-            problem = certificate_problem(self.heads[a.head].head, self._commit(a))
+            problem = commit_problem(self.heads[a.head].head, self._commit(a))
             self._certified[key] = problem is None
         return self._certified[key]
 

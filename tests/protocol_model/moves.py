@@ -83,7 +83,8 @@ class Moves:
             )
         for heard in rings:
             members = tuple(promised.voter for promised in heard)
-            for after in self._acts.ring(state, at, heard):
+            after = self._acts.ring(state, at, heard)
+            if after is not None:
                 yield ("ring", attempt.ballot[1], attempt, members), after
 
     def _possible(
@@ -103,7 +104,7 @@ class Moves:
                 if value is None:
                     rings.append(heard)
                 else:
-                    values.add(self._acts.finished(attempt, value, heard, peers))
+                    values.add(self._acts.finished(attempt, value))
         return sorted(values), rings
 
     # ---- accepting and committing

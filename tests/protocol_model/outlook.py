@@ -79,13 +79,13 @@ class Outlook:
             return False
         value = self._rules.to_finish(attempt.promises)
         if value is not None:
-            value = self._acts.finished(attempt, value, attempt.promises, state.peers)
+            value = self._acts.finished(attempt, value)
             state = self._acts.propose(state, 0, value)
         else:
-            rings = list(self._acts.ring(state, 0, attempt.promises))
-            if not rings:
+            averaged = self._acts.ring(state, 0, attempt.promises)
+            if averaged is None:
                 return False
-            state = rings[0]
+            state = averaged
         for q in alive:
             state = self._acts.vote(state, q, 0) or state
         if self._acts.commit(state, 0) is None:

@@ -5,9 +5,10 @@ finish, who votes next. A mutant overrides one of these answers.
 from functools import cache
 from itertools import chain, combinations
 
-from atom.swarm.chain.commit import voters_next
+from atom.swarm.chain.commit import MemberCount
 from atom.swarm.chain.messages import Accepted as RealAccepted
 from atom.swarm.chain.messages import Promise
+from atom.swarm.chain.succession import Evidence, next_voters
 from atom.swarm.records.lease import Lease
 from atom.training.round.attempt import value_to_finish
 from atom.training.round.electorate import Electorate, electorate
@@ -117,16 +118,13 @@ class Rules:
         return _to_finish(promises)
 
     def voters_next(
-        self, electors: Voters, head: int, members: Voters, leaving: frozenset[int], dead: Voters
+        self, head: int, survivors: Survivors, members: Voters, leaving: frozenset[int]
     ) -> tuple:
-        """Real voters, with their absences."""
-        known = {cast.key_of(v): v for v in self.ledger.heads[head].head.voters}
-        return voters_next(
-            [known.get(v, cast.voter(v)) for v in electors],
-            cast.voters(members),
-            {cast.voter((peer, 0)).peer_id for peer in leaving},
-            set(cast.voters(dead)),
-        )
+        """Return the real electorate after a round of these members, with its absences."""
+        counts = [MemberCount(v.peer_id, v.incarnation, 1, 1.0) for v in cast.voters(members)]
+        leavers = {cast.voter((peer, 0)).peer_id for peer in leaving}
+        real = self.ledger.heads[head].head
+        return next_voters(real, cast.voters(survivors), counts, frozenset(), leavers)
 
     # ---- which chain
 
@@ -182,7 +180,7 @@ def _accepted(slots: Slotted, which: Survivors, ballot: BallotKey, value: int) -
     real = _thaw(slots)
     if real.survivors_of(ballot) != which:
         return None
-    real.accept(ballot, value)
+    real.accept(ballot, value, Evidence())
     return _frozen(real)
 
 
@@ -201,7 +199,7 @@ def _thaw(slots: Slotted) -> Acceptor:
         if promised:
             real.promised[which] = promised
         if accepted:
-            real.accepted[which] = RealAccepted(*accepted)
+            real.accepted[which] = RealAccepted(*accepted, Evidence())
     return real
 
 
@@ -225,10 +223,11 @@ def _real_promise(promised: Promised) -> Promise:
     return Promise(
         parent=b"",
         ballot=(),
-        accepted=RealAccepted(*after) if after else None,
-        accepted_before_branch=RealAccepted(*before) if before else None,
+        accepted=RealAccepted(*after, Evidence()) if after else None,
+        accepted_before_branch=RealAccepted(*before, Evidence()) if before else None,
         sequences=1,
         loss_sum=1.0,
         state_digest=b"",
         leaving=promised.leaving,
+        signature=b"",
     )

@@ -29,7 +29,7 @@ _CURVE_COLUMNS_PER_NAT = 5
 def run_demo(directory: Path) -> ExitCode:
     """Plays the demo. Returns OK only if every claim held. Raises: StorageError."""
     stage = Stage(directory)
-    stage.prepare()
+    stage.prepare(FIRST_PEERS + 1)
     raise_on_signals()
     run, console = load_run_file(stage.run_file), stdout_console()
     assert run.run.rounds is not None, "the demo ends"

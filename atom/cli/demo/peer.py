@@ -17,6 +17,7 @@ from atom.base.errors import AtomError, StorageError
 from atom.base.files import child_environment, expand_home
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.swarm.dht.p2pd import die_with_parent
+from atom.swarm.identity import Identity
 
 FINISHED, KILLED = "finished", "killed"
 TAIL_LINES = 15
@@ -133,26 +134,40 @@ class Stage:
         self.peer_file = self.root / "peer.toml"
         self._tokens = self.root / "tokens"
 
-    def prepare(self) -> None:
-        """Empties the folder and writes the files that the peers read. Raises: StorageError if it
-        holds something else."""
+    def prepare(self, peers: int) -> None:
+        """Empty the folder and write the files that the peers read. The run file trusts all of the
+        peers, so that each of them votes as soon as it takes part.
+
+        Args:
+            peers: Peers that the demo starts, with those that join later.
+
+        Raises:
+            StorageError: The folder holds something else.
+        """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self._clear()
             (self.root / _MARKER).touch()
-            self.run_file.write_text(run_text(), encoding="utf-8")
             self.peer_file.write_text(_PEER_FILE, encoding="utf-8")
             self._tokens.mkdir()
+            trusted = json.dumps([self._create_peer(number + 1) for number in range(peers)])
+            run = run_text().replace("[swarm]\n", f"[swarm]\ntrusted = {trusted}\n")
+            self.run_file.write_text(run, encoding="utf-8")
         except OSError as problem:
             what = f"cannot use {self.root} for the demo: {problem.strerror}"
             raise StorageError(what, _ELSEWHERE) from None
 
     def state(self, number: int) -> Path:
-        """A peer's new state directory. It shares the tokens: the text is tokenised once."""
-        state = self.root / f"peer-{number}"
+        """Return the state directory of peer `number`; the first peer has number 1."""
+        return self.root / f"peer-{number}"
+
+    def _create_peer(self, number: int) -> str:
+        """Create a peer's state directory and key; return its peer id. All peers share the tokens,
+        because the text is tokenised once."""
+        state = self.state(number)
         state.mkdir()
         (state / "tokens").symlink_to(self._tokens)
-        return state
+        return Identity.load_or_create(StateDirectory(state).identity).peer_id
 
     def _clear(self) -> None:
         """Raises: OSError, StorageError."""

@@ -71,9 +71,12 @@ def test_the_packaged_run_file_is_the_one_in_peers() -> None:
 
 def test_a_prepared_folder_holds_valid_files(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "demo")
-    stage.prepare()
+    stage.prepare(2)
     first = stage.state(1)
-    assert load_run_file(stage.run_file).run.name == "demo"
+    run = load_run_file(stage.run_file)
+    assert run.run.name == "demo"
+    ids = tuple(DemoPeer("peer", stage.state(number)).peer_id for number in (1, 2))
+    assert run.swarm.trusted == ids
     assert load_peer_file(stage.peer_file).device.cpu_threads == 1
     (first / "tokens" / "x").write_text("shared")
     assert (stage.state(2) / "tokens" / "x").read_text() == "shared"
@@ -84,10 +87,11 @@ def test_our_own_folder_is_emptied_and_no_link_is_followed(tmp_path: Path) -> No
     precious.mkdir()
     (precious / "thesis.tex").write_text("years of work")
     stage = Stage(tmp_path / "demo")
-    stage.prepare()
-    old = stage.state(1)
+    stage.prepare(1)
+    old = stage.state(1) / "events.jsonl"
+    old.touch()
     (stage.root / "link").symlink_to(precious)
-    stage.prepare()
+    stage.prepare(1)
     assert not old.exists()
     assert stage.run_file.exists()
     assert (precious / "thesis.tex").exists()
@@ -96,5 +100,5 @@ def test_our_own_folder_is_emptied_and_no_link_is_followed(tmp_path: Path) -> No
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(StorageError, match="is not empty"):
-        Stage(tmp_path).prepare()
+        Stage(tmp_path).prepare(1)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
