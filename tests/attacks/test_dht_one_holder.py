@@ -56,7 +56,7 @@ def test_a_node_beside_the_key_that_says_nothing_is_there_hides_no_lease(tmp_pat
                     await attacker.answer(method, respond)
                 await attacker.send("rpc_ping", dht_pb2.PingRequest(peer=near).SerializeToString())
                 for each, identity in ((anna, ANNA), (bert, BERT)):
-                    await each.publish_lease(a_lease(identity.peer_id))
+                    await each.store_lease(each.sign_lease(a_lease(identity.peer_id)))
                 for _ in range(10):
                     assert set(await anna.read_leases()) == {ANNA.peer_id, BERT.peer_id}
                 assert asked["find"] > 0

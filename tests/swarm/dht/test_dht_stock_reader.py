@@ -40,7 +40,7 @@ def test_a_stock_node_reads_counts_that_were_just_published(tmp_path: Path) -> N
                 for serial in (1, 2):
                     lease = a_lease(ANNA.peer_id, serial=serial)
                     published_at = time.time()
-                    await ours.publish_lease(lease)
+                    await ours.store_lease(ours.sign_lease(lease))
                     found = await stock.get(lease_key(RUN, ANNA.peer_id), latest=True)
                     assert list(found.value) == [ANNA.peer_id]
                     assert decode_lease(found.value[ANNA.peer_id].value) == lease
