@@ -1,5 +1,6 @@
 """Commands that look at a swarm, without joining it. Heavy imports wait for their command."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -102,11 +103,10 @@ def contributions(
 
 @commands.command()
 def sample(
-    where: Annotated[
-        str,
+    folder: Annotated[
+        Path,
         typer.Argument(
-            metavar="ADDRESS|FOLDER",
-            help="A run's address; or a peer's state directory, or a folder of `atom export`.",
+            metavar="FOLDER", help="A peer's state directory, or a folder of `atom export`."
         ),
     ],
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="How the texts begin.")],
@@ -123,17 +123,15 @@ def sample(
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
     ] = "auto",
-    state: MemberOption = None,
     trust: TrustOption = None,
 ) -> None:
-    """Write text with a run's current weights, without joining it.
+    """Write text with the newest weights in a folder: of a peer's state, or exported.
 
-    With ADDRESS the weights of the newest certified state are fetched from peers and checked. They
-    go through this box's device in pieces, as in training, and each token takes a pass. Several
-    prompts go through together.
+    The daemon of that peer may be running. The weights go through this box's device in pieces, as
+    in training, and each token takes a pass. Several prompts go through together.
 
     [bold]Examples[/]
-    atom sample ADDRESS "Once upon a time"
+    atom sample ~/.local/share/atom/my-run "Once upon a time"
     atom sample my-model "def main(" --tokens 200 --temperature 0
     """
     end_at_once_on_signals("interrupted")
@@ -142,4 +140,4 @@ def sample(
         from atom.models.sampling import Sampling
 
     sampling = Sampling(temperature, seed)
-    show_samples(SampleRequest(where, tuple(prompts), tokens, sampling, device, state, trust))
+    show_samples(SampleRequest(folder, tuple(prompts), tokens, sampling, device, trust))

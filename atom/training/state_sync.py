@@ -71,28 +71,28 @@ class PeerDonors:
     def offered(self, heads: Sequence[Head], peer_id: str) -> list[Head]:
         """Of these heads, those whose states that peer offers: first those of which an earlier
         fetch left something here, then the newest."""
-        told = self.offers(peer_id)
+        with self.asking(peer_id) as ask:
+            raw = ask(OFFERS, PAGE_BYTES)
+        told = {raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)}
         found = [head for head in heads if head.digest in told]
         return sorted(
             found, key=lambda head: (self._folder(head.digest).exists(), head.round), reverse=True
         )
 
-    def offers(self, peer_id: str) -> set[bytes]:
-        """Digests of the heads whose states that peer offers."""
-        with self.asking(peer_id) as ask:
-            raw = ask(OFFERS, PAGE_BYTES)
-        return {raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)}
+    def state(self, head: bytes, peers: Sequence[str], digest: bytes) -> Arenas:
+        """Fetch the state at a head into files, where an interrupted fetch goes on.
 
-    def state(
-        self,
-        head: bytes,
-        peers: Sequence[str],
-        digest: bytes,
-        only: frozenset[str] | None = None,
-    ) -> Arenas:
-        """The state at the head of that digest, or `only` some arenas of it, in files: there an
-        interrupted fetch goes on. `digest`: of the whole state. Raises also: StorageError."""
-        wanted = Wanted(f"state/{head.hex()}", peers, digest, self._max_bytes, only=only)
+        Args:
+            head: digest of the head.
+            peers: those to ask.
+            digest: digest of the whole state.
+
+        Raises:
+            PeerRefused: nobody gives it.
+            OSError: the connection failed.
+            StorageError: the disk takes nothing.
+        """
+        wanted = Wanted(f"state/{head.hex()}", peers, digest, self._max_bytes)
         return fetch(self._transport, wanted, self._folder(head), self.stop, self._watch)
 
     def frozen(self, peers: Sequence[str], digest: bytes, size_bytes: int) -> Arenas:

@@ -20,7 +20,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "start": ("run.toml",), "plan": ("run.toml",), "join": (ADDRESS,), "id": ("tiny",),
     "watch": (ADDRESS,), "dashboard": (ADDRESS,),
     "contributions": (ADDRESS,), "trace": ("x.json",), "export": ("out",),
-    "sample": (ADDRESS, "A word"),
+    "sample": (".", "A word"),
 }  # fmt: skip
 """What a command takes before the option that is spoilt."""
 
@@ -83,14 +83,12 @@ OF_ONE_COMMAND: dict[tuple[str, str], Bad] = {
     ("export", "folder"): ((USAGE, ("",)), (USAGE, ())),
     ("export", "state"): ((STORAGE, ("absent",)),),
     ("doctor", "state"): ((USAGE, ("",)),),
-    ("sample", "where"): ((USAGE, ("",)), (USAGE, ())),
+    ("sample", "folder"): ((USAGE, ("",)), (USAGE, ())),
     ("sample", "prompts"): ((USAGE, ("", "\udcff")), (USAGE, ())),
     ("sample", "tokens"): ((USAGE, ("0", "many")),),
     ("sample", "temperature"): ((USAGE, ("-1", "nan", "hot")),),
     ("sample", "seed"): ((USAGE, ("-1", "x")),),
     ("sample", "device"): ((USAGE, ("gpu", "cuda:x")),),
-    ("sample", "tokenizer"): ((CONFIG, ("absent", "folder", "binary", "text")), (USAGE, ("",))),
-    ("sample", "state"): ((NO_ADDRESS, ("folder",)),),
 }
 
 

@@ -169,8 +169,21 @@ class KeptRun:
         return chosen
 
     def layout(self, source: ModelSource) -> ParameterLayout:
-        """As `layout_of`."""
-        return layout_of(self.manifest, self.run, source)
+        """Return where parameters lie in the arenas: the model is traced again, without weights.
+
+        Raises:
+            MismatchError: it is another model here than the run's.
+            ConfigError: as `source_errors`.
+            ModelError: the model cannot be traced.
+        """
+        try:
+            with source_errors(self.run):
+                recipe = write_recipe(self.run, source)
+        except (ConfigError, ModelError) as problem:
+            refuse_versions(self.manifest.versions, problem)
+            raise
+        check_recipe(recipe, self.manifest.graph_hash, self.manifest.versions)
+        return recipe.graph.layout
 
     def arenas(self, snapshot: Snapshot) -> dict[str, Tensor]:
         """The state, mapped from the file, every byte checked against what it must be: of a
@@ -248,18 +261,3 @@ class KeptRun:
 def is_state(folder: Path) -> bool:
     """Return True if `folder` is a state directory with a run in it."""
     return StateDirectory(folder).manifest.is_file()
-
-
-def layout_of(manifest: Manifest, run: RunFile, source: ModelSource) -> ParameterLayout:
-    """Where parameters lie in the arenas: the model is traced again, without weights.
-
-    Raises: MismatchError if it is another one here than the run's; ConfigError; ModelError.
-    """
-    try:
-        with source_errors(run):
-            recipe = write_recipe(run, source)
-    except (ConfigError, ModelError) as problem:
-        refuse_versions(manifest.versions, problem)
-        raise
-    check_recipe(recipe, manifest.graph_hash, manifest.versions)
-    return recipe.graph.layout

@@ -1,5 +1,4 @@
-"""A model that text is sampled from: a kept run's newest snapshot, an exported folder, or a state
-that was fetched."""
+"""A model that text is sampled from: a kept run's newest snapshot, or an exported folder."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -105,7 +104,7 @@ def wanted_prompts(
     run, source = recipe.run, recipe.source
     if not wanted.prompts:
         return None
-    require_text(run)
+    _require_text(run)
     if run.data.tokenizer != "bytes" and not tokenizer_json.exists():
         note("[sample]: the run's tokenizer is on its way; texts are written after the next start")
         return None
@@ -137,26 +136,11 @@ def sampled_folder(folder: Path, trust: str | None, note: Note) -> Sampled:
         )
     raise StorageError(
         f"{folder} holds neither a run nor a model",
-        "name a run's ADDRESS, a peer's state directory, or a folder of `atom export`",
+        "name a peer's state directory, or a folder of `atom export`",
     )
 
 
-def sampled_run(
-    run: RunFile, source: ModelSource, weights: HeldWeights, round: int, tokenizer: Tokenizer
-) -> Sampled:
-    """A run's state after that round."""
-    dtype = PRECISIONS[run.model.precision]
-    return Sampled(
-        f"round {round:,} of {run.run.name}",
-        source,
-        dtype,
-        run.model.sequence_tokens,
-        tokenizer,
-        lambda name, shape: weights.value(name, dtype),
-    )
-
-
-def require_text(run: RunFile) -> None:
+def _require_text(run: RunFile) -> None:
     """Raises: ConfigError."""
     if run.data.source == "module":
         raise ConfigError(
@@ -167,7 +151,7 @@ def require_text(run: RunFile) -> None:
 
 def _kept(folder: Path, trust: str | None, note: Note) -> Sampled:
     kept = KeptRun.read(folder, note)
-    require_text(kept.run)
+    _require_text(kept.run)
     kept.chosen()  # that there is none is said now, and not when libraries were loaded
     tokenizer = run_tokenizer(kept.run, kept.state.tokenizer)
     with source_errors(kept.run):
@@ -176,7 +160,15 @@ def _kept(folder: Path, trust: str | None, note: Note) -> Sampled:
         kept = KeptRun.read(folder)  # its daemon may have written newer ones meanwhile
         snapshot = kept.chosen()
         weights = HeldWeights(layout, kept.arenas(snapshot), kept.frozen())
-        return sampled_run(kept.run, source, weights, snapshot.round, tokenizer)
+    dtype = PRECISIONS[kept.run.model.precision]
+    return Sampled(
+        f"round {snapshot.round:,} of {kept.run.run.name}",
+        source,
+        dtype,
+        kept.run.model.sequence_tokens,
+        tokenizer,
+        lambda name, shape: weights.value(name, dtype),
+    )
 
 
 def _exported(folder: Path) -> Sampled:

@@ -91,8 +91,6 @@ class Wanted:
     """A manifest that promises more is refused."""
     pace: Pace | None = None
     """The least that must come, from all donors together; None: each by itself is enough."""
-    only: frozenset[str] | None = None
-    """Arenas to fetch into files, of those that it has; None: all."""
     purpose: Purpose = Purpose.BLOBS
 
 
@@ -119,11 +117,10 @@ def fetch(
             arenas = in_memory.arenas
             return in_memory
         shapes = [replace(arena, chunk_digests=b"") for arena in manifest.arenas]
-        store, only = PieceStore(wanted.digest, shapes, into), wanted.only
+        store = PieceStore(wanted.digest, shapes, into)
         store.settle(manifest)
-        arenas = {n: arena for n, arena in store.arenas.items() if only is None or n in only}
-        pieces = (each for each in manifest.pieces if shapes[each[0]].name in arenas)
-        return StoreTarget(store, pieces, ended)
+        arenas = store.arenas
+        return StoreTarget(store, manifest.pieces, ended)
 
     Fetch(transport, wanted, settle, watch or Watch()).run(stop)
     return arenas

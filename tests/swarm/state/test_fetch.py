@@ -304,20 +304,6 @@ def kill_in_the_middle(donor: str, address: str, folder: Path, most_bytes: int) 
 # ---- plain bytes
 
 
-def test_of_a_state_some_arenas_may_do(town: Town, tmp_path: Path) -> None:
-    donors = [town.donor(each) for each in (Scripted(lie), Scripted(seed=1), Scripted())]
-    wanted = Wanted(NAME, donors, DIGEST, 1 << 30, only=frozenset({"moment", "absent"}))
-    for attempt in map(str, range(20)):  # the second is not asked every time
-        fetched = fetch(town.me, wanted, tmp_path / attempt, watch=Watch(on_lie=town.lied))
-        assert fetched.keys() == {"moment"}
-        assert torch.equal(fetched["moment"], state()["moment"])
-        taken = {path.name: path.stat().st_blocks for path in (tmp_path / attempt).glob("arena-*")}
-        assert [name for name, blocks in taken.items() if blocks] == ["arena-1"]
-        if donors[1] in town.lies:
-            break
-    assert donors[1] in town.lies, "the whole manifest is checked all the same"
-
-
 def test_plain_bytes_are_asked_for_whole_as_often_as_one_likes(town: Town) -> None:
     raw = bytes(range(256)) * 1000
     donor = town.donor(BlobServer({"chain": plain_bytes(raw), "empty": plain_bytes(b"")}.get))
