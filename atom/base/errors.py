@@ -48,6 +48,10 @@ class ShortageError(UserError):
     """The box has enough of it, and not now: memory, threads or open files."""
 
 
+class AllowanceError(UserError):
+    """The line of this machine has carried all that its owner allows in a month."""
+
+
 class ModelError(UserError):
     """A model cannot be traced, cut or run faithfully."""
 

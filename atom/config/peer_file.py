@@ -117,7 +117,7 @@ class Network(Section):
     """Most bandwidth to receive with; omitted: no limit."""
     per_month_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(default=None, alias="per_month")
     """What the line may carry in a calendar month, both ways together: "500 GB"; omitted: no
-    limit. Near it the peer leaves in order, and comes back with the next month."""
+    limit. Near it the peer leaves in order, and may start again with the next month."""
     reachable: str = Field(default="auto", pattern=r"^(auto|yes|no)$")
     """Whether other peers can connect to the data port; "auto": some of them are asked to try;
     "no": nothing listens there, this box only connects to others."""

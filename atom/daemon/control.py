@@ -119,6 +119,6 @@ def _named(problem: Exception, path: Path) -> ControlError:
             )
     return ControlError(
         f"the daemon at {path} takes no commands now",
-        "it is starting, standing by or ending: its terminal says which, and SIGTERM ends it. "
+        "it is starting or ending: its terminal says which, and SIGTERM ends it. "
         "`atom bootstrap` takes no commands at all",
     )

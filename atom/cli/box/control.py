@@ -41,8 +41,7 @@ def reload_settings(state: Path | None) -> None:
     with stderr_console().status("the daemon reads its peer file"):
         changed = ask_daemon(state, "reload")
     for each in changed:
-        remark = each["costs"] if each["live"] else "changes at a restart"
-        typer.echo(f"{each['key']}  # {remark}" if remark else each["key"])
+        typer.echo(each["key"] if each["live"] else f"{each['key']}  # changes at a restart")
     if not changed:
         typer.echo("nothing has changed in the peer file", err=True)
 

@@ -26,9 +26,9 @@ MOST_PEERS = 8
 
 def rows(info: Info) -> Iterator[Row]:
     """(label, text), in the order in which a person asks."""
-    for label in ("run", "name", "state", "trouble", "clock", "versions", "paused", "line_cost"):
+    for label in ("run", "name", "state", "trouble", "clock", "versions", "paused"):
         if info.get(label):
-            yield label.replace("_cost", ""), str(info[label])
+            yield label, str(info[label])
     yield "traffic", used_text(**info["traffic"])
     yield from _work(info)
     yield "device", _device(info)

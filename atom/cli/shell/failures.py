@@ -56,6 +56,7 @@ class ExitCode(IntEnum):
     DIAGNOSIS = 14, "atom doctor found something that keeps this box from training"
     IDENTITY = 15, "another process uses this peer's key"
     SHORTAGE = 16, "memory, threads or open files ran out"
+    ALLOWANCE = 17, "the month's allowance of the line is used up"
     HUNG_UP = 129, "the terminal was closed (SIGHUP)"
     INTERRUPTED = 130, "interrupted (Ctrl-C)"
     TERMINATED = 143, "terminated (SIGTERM)"
@@ -69,6 +70,7 @@ _OF_ERROR: dict[type[UserError], ExitCode] = {
     errors.MismatchError: ExitCode.MISMATCH,
     errors.DeviceError: ExitCode.DEVICE,
     errors.ShortageError: ExitCode.SHORTAGE,
+    errors.AllowanceError: ExitCode.ALLOWANCE,
     errors.ModelError: ExitCode.MODEL,
     errors.TrustError: ExitCode.TRUST,
     errors.IdentityError: ExitCode.IDENTITY,

@@ -3,8 +3,6 @@ DHT, without training."""
 
 import asyncio
 import contextlib
-import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,9 +43,6 @@ def _to_the_end(run: Callable[[], Ending], console: TerminalConsole) -> ExitCode
         ending = run()
     finally:
         console.close()
-    if ending is Ending.MONTH_USED:
-        # A month is long: what waits is a new process, which has taken no memory yet.
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code_of(ending)
 
 
@@ -59,8 +54,13 @@ def join_daemon(options: JoinOptions) -> ExitCode:
 
 
 def code_of(ending: Ending) -> ExitCode:
-    """Leaving late is no error of anyone's, but work was lost: scripts may want to know."""
-    return ExitCode.LEFT_LATE if ending is Ending.LEFT_LATE else ExitCode.OK
+    """Return the exit code of a daemon that ended by its own decision.
+
+    Leaving late is nobody's error, but work was lost: scripts may want to know. So they may of an
+    allowance that is used up: a start before the next month is refused.
+    """
+    codes = {Ending.LEFT_LATE: ExitCode.LEFT_LATE, Ending.MONTH_USED: ExitCode.ALLOWANCE}
+    return codes.get(ending, ExitCode.OK)
 
 
 class ToldEvents:

@@ -11,7 +11,6 @@ from rich.text import Text
 from atom.base.units import format_bytes, format_seconds
 from atom.cli.shell.terminal import fitting
 from atom.daemon.fitting.planning import Plan
-from atom.daemon.owner.traffic import allowed_rounds
 from atom.extras.pass_chart import pass_chart
 from atom.placement.prediction import RoundPrediction
 
@@ -81,9 +80,6 @@ def _verdict(plan: Plan) -> RenderableType:
     table.add_row("passes", _share_of(round_))
     an_hour = _line_bytes(round_.line_bytes_per_day / 24)
     table.add_row("line", f"{an_hour} an hour up, and as much down")
-    if plan.per_month_bytes is not None:
-        allowed = allowed_rounds(plan.per_month_bytes, 2 * round_.line_bytes, round_.round_s)
-        table.add_row("a month", allowed or "one peer has nothing to send")
     if plan.run_s is not None and plan.run_alone_s is not None:
         ends = f"{plan.schedule.rounds:,} rounds take {format_seconds(plan.run_s)}"
         table.add_row("end", f"{ends}; as much alone {format_seconds(plan.run_alone_s)}")

@@ -131,8 +131,6 @@ class Plan:
     """What computes, each of one kind."""
     schedule: RateSettings
     """With the run's last round; None: endless."""
-    per_month_bytes: int | None
-    """What the peer file lets the line carry, both ways."""
     choice: Choice
     work: Work
     prediction: RoundPrediction
@@ -211,7 +209,6 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         disk=disk_plan(run, graph, peer, _root(run, peer), request.text),
         device=device,
         schedule=rate_settings(run),
-        per_month_bytes=peer.network.per_month_bytes,
         choice=choice,
         work=work,
         prediction=predict(choice, work),

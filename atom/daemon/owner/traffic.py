@@ -3,28 +3,23 @@ month's allowance ([network] per_month) is used up.
 
 A peer leaves in order while there is room for what its leaving may take. Stopping at the last byte
 would break the exchange that it is in, and a peer that only stood still would fetch every result.
-Its next process waits for the next month before it takes any memory.
+Until the next month it does not start again (`require_allowance`).
 """
 
 import json
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from atom.base.clock import BootClock, Clock
-from atom.base.errors import ConfigError
-from atom.base.units import format_bytes, format_seconds
-from atom.config.load import load_peer_file
-from atom.config.peer_file import PeerFile
+from atom.base.errors import AllowanceError
+from atom.base.units import format_bytes
 from atom.daemon.state_directory import write_atomically
 from atom.training.storage.disk import DiskRoom
 
-LOOK_S = 5.0
 WRITTEN_EVERY_S = 10.0
 """A process that is killed forgets what its line carried since."""
 MOST_DAYS = 62
@@ -111,19 +106,10 @@ def used_text(today_bytes: int, month_bytes: int, per_month_bytes: int | None) -
 
 
 def line_text(path: Path, now: datetime) -> str:
-    """What the line of the peer carried that keeps it there, and why it stands by, if it does;
+    """What the line of the peer carried that keeps it there, and why it does not start, if so;
     empty: nothing is known."""
     kept = kept_traffic(path, now)
     return ": ".join(filter(None, (str(kept) if kept.days else "", kept.why_not)))
-
-
-def allowed_rounds(per_month: int, round_bytes: float, round_s: float) -> str:
-    """What an allowance comes to, in words. `round_bytes`: of a round, both ways."""
-    if not round_bytes:
-        return ""
-    rounds = int(per_month / round_bytes)
-    training = f"{rounds:,} rounds a month, {format_seconds(rounds * round_s)} of training"
-    return f"{format_bytes(per_month)} allow about {training}"
 
 
 def kept_traffic(path: Path, now: datetime) -> Traffic:
@@ -138,28 +124,19 @@ def kept_traffic(path: Path, now: datetime) -> Traffic:
         return Traffic(now)
 
 
-def await_allowance(
-    path: Path,
-    peer: PeerFile,
-    peer_file: Path,
-    tell: Callable[[str], None],
-    wall: Callable[[], datetime] = datetime.now,
-    sleep: Callable[[float], None] = time.sleep,
-) -> PeerFile:
-    """Returns once the line may carry something: at once, with the next month, or with another
-    allowance in the peer file, which is read again meanwhile, and returned. `path`: where the
-    line's bytes are written. `tell` hears once what is waited for."""
-    told = False
-    while True:
-        kept = replace(kept_traffic(path, wall()), per_month=peer.network.per_month_bytes)
-        if not kept.why_not:
-            return peer
-        if not told:
-            tell(kept.why_not)
-            told = True
-        sleep(LOOK_S)
-        with suppress(ConfigError):  # half of it may be written
-            peer = load_peer_file(peer_file)
+def require_allowance(path: Path, per_month: int | None, now: datetime) -> None:
+    """Refuse a start while the line may carry nothing more this month.
+
+    Args:
+        path: the file that the line's bytes are written to.
+        per_month: the allowance in bytes, both ways; None: there is none.
+        now: the time on the wall.
+
+    Raises:
+        AllowanceError: the allowance is used up; it names the day from which it is not.
+    """
+    if why_not := replace(kept_traffic(path, now), per_month=per_month).why_not:
+        raise AllowanceError(why_not, "start again then, or with a larger [network] per_month")
 
 
 class TrafficCounter:

@@ -44,7 +44,7 @@ class Ending(StrEnum):
     LEFT_LATE = "left-late"
     """Counted work was given up: the deadline came first, or a round closed without it."""
     MONTH_USED = "month-used"
-    """The line's allowance of this month is used up: the same command waits for the next one."""
+    """The line's allowance of this month is used up: until the next one no start is accepted."""
 
 
 _WORDS = {
@@ -54,7 +54,7 @@ _WORDS = {
         "left, and some of what was counted is lost: no round took it before the deadline, or one "
         "closed without it"
     ),
-    Ending.MONTH_USED: "left until there is something to use again of what its line may carry",
+    Ending.MONTH_USED: "left, for its line may carry no more; start it again when it may",
 }
 
 

@@ -13,8 +13,8 @@ from atom.base.errors import IdentityError, PeerRefused
 from atom.daemon.control import ControlServer
 from atom.daemon.extensions import OpenWishes
 from atom.daemon.owner.pauses import Pauses
-from atom.daemon.owner.settings import ALLOWANCE, CAPS, Settings
-from atom.daemon.owner.traffic import TrafficCounter, allowed_rounds, most_round_bytes
+from atom.daemon.owner.settings import Settings
+from atom.daemon.owner.traffic import TrafficCounter, most_round_bytes
 from atom.daemon.peer.addresses import KeptContacts
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.clock_watch import ClockWatch
@@ -31,7 +31,7 @@ from atom.daemon.peer.lifecycle import (
 )
 from atom.daemon.peer.news import News
 from atom.daemon.peer.run_text import RunText
-from atom.daemon.peer.slow_line import SlowLine, at_work, line_cost, seen_after
+from atom.daemon.peer.slow_line import SlowLine, at_work, seen_after
 from atom.daemon.peer.status import Status
 from atom.daemon.peer.wiring import (
     round_terms,
@@ -416,7 +416,6 @@ class Peer:
             "clock": self._clock_watch.problem or None,
             "versions": self._other_versions or None,
             "wishes": self._wishes.figures(),
-            "line_cost": self._line_cost(is_new=False) or None,
             "traffic": self._traffic.traffic.to_json(),
             "text": None if self._text is None else self._text.figures(),
             # with the entrances of other peers: ours may be gone before the run is
@@ -440,31 +439,19 @@ class Peer:
         return said
 
     def reload(self) -> Sequence[Mapping[str, Any]]:
-        """Has the peer file read again. Returns `key` of what has changed, whether that is `live`,
-        and what it `costs` the swarm, in words. Raises: UserError; then nothing is changed."""
+        """Read the peer file again.
+
+        Returns:
+            One entry for each key that has changed: the `key`, and whether the change is `live`.
+
+        Raises:
+            UserError: something is refused, and nothing was changed.
+        """
         changed = self._settings.reload()
-        cost = self._line_cost(is_new=True)
-        costs = {**dict.fromkeys(CAPS, cost), ALLOWANCE: self._allowance_words()}
-        changed = [{**each, "costs": costs.get(each["key"], "")} for each in changed]
         if changed:
             self._events.emit("reloaded", keys=[each["key"] for each in changed])
             self._on_change()
         return changed
-
-    def _line_cost(self, is_new: bool) -> str:
-        """See `line_cost`: by the last round that is known."""
-        use, last = self._executor.stats.use, self._executor.stats.last
-        if use is None or last is None:
-            return ""
-        given, moved = last.given_by(self._me), (self._average_bytes, self._replica.overlaps)
-        return line_cost(self._settings.network, *moved, last.sequences, given, use, is_new)
-
-    def _allowance_words(self) -> str:
-        """By the last round that is known; empty: there is no allowance, or nothing is known."""
-        use, allowed = self._executor.stats.use, self._settings.network.per_month_bytes
-        if use is None or allowed is None:
-            return ""
-        return allowed_rounds(allowed, use.sent_bytes + use.received_bytes, use.seconds)
 
     def leave(self, deadline_s: float | None) -> str:
         """Sees the counted work committed, then ends; at the deadline at the latest."""

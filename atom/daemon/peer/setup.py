@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import datetime
 
 from atom.base.errors import UserError
 from atom.base.events import EventFan
@@ -17,7 +18,7 @@ from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.model_source import trust_value
 from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.model.run_optimizer import load_run
-from atom.daemon.owner.traffic import await_allowance
+from atom.daemon.owner.traffic import require_allowance
 from atom.daemon.peer.addresses import (
     announced_multiaddrs,
     data_place,
@@ -125,22 +126,10 @@ def _opened(
     chunk_kernels()  # or not at all: said now, and not when there is a replica
     if says_finished(box, address.run, address.owner, rounds):
         return None
-    box = replace(_with_allowance(box), entrances=address.bootstrap)
+    require_allowance(box.state.traffic, box.peer.network.per_month_bytes, datetime.now())
+    box = replace(box, entrances=address.bootstrap)
     box, begin_monitors = _at_the_door(stack, box, extensions)
     return box, begin_monitors, _enter_dht(stack, box, address)
-
-
-def _with_allowance(box: Box) -> Box:
-    """The box once its line may carry something: at once, or with the next month."""
-
-    def tell(why_not: str) -> None:
-        box.console.note(f"standing by: {why_not}; a larger [network] per_month ends that")
-        box.events.emit("paused", reason=why_not)
-
-    peer = await_allowance(box.state.traffic, box.peer, box.peer_file, tell)
-    if peer is not box.peer:
-        box.events.emit("resumed")
-    return replace(box, peer=peer)
 
 
 def _at_the_door(

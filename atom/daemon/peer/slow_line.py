@@ -3,8 +3,7 @@
 It stands aside for a few rounds, and stays there if the swarm is faster without it. That is a
 pause: it has nothing to give, so no exchange waits for it, and it votes as before. Each peer judges
 its own line, so nobody has to agree with anybody. Leases only say when a try is worth while; what
-decides was measured here. A wrong guess costs some rounds without this peer, never a round. Its
-owner is told what a cap of the line costs (`line_cost`).
+decides was measured here. A wrong guess costs some rounds without this peer, never a round.
 """
 
 import statistics
@@ -12,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atom.base.units import format_seconds
-from atom.config.peer_file import Network
 from atom.swarm.chain.commit import Value
 from atom.swarm.records.lease import Lease, PeerState, RoundUse
 from atom.training.round.attempt import known_lines
@@ -31,8 +29,6 @@ PATIENCE = 4.0
 """Times as long as it should take: then a try has failed."""
 LEAST_OTHERS = 2
 """At work: one alone decides and averages nothing."""
-WORTH_SAYING = 1.01
-"""Times as long; what is below is noise."""
 Caps = tuple[float | None, float | None]
 """Of a line, up and down, in bits per second; None: no limit."""
 _WORKS = {PeerState.ACCUMULATING, PeerState.REDUCING, PeerState.STEPPING}
@@ -141,44 +137,6 @@ class SlowLine:
 
     def _change(self, words: str) -> None:
         self.aside, self._paces = words, []
-
-
-def line_cost(
-    network: Network,
-    average_bytes: float,
-    overlapped: bool,
-    sequences: int,
-    given: int,
-    use: RoundUse,
-    is_new: bool,
-) -> str:
-    """What the caps of a peer's line cost the swarm that it is in; empty: nothing.
-
-    Args:
-        overlapped: passes go on while averages travel.
-        sequences: of the last round, which took `use` of this peer.
-        given: of them by this peer; 0: no exchange waited for its line.
-        is_new: the caps came after that round: then also how much longer the next ones are.
-    """
-    caps = (network.upload_bits_per_s, network.download_bits_per_s)
-    cap, others = min((cap for cap in caps if cap is not None), default=None), sequences - given
-    if cap is None or others <= 0 or not (given or is_new):
-        return ""
-    passes_s, line_s = use.utilisation * use.seconds, average_bytes / (cap / 8)
-    exchange_s = max(use.seconds - passes_s, 0.0)
-    both = max if overlapped else float.__add__
-    with_s = both(passes_s, max(exchange_s, line_s))
-    alone_s = both(passes_s * sequences / others, max(exchange_s - line_s, 0.0))
-    without_s = alone_s if given else use.seconds
-    said = []
-    if is_new and with_s > WORTH_SAYING * use.seconds:
-        said.append(f"a round takes {use.seconds:,.1f} s now, and about {with_s:,.1f} s with it")
-    if with_s > WORTH_SAYING * without_s:
-        said.append(
-            f"the line costs the swarm more than this peer gives: of a round's {with_s:,.1f} s it "
-            f"takes {line_s:,.1f}; without this peer a round takes about {without_s:,.1f} s"
-        )
-    return "; ".join(said)
 
 
 def at_work(me: str, leases: Mapping[str, Lease]) -> int:

@@ -16,7 +16,7 @@ def info(**more: Any) -> dict[str, Any]:
         "run": "tiny", "peer_id": ME, "state": "accumulating", "trouble": None, "paused": None,
         "traffic": {"today_bytes": 1 << 30, "month_bytes": 3 << 30, "per_month_bytes": 9 << 30},
         "name": None, "peer_names": {OTHER: "ann"},
-        "line_cost": None, "text": None, "validation": None, "sample": None, "last_round": None,
+        "text": None, "validation": None, "sample": None, "last_round": None,
         "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True,
                    "pause_for_gpu_programs": False},
         "devices": {"cpu": None},
@@ -55,9 +55,7 @@ def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     assert shown["works"] == "at all hours, not on battery"
     assert shown["other peers"] == "1: ann …Kwxyzq (12.3 ms)"
     assert shown["reachable"] == "unknown: 127.0.0.1:39669"
-    assert not {"line", "last round", "trouble", "paused", "void passes", "disk paused"} & set(
-        shown
-    )
+    assert not {"last round", "trouble", "paused", "void passes", "disk paused"} & set(shown)
 
 
 def test_what_no_text_gave_bears_no_unit_of_text() -> None:
@@ -69,12 +67,11 @@ def test_what_no_text_gave_bears_no_unit_of_text() -> None:
 def test_what_the_last_round_took_what_is_held_back_and_when_it_ends() -> None:
     use = {"seconds": 30.0, "utilisation": 0.75, "sent_bytes": 3 << 20, "received_bytes": 5 << 20}
     validation = {"round": 1070, "loss": 3.5, "texts": {"a": {"loss": 3.0, "perplexity": 20.1}}}
-    shown = dict(rows(info(last_round=use, validation=validation, line_cost="more than it gives")))
+    shown = dict(rows(info(last_round=use, validation=validation)))
     assert shown["round"].endswith("nats per token, validation 3.5000 after round 1,070")
     assert shown["validation"] == "a 3.0000 (perplexity 20.1)"
     took = "30.0 s, 75% of it in passes, 3.0 MiB sent, 5.0 MiB received, 3.1 days to go"
     assert shown["last round"] == took
-    assert shown["line"] == "more than it gives"
 
 
 def test_of_others_only_peers_are_shown_and_of_many_how_many() -> None:

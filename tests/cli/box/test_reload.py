@@ -14,16 +14,16 @@ def test_what_has_changed_is_named_and_a_refusal_told_with_its_hint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed: list[dict[str, Any]] = [
-        {"key": "device.cpu_threads", "live": True, "costs": ""},
-        {"key": "network.upload", "live": True, "costs": "a round takes longer"},
-        {"key": "network.listen", "live": False, "costs": ""},
+        {"key": "device.cpu_threads", "live": True},
+        {"key": "network.upload", "live": True},
+        {"key": "network.listen", "live": False},
     ]
     monkeypatch.setattr(control, "ask_daemon", lambda state, command: changed)
     assert main(["reload"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown == [
         "device.cpu_threads",
-        "network.upload  # a round takes longer",
+        "network.upload",
         "network.listen  # changes at a restart",
     ]
     changed.clear()

@@ -18,7 +18,7 @@ VOLUNTEER = ROOT / "docs" / "volunteer.md"
 
 IN_VAIN = {
     ExitCode.USAGE, ExitCode.CONFIG, ExitCode.MISMATCH, ExitCode.DEVICE, ExitCode.MODEL,
-    ExitCode.LEFT_LATE, ExitCode.TRUST, ExitCode.IDENTITY, ExitCode.STORAGE,
+    ExitCode.LEFT_LATE, ExitCode.TRUST, ExitCode.IDENTITY, ExitCode.STORAGE, ExitCode.ALLOWANCE,
 }  # fmt: skip
 """After these, starting the same command again does not help: a person has to change something.
 The others may pass: a network that is not there yet, a port in use, memory that other programs

@@ -21,6 +21,7 @@ EXPECTED = {
     errors.TrustError: 13,
     errors.IdentityError: 15,
     errors.ShortageError: 16,
+    errors.AllowanceError: 17,
     errors.UserError: 12,
 }
 
@@ -34,8 +35,9 @@ def test_numbers_never_change() -> None:
     assert {kind: exit_code_of(kind("what happened")) for kind in named} == EXPECTED
     torn = type("TornFile", (errors.StorageError,), {})
     assert exit_code_of(torn("torn")) == ExitCode.STORAGE, "that of its nearest ancestor"
-    assert {each: code_of(each) for each in Ending} == {
-        each: 11 if each is Ending.LEFT_LATE else 0 for each in Ending
+    assert {each: code_of(each) for each in Ending if code_of(each)} == {
+        Ending.LEFT_LATE: 11,
+        Ending.MONTH_USED: 17,
     }
 
 

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from atom.config.load import load_peer_file
-from atom.config.peer_file import PeerFile
+from atom.base.errors import AllowanceError
 from atom.daemon.owner.traffic import (
     MOST_DAYS,
     WRITTEN_EVERY_S,
     Traffic,
     TrafficCounter,
-    allowed_rounds,
-    await_allowance,
     kept_traffic,
     line_text,
     most_round_bytes,
+    require_allowance,
 )
 from atom.training.storage.disk import DiskRoom
 from tests.event_list import EventList
@@ -165,39 +163,11 @@ def test_it_is_told_to_whoever_looks(tmp_path: Path) -> None:
                                             "until 01 December 2026")  # fmt: skip
 
 
-def test_what_an_allowance_comes_to() -> None:
-    said = allowed_rounds(500 * 10**9, 41.6e6, 67.0)
-    assert said == "465.7 GiB allow about 12,019 rounds a month, 9.3 days of training"
-    assert allowed_rounds(500 * 10**9, 0.0, 67.0) == "", "alone"
-
-
-# ---- standing by
-
-
-def waited(root: Path, walls: list[datetime], writes: list[str]) -> tuple[PeerFile, list[str]]:
-    """Of a peer that used 9,000 of 10,000 bytes in November. At each sleep the next time comes, and
-    what is written into its peer file."""
-    path, file, told = root / "traffic.json", root / "box.toml", list[str]()
+def test_a_start_is_refused_until_the_next_month(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.json"
     path.write_text('{"days": {"2026-11-03": 9000}, "round_bytes": 1000, "per_month": 10000}')
-    file.write_text('[network]\nper_month = "10 kB"\n')
-
-    def sleep(seconds: float) -> None:
-        walls.pop(0)
-        if writes:
-            file.write_text(writes.pop(0))
-
-    peer = load_peer_file(file)
-    return await_allowance(path, peer, file, told.append, lambda: walls[0], sleep), told
-
-
-def test_the_next_month_ends_the_wait(tmp_path: Path) -> None:
-    _, told = waited(tmp_path, [FRIDAY, FRIDAY, datetime(2026, 12, 1)], [])
-    (said,) = told
-    assert said.endswith("until 01 December 2026")
-
-
-def test_a_larger_allowance_ends_the_wait(tmp_path: Path) -> None:
-    larger = '[network]\nper_month = "1 GB"\n'
-    peer, told = waited(tmp_path, [FRIDAY] * 4, ["[network]\nper_mon", larger])
-    assert peer.network.per_month_bytes == 10**9
-    assert len(told) == 1
+    with pytest.raises(AllowanceError, match="used up until 01 December 2026") as refused:
+        require_allowance(path, 10_000, FRIDAY)
+    assert "per_month" in refused.value.hint
+    for allowed, now in ((10_000, datetime(2026, 12, 1)), (10**9, FRIDAY), (None, FRIDAY)):
+        require_allowance(path, allowed, now)

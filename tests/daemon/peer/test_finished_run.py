@@ -2,13 +2,11 @@
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from atom.base.errors import StorageError
-from atom.daemon.owner.traffic import await_allowance
+from atom.base.errors import AllowanceError, StorageError
 from atom.daemon.peer import setup
 from atom.daemon.peer.box import JoinOptions, StartOptions, open_box, read_manifest
 from atom.daemon.peer.founding import run_of
@@ -111,18 +109,10 @@ def test_a_manifest_that_cannot_be_read_is_said_by_who_takes_the_run_up(
     assert "--state DIR" in caught.value.hint
 
 
-def test_a_run_whose_month_is_used_up_waits_before_it_enters_the_dht(
-    finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(seconds: float) -> None:
-        raise KeyboardInterrupt
-
+def test_a_run_whose_month_is_used_up_does_not_enter_the_dht(finished: Finished) -> None:
     finished.run_file.write_text(of_rounds(2))
     (finished.state / "peer.toml").write_text('[network]\nper_month = "1 kB"\n')
     traffic = StateDirectory(finished.state).traffic
     traffic.write_text('{"days": {}, "round_bytes": 900, "per_month": 1000}')
-    console, waits = Notes(), partial(await_allowance, sleep=interrupted)
-    monkeypatch.setattr(setup, "await_allowance", waits)
-    with pytest.raises(KeyboardInterrupt):
-        finished.start(console)
-    assert console.notes[-1].startswith("standing by: its 1000 B a month")
+    with pytest.raises(AllowanceError, match="its 1000 B a month"):
+        finished.start(Silence())

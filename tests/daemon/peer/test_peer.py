@@ -132,7 +132,7 @@ def test_a_peer_whose_month_is_used_up_leaves_in_order(tmp_path: Path, owner: st
     assert ended is (Ending.LEFT if owner else Ending.MONTH_USED)
     assert all(each.state is PeerState.LEFT for each in published[-1:])
     assert any(note.startswith("leaving: its 1000 B a month") for note in notes.notes)
-    assert kept_traffic(state / "traffic.json", datetime.now()).why_not, "so it stands by"
+    assert kept_traffic(state / "traffic.json", datetime.now()).why_not, "so it does not start"
 
 
 def test_what_a_part_fails_with_ends_the_peer_and_it_says_goodbye(tmp_path: Path) -> None:

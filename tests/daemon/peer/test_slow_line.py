@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import pytest
 
-from atom.config.peer_file import Network
 from atom.daemon.peer.slow_line import (
     RESTS_S,
     ROUNDS,
@@ -12,7 +11,6 @@ from atom.daemon.peer.slow_line import (
     Caps,
     Seen,
     SlowLine,
-    line_cost,
     seen_after,
 )
 from atom.swarm.chain.commit import Value
@@ -169,37 +167,3 @@ def test_a_line_is_suspected_if_it_alone_is_what_all_wait_for(
     seen = seen_after(round_of(counts), use, A, leases(rates), average_bytes)
     assert seen.suspect is suspect
     assert (seen.seconds, seen.sequences_per_s) == (2.0, 32.0)
-
-
-def line(upload: str) -> Network:
-    return Network.model_validate({"upload": upload, "download": "1 Gbit/s"})
-
-
-@pytest.mark.parametrize(
-    ("upload", "seconds", "overlapped", "given", "said"),
-    [
-        # passes of 10 s, 4 s of 8 Mbit/s; without its third of the work passes take 15 s
-        ("8 Mbit/s", 11.0, False, 40, "takes 11.0 s now, and about 14.0 s with it"),
-        ("1 Mbit/s", 42.0, False, 40, "42.0 s it takes 32.0; without this peer a round"),
-        ("1 Mbit/s", 42.0, False, 40, "takes about 15.0 s"),
-        ("1 Mbit/s", 11.0, False, 0, "11.0 s now, and about 42.0 s with it; "),
-        ("40 Mbit/s", 11.0, False, 0, ""),
-        ("1 Mbit/s", 10.0, True, 40, "now, and about 32.0 s with it; the line"),
-        ("8 Mbit/s", 14.0, False, 40, ""),
-        ("8 Mbit/s", 10.0, True, 40, ""),
-        ("1 Mbit/s", 42.0, False, 120, ""),
-    ],
-    ids=["new", "it takes", "without", "both", "fast", "local steps", "more", "under", "alone"],
-)  # fmt: skip
-def test_what_a_capped_line_costs_the_swarm(
-    upload: str, seconds: float, overlapped: bool, given: int, said: str
-) -> None:
-    """Rounds of 120 sequences."""
-    of_round = (4e6, overlapped, 120, given, RoundUse(seconds, 10.0 / seconds, 0, 0))
-    found = line_cost(line(upload), *of_round, is_new=True)
-    assert said in found
-    assert bool(said) == bool(found)
-    assert line_cost(Network(), *of_round, is_new=True) == "", "no cap"
-    in_force = line_cost(line(upload), *of_round, is_new=False)
-    assert "with it" not in in_force
-    assert found.endswith(in_force)
