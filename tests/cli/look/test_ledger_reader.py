@@ -104,7 +104,7 @@ def test_a_quorums_round_comes_before_a_branch_however_much_was_given_on_it() ->
 
 
 def forged(commits: list[Commit]) -> list[Commit]:
-    """The last round is vouched for by a stranger."""
+    """Return a chain whose last round a stranger leads, and alone signs."""
     head = heads_along(GENESIS, commits[:-1])[-1]
     return [*commits[:-1], a_commit(head, {BOB: 999}, [BOB])]
 
@@ -123,7 +123,7 @@ def test_a_liar_is_skipped() -> None:
 @pytest.mark.parametrize(
     ("served", "said"),
     [
-        (forged(chain(3)), "bad-certificate"),
+        (forged(chain(3)), "not-a-voter"),
         (chain(2), "wrong-head"),
         (chain(3)[1:], "wrong-head"),
     ],
@@ -131,7 +131,7 @@ def test_a_liar_is_skipped() -> None:
 def test_a_chain_that_does_not_prove_its_head_changes_nothing(
     served: list[Commit], said: str
 ) -> None:
-    claimed = forged(chain(3)) if said == "bad-certificate" else chain(3)
+    claimed = forged(chain(3)) if said == "not-a-voter" else chain(3)
     reader = reading(Donors({"a": served}))
     ledger = reader.read([lease_of("a", claimed)])
     assert BOB.peer_id not in ledger.shares
