@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from chrome_trace import chrome_trace, span_json
 from planned import Planner
 from swap_setup import (
     BETAS,
@@ -27,7 +28,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from atom.base.clock import BootClock
 from atom.base.errors import DeviceError
-from atom.extras.chrome_trace import chrome_trace
 from atom.graph.ir import Program
 from atom.graph.profile.measured import measure_layers, measure_link
 from atom.graph.profile.seconds import measured_graph
@@ -50,6 +50,15 @@ from atom.training.replica.replica import Replica, ReplicaSettings
 
 MOST_THREADS = 8
 """That make first values, as in a daemon."""
+
+
+def shares_text(shares: PassShares) -> str:
+    """Return a line such as "the device computes 92.3% of 1.240 s; waits: link 5.1%"."""
+    shown = shares.to_json()
+    waiting = sorted(shown["waiting"].items(), key=lambda item: -item[1])
+    words = [f"{reason} {share:.1%}" for reason, share in waiting if share]
+    computes = f"the device computes {shares.share:.1%} of {shares.seconds:.3f} s"
+    return f"{computes}; waits: {', '.join(words)}" if words else computes
 
 
 class Atom:
@@ -137,7 +146,7 @@ class Atom:
         self.replica.finish_step()
         timeline = self._timed_steps()
         if trace is not None:
-            spans = [span.to_json(self._names()) for span in timeline.spans]
+            spans = [span_json(span, self._names()) for span in timeline.spans]
             Path(trace).write_text(
                 chrome_trace(spans, f"{len(self.step_ends) - 1} steps"),
                 encoding="utf-8",
@@ -159,7 +168,7 @@ class Atom:
             "planned": None if self.choice is None else self._planned(self.choice, counts[-1]),
             "passes_per_step": counts[-1],
             "busy": computing_s * steps / seconds,
-            "shares": PassShares.of(timeline).text(),
+            "shares": shares_text(PassShares.of(timeline)),
             "moved_per_step": {what: amount / steps for what, amount in seen.items()},
             "formula_per_step": asdict(self.link.formula(counts[-1])),
             "values_moved_per_pass": self.link.values_moved(self.program, self.at_once),

@@ -112,23 +112,6 @@ def info(
 
 
 @commands.command()
-def trace(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the trace goes.")],
-    state: DaemonStateOption = None,
-) -> None:
-    """Save the pass that the daemon recorded last as a Chrome trace: what was at work when.
-
-    It records one every 30 s. Open the file in ui.perfetto.dev or chrome://tracing.
-
-    [bold]Example[/]
-    atom trace pass.json
-    """
-    from atom.cli.box.control import save_trace
-
-    save_trace(file, state)
-
-
-@commands.command()
 def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make for the model.")],
     state: KeptOption = None,

@@ -12,11 +12,11 @@ import grpc
 from atom.base.errors import ConfigError, ControlError, StorageError, UserError
 from atom.daemon.state_directory import StateDirectory
 
-COMMANDS = ("info", "pause", "resume", "leave", "reload", "trace")
+COMMANDS = ("info", "pause", "resume", "leave", "reload")
 _SERVICE = "atom.Control"
 _TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 64 << 20
-"""Longest answer that a client reads: the trace of one pass of a large model."""
+"""Longest answer that a client reads."""
 _REFUSALS = {kind.__name__: kind for kind in UserError.__subclasses__()}
 
 

@@ -73,13 +73,6 @@ class PassShares:
             "waiting": {reason: round(self._share(s), 4) for reason, s in self.waits_s.items()},
         }
 
-    def text(self) -> str:
-        """ "the device computes 92.3% of 1.240 s; waits: link 5.1%, host 2.6%"."""
-        longest = sorted(self.waits_s.items(), key=lambda item: -item[1])
-        words = [f"{r} {self._share(s):.1%}" for r, s in longest if s > NEGLIGIBLE_S]
-        computes = f"the device computes {self.share:.1%} of {self.seconds:.3f} s"
-        return f"{computes}; waits: {', '.join(words)}" if words else computes
-
     def _share(self, seconds: float) -> float:
         return seconds / self.seconds if self.seconds else 0.0
 

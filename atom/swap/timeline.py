@@ -22,12 +22,11 @@ between events, and that what goes from device to device takes its share of thei
 """
 
 import math
-import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Literal
 
 from atom.swap.crossing import OUTGOING, hops
 from atom.swap.schedule import (
@@ -119,17 +118,6 @@ class Span:
     @property
     def seconds(self) -> float:
         return self.end_s - self.start_s
-
-    def to_json(self, names: Sequence[str] = ()) -> dict[str, Any]:
-        """What others draw. `names`: of the sub-models, in order; without, their numbers."""
-        number = self.sub_model
-        name = names[number] if number < len(names) and names[number] else f"sub-model {number}"
-        kind = re.sub(r"(?<!^)([A-Z])", r" \1", type(self.event).__name__).lower()
-        event = asdict(self.event)
-        return {
-            "kind": kind, "name": name, "event": event, "device": self.device,
-            "start_s": self.start_s, "end_s": self.end_s,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ ADDRESS = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}/run/tiny/owner/{PEER_ID}"
 GOOD: dict[str, tuple[str, ...]] = {
     "start": ("run.toml",), "plan": ("run.toml",), "join": (ADDRESS,), "id": ("tiny",),
     "watch": (ADDRESS,), "dashboard": (ADDRESS,),
-    "contributions": (ADDRESS,), "trace": ("x.json",), "export": ("out",),
+    "contributions": (ADDRESS,), "export": ("out",),
     "sample": (".", "A word"),
 }  # fmt: skip
 """What a command takes before the option that is spoilt."""
@@ -64,7 +64,6 @@ OF_ANY_COMMAND: dict[str, Bad] = {
     "state": NO_DAEMON,
     "address": NO_RUN,
     "run_file": (*NO_FILE, (USAGE, ())),
-    "file": (*NO_PLACE, (USAGE, ())),
 }
 """By the name of an option, or of an argument; of an argument () is to leave it out."""
 OF_ONE_COMMAND: dict[tuple[str, str], Bad] = {

@@ -40,9 +40,6 @@ class Target:
         self.calls.append(deadline_s)
         return "leaving"
 
-    def trace(self) -> tuple[list[dict[str, Any]], str]:
-        return [{}] * 2_000_000, "one line"
-
 
 def made(root: Path) -> StateDirectory:
     """A state directory that was made as a daemon makes it, and is in use by none."""
@@ -71,7 +68,8 @@ def test_every_command_arrives(served: tuple[Target, Path]) -> None:
     target, path = served
     assert ask(path, "info") == {"run": "demo", "round": 3}
     assert (ask(path, "pause"), ask(path, "resume")) == ("paused", "resumed")
-    assert ask(path, "trace") == [[{}] * 2_000_000, "one line"], "larger than gRPC's usual limit"
+    target.reloads = lambda: [{}] * 2_000_000
+    assert ask(path, "reload") == [{}] * 2_000_000, "larger than gRPC's usual limit"
     assert ask(path, "leave", 12.5) == "leaving"
     ask(path, "leave", None)
     assert target.calls == ["pause", "resume", 12.5, None]
@@ -151,8 +149,9 @@ def test_any_folder_will_do(tmp_path: Path, name: str) -> None:
 
 def test_an_answer_is_bounded(served: tuple[Target, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "MAX_ANSWER_BYTES", 4096)
+    served[0].reloads = lambda: [{}] * 2000
     with pytest.raises(ControlError, match="longer than 4,096 bytes"):
-        ask(served[1], "trace")
+        ask(served[1], "reload")
 
 
 def test_a_disk_that_turned_read_only_lets_it_end(

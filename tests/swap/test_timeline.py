@@ -301,12 +301,11 @@ def test_a_recording_begins_with_its_first_span() -> None:
     assert Timeline(()).seconds == 0
 
 
-def test_figures_in_one_line() -> None:
+def test_figures_are_shares_of_the_pass() -> None:
     at_work = {Load(0, 0): (0.0, 1.0), Forward(0, 0): (1.0, 9.0), GradientOut(0): (9.0, 10.0)}
     spans = tuple(Span(event, *times) for event, times in at_work.items())
     figures = PassShares.of(Timeline(spans))
-    assert figures.text() == ("the device computes 80.0% of 10.000 s; waits: link 10.0%, end 10.0%")
     shown = figures.to_json()
     assert (shown["pass_seconds"], shown["computing"]) == (10.0, 0.8)
     assert {k: v for k, v in shown["waiting"].items() if v} == {"link": 0.1, "end": 0.1}
-    assert PassShares.of(Timeline(())).text() == "the device computes 0.0% of 0.000 s"
+    assert PassShares.of(Timeline(())).share == 0.0

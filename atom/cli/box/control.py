@@ -1,4 +1,4 @@
-"""Find the daemon that a command means, and ask it: `atom info`, `atom reload`, `atom trace`."""
+"""Find the daemon that a command means, and ask it: `atom info`, `atom reload`."""
 
 import json
 import os
@@ -12,11 +12,9 @@ import typer
 from rich.text import Text
 
 from atom.base.errors import ControlError, StorageError, UserError
-from atom.cli.shell.signals import refuse_folders, write_whole
 from atom.cli.shell.terminal import stderr_console, stdout_console
 from atom.config.places import base_folder
 from atom.daemon.state_directory import StateDirectory
-from atom.extras.chrome_trace import chrome_trace
 
 _START_HINT = (
     "start one with `atom join` or `atom start`, or name its state directory with --state DIR"
@@ -64,23 +62,6 @@ def ask_daemon(state: Path | None, command: str, *arguments: Any) -> Any:
     from atom.daemon.control import ask  # gRPC: a quarter of a second
 
     return ask(find_daemon(state), command, *arguments)
-
-
-def save_trace(file: Path, state: Path | None) -> None:
-    """Writes the Chrome trace of the pass that was recorded last, and prints one line of figures.
-
-    Raises: ControlError, also where none was recorded yet; StorageError.
-    """
-    refuse_folders(file, "trace.json")
-    with stderr_console().status("asking the daemon"):
-        spans, summary = ask_daemon(state, "trace")
-        if not summary:
-            why = "is the daemon paused, or waiting for others? see `atom info`"
-            raise ControlError("no pass has begun and ended yet", why)
-        trace = chrome_trace(spans, f"{ask_daemon(state, 'info')['run']}: one pass")
-    write_whole(file, lambda place: place.write_text(trace, encoding="utf-8"))
-    typer.echo(summary)
-    typer.echo(f"{file}: open it in https://ui.perfetto.dev or chrome://tracing", err=True)
 
 
 def find_daemon(state: Path | None, home: Path | None = None) -> Path:

@@ -424,10 +424,6 @@ class Peer:
             "state_directory": str(self._box.state.root),
         }
 
-    def trace(self) -> tuple[Sequence[Mapping[str, Any]], str]:
-        """As `PassWatch.trace`."""
-        return self._replica.watch.trace()
-
     def pause(self) -> str:
         said = self._pauses.pause()
         self._on_change()

@@ -1,12 +1,11 @@
 """What is learnt from a replica's passes: how large they may be, and how their time is spent.
 
 Timing every event of every pass would cost a little all the time, and nobody could read it all. So
-one pass in LOOK_S is recorded, for the figures that a daemon shows, and whichever is asked for.
+one pass in LOOK_S is recorded, for the figures that a daemon shows.
 """
 
 import threading
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,8 +108,8 @@ class PassWatch:
         self._recording: Recording | None = None
         self._steps: deque[Span] = deque(maxlen=_STEP_SPANS)
         self._due = float("-inf")
-        self._latest: tuple[Timeline, Sequence[str]] | None = None
-        """What the pass looked at last did, and its sub-models' names."""
+        self._latest: Timeline | None = None
+        """What the pass looked at last did."""
 
     def begin(self) -> Observer | None:
         """Who is to be told of the pass that begins now; None: nobody. After one that was not sound
@@ -122,29 +121,20 @@ class PassWatch:
             self._recording = Recording() if looks else None
             return self._recording
 
-    def end(self, names: Sequence[str]) -> None:
-        """The pass that began last was sound. `names`: of its sub-models, in order."""
+    def end(self) -> None:
+        """Keep what was recorded of the pass that began last, which was sound."""
         if self._recording is not None:
-            self._latest = self._with_steps(self._recording.spans), names
+            self._latest = self._with_steps(self._recording.spans)
             self._recording = None
 
     def stepped(self, event: Observed, start_s: float, end_s: float, device: int = 0) -> None:
         """The optimizer's observer: its work may fall into a pass."""
         self._steps.append(Span(event, start_s, end_s))
 
-    def trace(self) -> tuple[list[dict[str, Any]], str]:
-        """Spans (`Span.to_json`) and a line of figures of the pass looked at last; empty if there
-        is none yet."""
-        if self._latest is None:
-            return [], ""
-        timeline, names = self._latest
-        spans = [span.to_json(names) for span in timeline.spans]
-        return spans, PassShares.of(timeline).text()
-
     def figures(self) -> dict[str, Any] | None:
         """Of the latest pass looked at, as `PassShares.to_json` has them; None: none yet."""
         latest = self._latest
-        return None if latest is None else PassShares.of(latest[0]).to_json()
+        return None if latest is None else PassShares.of(latest).to_json()
 
     def _with_steps(self, spans: list[Span]) -> Timeline:
         began = min((span.start_s for span in spans), default=0.0)

@@ -85,7 +85,6 @@ class Replica:
         )
         self.watch = PassWatch(clock)
         """Looks at some of the passes, unless there is an observer for all of them."""
-        self._names = [part.name for part in program.sub_models]
         self._sequences = program.values[program.batch_inputs[0]].shape[0]
         """Of a micro-batch."""
         self._stepper = Stepper(
@@ -172,7 +171,7 @@ class Replica:
             self._seeds.set_state(drawn)
             raise
         self._limits = self._limits.after_sound()
-        self.watch.end(self._names)
+        self.watch.end()
         sequences, loss_sum = self._summed(losses)
         self._arena.count(sequences, loss_sum)
         self._rule.pass_ended()

@@ -269,15 +269,6 @@ def test_of_many_void_passes_for_one_cause_few_are_said(peer: Peer, notes: Notes
     ]
 
 
-def test_a_trace_is_there_when_the_pass_has_ended(peer: Peer) -> None:
-    assert peer.trace() == ([], "")
-    peer._replica.watch.begin()
-    peer._replica.watch.end(["all"])
-    trace, summary = peer.trace()
-    assert trace == [], "it did nothing"
-    assert summary.startswith("the device computes")
-
-
 def test_before_its_state_is_rebuilt_it_is_at_the_beginning(peer: Peer, member: Membership) -> None:
     """Also to whoever asks before it is started: metrics are scraped from then on."""
     told = peer.info()

@@ -146,9 +146,9 @@ def test_a_replica_looks_at_its_sound_passes(device: CpuDevice) -> None:
     replica.evaluate(batches(1, 3))
     assert replica.watch.figures() is None, "none was sound"
     replica.run_pass(batches(2, 1))
-    trace, summary = replica.watch.trace()
-    assert ("backward", "blocks.1") in {(span["kind"], span["name"]) for span in trace}
-    assert "the device computes" in summary
+    figures = replica.watch.figures()
+    assert figures is not None
+    assert figures["computing"] > 0
 
 
 # --- state --------------------------------------------------------------------------------------

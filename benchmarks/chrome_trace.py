@@ -6,8 +6,12 @@ are named by metadata events ("M").
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
+
+from atom.swap.timeline import Span
 
 ROWS = {
     "optimizer step": "optimizer",
@@ -22,8 +26,24 @@ ROWS = {
 """Kind of work → row, from top to bottom. What shares a row happens one after the other."""
 
 
+def span_json(span: Span, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a viewer draws of a span.
+
+    Args:
+        span: the span.
+        names: names of the sub-models, in order; without, their numbers are shown.
+    """
+    number = span.sub_model
+    name = names[number] if number < len(names) and names[number] else f"sub-model {number}"
+    kind = re.sub(r"(?<!^)([A-Z])", r" \1", type(span.event).__name__).lower()
+    return {
+        "kind": kind, "name": name, "event": asdict(span.event), "device": span.device,
+        "start_s": span.start_s, "end_s": span.end_s,
+    }  # fmt: skip
+
+
 def chrome_trace(spans: Sequence[Mapping[str, Any]], title: str) -> str:
-    """The trace of one pass. `spans`: as `Span.to_json` (`atom/swap/timeline.py`) has them.
+    """Return the trace of one pass, whose spans are as `span_json` has them.
 
     Spans of a row never overlap: clocks of host and device may differ by microseconds, and a
     viewer would take an overlap for one call within another.

@@ -3,9 +3,10 @@
 import json
 from typing import Any, get_args
 
+import programs  # noqa: F401 - makes benchmarks importable
 import pytest
+from chrome_trace import chrome_trace, span_json
 
-from atom.extras.chrome_trace import chrome_trace
 from atom.swap.schedule import (
     Backward,
     Forward,
@@ -27,7 +28,7 @@ EVERY_KIND = (
 
 def rows_of(*spans: Span, names: tuple[str, ...] = ()) -> dict[str, list[dict[str, Any]]]:
     """Per named row, in the order of the file."""
-    events = json.loads(chrome_trace([span.to_json(names) for span in spans], "a pass"))
+    events = json.loads(chrome_trace([span_json(span, names) for span in spans], "a pass"))
     assert events["traceEvents"][0]["args"] == {"name": "a pass"}
     rows: dict[int, list[dict[str, Any]]] = {}
     titles = {}
@@ -68,7 +69,7 @@ def test_clocks_that_differ_make_no_span_overlap(begins_s: float) -> None:
 
 
 def test_devices_of_a_group_have_rows_of_their_own() -> None:
-    spans = [Span(Forward(n, 0), 0.0, 1.0 + n, device=n).to_json() for n in range(2)]
+    spans = [span_json(Span(Forward(n, 0), 0.0, 1.0 + n, device=n)) for n in range(2)]
     events = json.loads(chrome_trace(spans, "a pass"))["traceEvents"]
     drawn = [(event["pid"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
     assert drawn == [(1, 0.0, 1e6), (2, 0.0, 2e6)], "at once"
