@@ -20,12 +20,14 @@ from atom.models.sampling import Sampling, continuations
 from atom.models.source import SourceError
 
 MOST_TEXTS = 8
-"""In one pass."""
+"""Prompts that go through the device together, at most."""
 _LINES = "\n\t"
 
 
 @dataclass(frozen=True)
 class SampleRequest:
+    """The arguments of `atom sample`."""
+
     folder: Path
     """State directory of a peer, or a folder of `atom export`."""
     prompts: tuple[str, ...]
@@ -36,7 +38,16 @@ class SampleRequest:
 
 
 def show_samples(asked: SampleRequest) -> None:
-    """Prints the texts. Raises: typer.BadParameter, UserError."""
+    """Print how a model continues each prompt.
+
+    Args:
+        asked: the arguments of the command.
+
+    Raises:
+        typer.BadParameter: an argument is not usable.
+        StorageError: the folder is none, or holds no model.
+        UserError: the model cannot be computed here.
+    """
     _check(asked)
     console = TerminalConsole()
     try:
@@ -84,7 +95,7 @@ def _check(asked: SampleRequest) -> None:
 def _print(
     tokenizer: Tokenizer, prompts: Sequence[list[int]], told: Iterator[Mapping[int, int]]
 ) -> None:
-    """The first text as it comes, the others after it."""
+    """Print the first text while it grows, and the others after it."""
     texts = [list(prompt) for prompt in prompts]
     said = 0
     for tokens in told:
@@ -97,8 +108,10 @@ def _print(
 
 
 def _say(text: str, said: int, is_whole: bool = False) -> int:
-    """What of `text` comes after the first `said` signs; how many those are. A sign whose last
-    bytes are to come waits for them."""
+    """Print the new part of `text`, after its first `said` characters, and return its length.
+
+    A character whose last bytes have not come yet waits for them.
+    """
     new = text[said:] if is_whole else text[said:].rstrip("�")
     typer.echo(printable(new, _LINES), nl=False)
     return len(new)

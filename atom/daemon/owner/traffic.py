@@ -1,5 +1,5 @@
-"""What a peer's line carried, by day of this machine's calendar, kept over restarts; and when a
-month's allowance ([network] per_month) is used up.
+"""Bytes that a peer's line carried, by day of this machine's calendar, kept over restarts; and a
+month's allowance ([network] per_month), which may be used up.
 
 A peer leaves in order while there is room for what its leaving may take. Stopping at the last byte
 would break the exchange that it is in, and a peer that only stood still would fetch every result.
@@ -25,22 +25,23 @@ WRITTEN_EVERY_S = 10.0
 MOST_DAYS = 62
 MOST_FILE_BYTES = 1 << 16
 AVERAGES_A_ROUND = 4
-"""Of a member's line, up and down together, where lines are alike: `swarm.exchange.choice`."""
+"""Averages that a member's line carries in a round, up and down together, where lines are alike:
+`swarm.exchange.choice`."""
 ROUNDS_IN_RESERVE = 2
 """The one under way, and one that sees the counted work committed."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """As of one moment. Bytes are both ways together, without TLS and the DHT."""
+    """The traffic at one moment. Bytes are both ways together, without TLS and the DHT."""
 
     now: datetime
-    """On the wall, without a time zone."""
+    """Time on the wall, without a time zone."""
     days: dict[str, int] = field(default_factory=dict)
-    """By date, "2026-11-27". A clock that was wrong counted for another day, and took nothing from
-    this one."""
+    """Bytes by date, "2026-11-27". A clock that was wrong counted for another day, and took nothing
+    from the right one."""
     round_bytes: int = 0
-    """What a round may take, at most."""
+    """Bytes that a round may take, at most."""
     per_month: int | None = None
     """The allowance; None: there is none."""
 
@@ -69,13 +70,13 @@ class Traffic:
 
     @property
     def next_month(self) -> datetime:
-        """Its first moment."""
+        """The first moment of the next month."""
         first = self.now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         year, month = divmod(first.month, 12)
         return first.replace(year=first.year + year, month=month + 1)
 
     def plus(self, count: int) -> "Traffic":
-        """So many bytes more, now."""
+        """Return the traffic with `count` more bytes at this moment."""
         day = f"{self.now:%Y-%m-%d}"
         days = self.days | {day: self.today_bytes + count}
         return replace(self, days=dict(sorted(days.items())[-MOST_DAYS:]))
@@ -93,8 +94,16 @@ class Traffic:
 
 
 def most_round_bytes(carried: int, members: int, average_bytes: int) -> int:
-    """What a round may take. `carried`: in the last one, which had so many members. It may have
-    served states and text besides: no exchange takes more than that of one who owns all parts."""
+    """Return the bytes that a round may take.
+
+    The line may have served states and text besides: an exchange takes at most the bytes of a
+    member that owns all parts.
+
+    Args:
+        carried: bytes of the last round.
+        members: members of the last round.
+        average_bytes: bytes of one average.
+    """
     most = 2 * members * average_bytes
     return max(min(carried, most), AVERAGES_A_ROUND * average_bytes)
 
@@ -106,14 +115,16 @@ def used_text(today_bytes: int, month_bytes: int, per_month_bytes: int | None) -
 
 
 def line_text(path: Path, now: datetime) -> str:
-    """What the line of the peer carried that keeps it there, and why it does not start, if so;
-    empty: nothing is known."""
+    """Return in words the traffic kept at `path`, and why the peer may not start, if so.
+
+    Empty text if nothing is known.
+    """
     kept = kept_traffic(path, now)
     return ": ".join(filter(None, (str(kept) if kept.days else "", kept.why_not)))
 
 
 def kept_traffic(path: Path, now: datetime) -> Traffic:
-    """What was written there last; a damaged file is no reason not to start."""
+    """Return the traffic that was written last; a damaged file is no reason not to start."""
     try:
         with path.open("rb") as file:
             said = json.loads(file.read(MOST_FILE_BYTES))
@@ -157,12 +168,12 @@ class TrafficCounter:
 
     @property
     def traffic(self) -> Traffic:
-        """As of the last `count`."""
+        """The traffic at the last `count`."""
         with self._lock:
             return self._traffic
 
     def count(self, per_month: int | None, round_bytes: int, room: DiskRoom) -> Traffic:
-        """As of now."""
+        """Count the bytes until now, and write them down if that is due."""
         carried, counted = self._carried(), self._counted
         with self._lock:
             as_now = replace(
@@ -176,7 +187,7 @@ class TrafficCounter:
         return self._traffic
 
     def write(self, room: DiskRoom) -> None:
-        """What was counted so far, whole or not at all."""
+        """Write the counted bytes to the disk, whole or not at all."""
         now = self._traffic
         kept = {"days": now.days, "round_bytes": now.round_bytes, "per_month": now.per_month}
         room.attempt("traffic", lambda: write_atomically(self._path, json.dumps(kept).encode()))
