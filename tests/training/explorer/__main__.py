@@ -8,7 +8,7 @@ import argparse
 import sys
 
 from .bounds import LONG, LYING
-from .mutants import MUTANTS, planted
+from .mutants import MUTANTS
 from .search import Verdict, search, walks
 
 
@@ -26,8 +26,7 @@ def main() -> int:
     for seed, bounds in enumerate(chosen):
         failed |= _tell(f"{bounds.name}: walks", walks(bounds, seed, share_s))
     for mutant in MUTANTS:
-        with planted(mutant.patches):
-            verdict = search(mutant.bounds, tidies=mutant.tidies)
+        verdict = mutant.search()
         failed |= verdict.trouble != mutant.trouble
         _line(mutant.name, verdict, verdict.trouble or "NOT FOUND")
     return failed

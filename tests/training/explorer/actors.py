@@ -15,6 +15,7 @@ from atom.swarm.chain import commit as chain_commit
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
+    ChainRules,
     Commit,
     Head,
     MemberCount,
@@ -23,10 +24,11 @@ from atom.swarm.chain.commit import (
     Voter,
     canonical_digest,
     signed_by,
-    standing,
     vote_payload,
 )
 from atom.swarm.chain.messages import Promise
+from atom.swarm.chain.succession import next_voters
+from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round import RoundMachine, RoundPatience, RoundTerms
@@ -40,9 +42,10 @@ TICK_S, LONG_S = 1.0, 5.0
 longer than a promise waits for its exchange."""
 PATIENCE = RoundPatience(
     prevote=0.5, promise=0.5, testimony=0.5, quiet=0.5, rank=0.0, holding=0.5, behind=0.0,
-    standstill=1000.0, retry=0.5, grace=12.0,
+    standstill=1000.0, retry=0.0, grace=12.0,
 )  # fmt: skip
-"""Short enough that every timer has expired at a tick, and no penalty (20 s) has."""
+"""Short enough that every timer has expired at a tick, and no penalty (20 s) has. No leader is
+ignored for calling too often: a call may be as late as it likes."""
 
 chain_commit.verify = functools.lru_cache(1 << 16)(chain_commit.verify)
 """Real signatures. The search asks about the same one again and again."""
@@ -54,7 +57,7 @@ def _identity(number: int) -> Identity:
 
 
 _BY_ID = {one.peer_id: one for one in map(_identity, range(len(NAMES)))}
-IDENTITIES = [_BY_ID[v.peer_id] for v in standing(Voter(p, b"") for p in _BY_ID)]
+IDENTITIES = [_BY_ID[peer_id] for peer_id in sorted(_BY_ID)]
 NUMBERS = {one.peer_id: number for number, one in enumerate(IDENTITIES)}
 
 
@@ -114,7 +117,10 @@ def first_place(voters: int) -> Place:
     """Return the head at which all begin: an ordinary round that had all of them as members."""
     electorate = tuple(sorted(voter(number) for number in range(voters)))
     members = tuple(each.peer_id for each in electorate)
-    return Place(Head(b"h" * 32, 0, 64, 64, electorate, members), b"s" * 32)
+    rules = ChainRules(BATCH, LAST_ROUND, trusted=frozenset(members))
+    tenures = from_the_start(members)
+    head = Head(b"h" * 32, 0, 64, 64, electorate, members, tenures=tenures, rules=rules)
+    return Place(head, b"s" * 32)
 
 
 def place_after(place: Place, commit: Commit) -> Place:
@@ -122,6 +128,13 @@ def place_after(place: Place, commit: Commit) -> Place:
     state = canonical_digest("state", [place.state_digest, value.result_digest])
     commits, heads = (*place.commits, commit), (*place.heads, place.head)
     return Place(place.head.after(value), state, commits, heads)
+
+
+def forks_of(place: Place, ours: Place) -> tuple[Head, ...]:
+    """Return the heads from which branches depart on the way to a place, beyond our own chain."""
+    chain, known = (*place.heads, place.head), (*ours.heads, ours.head)
+    steps = zip(place.commits, chain, chain[1:], strict=False)
+    return tuple(head for commit, head, after in steps if commit.survivors and after not in known)
 
 
 def new_machine(number: int, life: int, place: Place, branches: bool) -> RoundMachine:
@@ -198,6 +211,9 @@ def value_of(
         promises: answers to this ballot, of some of the members or of all.
     """
     result, norm = mean_of(ballot, members)
+    there = {member.voter for member in members}
+    idle = {who for who, p in promises.items() if not p.sequences and who not in there}
+    leaving = {who.peer_id for who in there | idle if who in promises and promises[who].leaving}
     return Value(
         parent=place.head.digest,
         round=place.head.round + 1,
@@ -206,7 +222,7 @@ def value_of(
         gradient_norm=norm,
         parent_state_digest=place.state_digest,
         contributions=members,
-        voters_next=tuple(Voter(v.peer_id, v.incarnation) for v in place.head.voters),
+        voters_next=next_voters(place.head, (), members, idle, leaving),
     )
 
 

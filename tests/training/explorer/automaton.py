@@ -40,7 +40,7 @@ from atom.training.round.events import (
 )
 
 from . import actors
-from .actors import TICK_S, Place, mean_of, offered, place_after
+from .actors import TICK_S, Place, forks_of, mean_of, norm_of, offered, place_after
 from .snapshots import copy_of, key_of
 
 
@@ -201,7 +201,7 @@ def _local(process: Process) -> Local:
 def _is_well_formed(message: Message) -> bool:
     try:
         return decode(encode(message)) == message
-    except PeerRefused:
+    except (PeerRefused, OverflowError):
         return False
 
 
@@ -247,17 +247,23 @@ class _Run:
         self.process.fetching.pop(digest)
         if is_here:
             self._has(digest)
-        self._handle(ResultFetched(digest, is_here))
+        self._handle(ResultFetched(digest, is_here, norm_of(digest)))
 
     def overtaken(self, claim: View, place: Place) -> None:
         """A donor shows a preferred head and serves the chain that leads there, checked."""
         self.process.now += TICK_S
         self._handle(Tick(claim))
         for donor in self.asked:
-            self._handle(ChainFetched(donor, place.head))
+            forks = forks_of(place, self.process.place)
+            self._handle(ChainFetched(donor, place.head, forks))
             self._handle(Tick(claim))
 
     def caught_up(self, place: Place) -> None:
+        """Move to a donor's place, unless a branch leads there that we have not agreed to."""
+        agreed = self.process.catching_up.forks if self.process.catching_up else None
+        forks = {head.digest for head in forks_of(place, self.process.place)}
+        if agreed is not None and not forks <= agreed:
+            place = self.process.place
         self.process.catching_up = None
         self.outcome.moved = self.process.place, place
         self.process.place = place

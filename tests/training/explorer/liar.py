@@ -1,11 +1,12 @@
 """The liar's alphabet: well-formed messages, each possible at any time.
 
 It signs only its own name. It hears what is sent to it, sees how honest voters voted, and serves
-bytes for any result that it proposes.
+bytes for any result that it proposes. With each value it sends the best evidence that it can make.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (
@@ -18,38 +19,54 @@ from atom.swarm.chain.commit import (
     Vote,
     Voter,
     is_quorum,
+    signed_by,
 )
 from atom.swarm.chain.messages import (
     Abort,
     Accept,
     Accepted,
     AcceptedVote,
+    Averaged,
     CommitNotice,
     Message,
     Prepare,
     Promise,
     Ring,
 )
+from atom.swarm.chain.succession import (
+    PROMISE_DOMAIN,
+    RESULT_DOMAIN,
+    Evidence,
+    promise_payload,
+    result_payload,
+)
 
 from . import actors
-from .actors import BATCH, Place, norm_of, value_of, vote_of, voter
+from .actors import BATCH, Place, mean_of, norm_of, sign, value_of, vote_of, voter
 
 FORGED = b"f" * 32
 
 
 @dataclass(frozen=True)
 class Lead:
-    """A ballot of the liar, and the promises that it got for it."""
+    """A ballot of the liar, and the answers that it got to it."""
 
     me: Voter
     place: Place
     ballot: Ballot
     promises: Mapping[Voter, Promise]
+    reports: Mapping[Voter, Averaged]
+    first: "Lead | None" = None
+    """Its first ballot; None if this is the first."""
 
-    def members(self, *without: Voter) -> tuple[MemberCount, ...]:
+    def without(self, who: Voter) -> "Lead":
+        """Return the same ballot as if this voter had not answered."""
+        promises = {each: p for each, p in self.promises.items() if each != who}
+        return replace(self, promises=promises, first=self.first and self.first.without(who))
+
+    def members(self) -> tuple[MemberCount, ...]:
         """Return all that promised, and the liar."""
-        kept = {who: p for who, p in self.promises.items() if who not in without}
-        counts = [_count(who, p.sequences, p.loss_sum) for who, p in kept.items()]
+        counts = [_count(who, p.sequences, p.loss_sum) for who, p in self.promises.items()]
         return tuple(sorted([*counts, _count(self.me)], key=lambda each: each.peer_id))
 
     def value(self, members: tuple[MemberCount, ...] | None = None, **lies: object) -> Value:
@@ -57,6 +74,40 @@ class Lead:
         counts = self.members() if members is None else members
         value = value_of(self.place, self.ballot, counts, self.promises)
         return replace(value, **lies)  # type: ignore[arg-type]
+
+    def evidence(self, value: Value) -> Evidence:
+        """Return true signatures of others where there are any, and our own under everything."""
+        if self.first is not None and value.origin == self.first.ballot:
+            return self.first.evidence(value)
+        stay = {each.peer_id for each in value.voters_next}
+        leaving = {part.peer_id for part in value.contributions} - stay
+        promises = tuple(
+            self._promise(part, value, part.peer_id in leaving) for part in value.contributions
+        )
+        named = result_payload(
+            value.parent, value.origin, value.result_digest, value.gradient_norm
+        )
+        results = {
+            who: report.signature
+            for who, report in self.reports.items()
+            if (report.result_digest, report.gradient_norm)
+            == (value.result_digest, value.gradient_norm)
+        }
+        results[self.me] = self._sign(RESULT_DOMAIN, named)
+        votes = tuple(Vote(who, results[who]) for who in sorted(results))
+        return Evidence(promises, (), tuple(sorted(leaving)), votes)
+
+    def _promise(self, part: MemberCount, value: Value, leaves: bool) -> bytes:
+        if part.peer_id != self.me.peer_id:
+            given = self.promises.get(part.voter)
+            return FORGED * 2 if given is None else given.signature
+        work = part.sequences, part.loss_sum
+        state = value.parent_state_digest
+        payload = promise_payload(value.parent, value.origin, *work, state, leaves)
+        return self._sign(PROMISE_DOMAIN, payload)
+
+    def _sign(self, domain: str, payload: bytes) -> bytes:
+        return sign(actors.NUMBERS[self.me.peer_id], domain, signed_by(self.me, payload))
 
 
 def _count(who: Voter, sequences: int = BATCH, loss: float = 1.0) -> MemberCount:
@@ -78,6 +129,15 @@ def _huge_count(lead: Lead) -> Value:
     return lead.value((*others, _count(lead.me, MAX_SEQUENCES)))
 
 
+def _drops_another(lead: Lead) -> Value:
+    """Return a value as if one honest member had said that it leaves."""
+    value = lead.value()
+    others = {part.peer_id for part in value.contributions} - {lead.me.peer_id}
+    dropped = min(others, default="")
+    stay = tuple(each for each in value.voters_next if each.peer_id != dropped)
+    return replace(value, voters_next=stay)
+
+
 def _crowd(me: Voter) -> tuple[Voter, ...]:
     return tuple(Voter(me.peer_id, bytes([life]) * 16) for life in range(5))
 
@@ -97,6 +157,8 @@ VALUES: dict[str, Callable[[Lead], Value]] = {
     "members that did not promise": lambda lead: lead.value(
         tuple(_count(who) for who in lead.place.head.voters)
     ),
+    "a member that is said to leave": _drops_another,
+    "the result of its first exchange": lambda lead: (lead.first or lead).value(),
     "each member twice": lambda lead: lead.value(lead.members() * 2),
     "a count of 2**24": _huge_count,
     "an origin that never was": lambda lead: lead.value(origin=replace(lead.ballot, attempt=0)),
@@ -145,39 +207,55 @@ class Liar:
     ) -> Iterator[Message]:
         parent = place.head.digest
         yield Prepare(parent, ballot)
-        promises = {
-            sender: message
-            for sender, message in heard
-            if isinstance(message, Promise) and message.ballot == ballot
-        }
         if ballot.attempt > self._attempts:
             return
-        lead = Lead(self.me, place, ballot, promises)
-        if to in promises:
+        lead = self._lead(place, ballot, heard)
+        if ballot.attempt > 1:
+            lead = replace(lead, first=self._lead(place, replace(ballot, attempt=1), heard))
+        if to in lead.promises:
             yield Ring(parent, ballot, lead.members())
             yield Abort(parent, ballot, Reason.STATE_MISMATCH)
             yield Abort(parent, ballot, Reason.NO_QUORUM)
-        for name in self._values:
-            value = VALUES[name](lead)
+        for name, crew in product(self._values, (lead, lead.without(to))):
+            value = VALUES[name](crew)
             self.results.add(value.result_digest)
-            yield Accept(parent, ballot, value)
+            yield Accept(parent, ballot, value, crew.evidence(value))
             ours = (vote_of(self._number, value, ballot),)
             yield from (CommitNotice(Commit(value, ballot, ours * often)) for often in (1, 3))
+
+    def _lead(self, place: Place, ballot: Ballot, heard: list[tuple[Voter, Message]]) -> Lead:
+        promises, reports = dict[Voter, Promise](), dict[Voter, Averaged]()
+        for sender, message in heard:
+            if isinstance(message, Promise) and message.ballot == ballot:
+                promises[sender] = message
+            elif isinstance(message, Averaged) and message.ballot == ballot:
+                reports[sender] = message
+        return Lead(self.me, place, ballot, promises, reports)
 
     def _answers(self, place: Place, message: Message) -> Iterator[Message]:
         """Yield its answers to an honest coordinator."""
         parent = place.head.digest
         if isinstance(message, Prepare) and message.parent == parent:
-            forged = Lead(self.me, place, replace(message.ballot, attempt=99), {})
-            value = forged.value()
+            forged = Lead(self.me, place, replace(message.ballot, attempt=99), {}, {})
+            value, state = forged.value(), place.state_digest
             self.results.add(value.result_digest)
-            state = place.state_digest
-            for accepted in (None, Accepted(forged.ballot, value)):
-                yield Promise(parent, message.ballot, accepted, None, BATCH, 1.0, state)
+            payload = promise_payload(parent, message.ballot, BATCH, 1.0, state, False)
+            signature = self._sign(PROMISE_DOMAIN, payload)
+            for accepted in (None, Accepted(forged.ballot, value, forged.evidence(value))):
+                given = BATCH, 1.0, state, signature
+                yield Promise(parent, message.ballot, accepted, None, *given)
+        if isinstance(message, Ring) and message.parent == parent:
+            for digest in (mean_of(message.ballot, message.members)[0], FORGED):
+                named = message.ballot, digest, norm_of(digest)
+                payload = result_payload(parent, *named)
+                yield Averaged(parent, *named, self._sign(RESULT_DOMAIN, payload))
         if isinstance(message, Accept) and message.parent == parent:
             signed = vote_of(self._number, message.value, message.ballot)
             for signature in (signed.signature, b"f" * 64):
                 yield AcceptedVote(parent, message.ballot, signature)
+
+    def _sign(self, domain: str, payload: bytes) -> bytes:
+        return sign(self._number, domain, signed_by(self.me, payload))
 
     def _commits(
         self, head: Head, votes: Iterable[tuple[Voter, Ballot, Value]]

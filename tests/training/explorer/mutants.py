@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from atom.swarm.chain import commit
-from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
+from atom.base.reasons import Reason
+from atom.swarm.chain import commit, succession
+from atom.swarm.chain.commit import Ballot, Commit, Head, Voter, is_quorum, valid_votes
 from atom.swarm.chain.messages import CommitNotice
 from atom.training.round import (
     attempt,
     coordinator,
     election,
     electorate,
-    faults,
+    head_candidates,
     machine,
     participant,
     round_state,
@@ -27,15 +28,21 @@ from atom.training.round import (
 from atom.training.round.electorate import Electorate
 
 from .bounds import Bounds
+from .properties import PROPERTIES
+from .search import Verdict, search
 
 Patch = tuple[Any, str, Any]
 """A module or class, the name in it, and the replacement."""
 
-_BELIEVES = (participant, "certificate_problem", lambda head, commit: None)
+_BELIEVES = (participant, "commit_problem", lambda head, commit: None)
+
+
+_DECIDERS = (commit, succession, attempt, electorate, election, head_candidates)
+"""Modules that ask whether peers are a quorum."""
 
 
 def _quorum(is_quorum: Callable[..., bool]) -> list[Patch]:
-    return [(place, "is_quorum", is_quorum) for place in (commit, electorate, election)]
+    return [(place, "is_quorum", is_quorum) for place in _DECIDERS]
 
 
 def _half(voters: Sequence[Voter], present: AbstractSet[Voter]) -> bool:
@@ -49,7 +56,7 @@ def _by_peer(voters: Sequence[Voter], present: AbstractSet[Voter]) -> bool:
 
 def _by_number(head: Head, signed: Commit) -> None:
     """Count votes, not voters."""
-    return None if 2 * len(signed.votes) > len(head.voters) else commit.Reason.BAD_CERTIFICATE
+    return None if 2 * len(signed.votes) > len(head.voters) else Reason.BAD_CERTIFICATE
 
 
 def _vote_of_any_life(self: Any, sender: Voter, message: Any) -> None:
@@ -81,6 +88,28 @@ def _hears_of_any_head(self: Any, sender: Voter, message: Any) -> None:
 
 
 def _has_any(self: Any, value: Any, vouchers: Any, committed: bool) -> bool:
+    self._context.state.held.setdefault(value.result_digest, value.gradient_norm)
+    return True
+
+
+def _awaited_by_peer(self: Any) -> set[Voter]:
+    electors = {voter.peer_id for voter in self.electorate.voters}
+    members = {member.voter for member in self.members}
+    return {voter for voter in members - self.results.keys() if voter.peer_id in electors}
+
+
+def _signed_by_a_quorum(head: Head, signed: Commit) -> Reason | None:
+    """Check the signatures, and no rule for the value."""
+    return None if is_quorum(head.voters, valid_votes(signed)) else Reason.BAD_CERTIFICATE
+
+
+def _any_origin(self: Any, message: Any) -> Reason | None:
+    found: Reason | None = self._problem_of_claims(message.value, message.evidence)
+    return found
+
+
+def _any_leap(self: Any, number: int) -> bool:
+    self.highest_attempt = max(self.highest_attempt, number)
     return True
 
 
@@ -106,6 +135,14 @@ class Mutant:
     bounds: Bounds
     tidies: bool = True
     """Promises only grow, so letters become obsolete; not with this fault."""
+    only: str = ""
+    """Name of the property to look at; empty: all."""
+
+    def search(self) -> Verdict:
+        """Search with the fault planted."""
+        chosen = [PROPERTIES[self.only]] if self.only else PROPERTIES.values()
+        with planted(self.patches):
+            return search(self.bounds, tidies=self.tidies, properties=chosen)
 
 
 @contextmanager
@@ -129,47 +166,80 @@ _SHARED = ("B", "AC", "B")
 _TWO_HALVES = ("B", "A", "D", "C")
 _FAIR = ("all that promised",)
 _ACCEPTOR, _COORDINATOR = round_state.Acceptor, coordinator.Coordinator
+_PARTICIPANT = participant.Participant
+_AVERAGES_AGAIN = (_PARTICIPANT, "_must_finish", lambda self, ballot: False)
+
+_VOUCHED = (succession, "result_is_vouched", lambda *given: True)
 
 MUTANTS = (
     Mutant("any part of the voters is a quorum", _COMMITS,
-           (*_quorum(lambda voters, present: True), _BELIEVES), _within(3, 2, sees=_SHARED)),
+           (*_quorum(lambda voters, present: True), _BELIEVES), _within(3, 2, sees=_SHARED),
+           only="agreement"),
     Mutant("half of the voters is a quorum", _COMMITS, tuple(_quorum(_half)),
-           _within(4, 2, sees=_TWO_HALVES)),
+           _within(4, 2, sees=_TWO_HALVES), only="agreement"),
     Mutant("a restarted voter votes", _COMMITS,
            (*_quorum(_by_peer), (_COORDINATOR, "on_vote", _vote_of_any_life),
+            (attempt.Attempt, "awaited", _awaited_by_peer),
             (electorate, "alive_voters", _alive_by_peer),
             (election, "alive_voters", _alive_by_peer)),
-           _within(3, 2, crashes=1, restarts=1, faulty="B", sees=_SHARED)),
+           _within(3, 2, crashes=1, restarts=1, faulty="B", sees=_SHARED), only="agreement"),
     Mutant("accepted values are not finished", _CHOSEN,
-           ((attempt, "value_to_finish", lambda promises: None),), _within(3, 2, sees=_SHARED)),
+           ((attempt, "value_to_finish", lambda promises: None), _AVERAGES_AGAIN),
+           _within(3, 2, sees=_SHARED), only="one value chosen"),
     Mutant("accepted values are forgotten", _COMMITS,
-           ((_ACCEPTOR, "accept", lambda self, ballot, value: None),),
+           ((_ACCEPTOR, "accept", lambda self, ballot, value, evidence: None),),
            _within(3, 2, sees=_SHARED)),
     Mutant("a lower ballot is promised", _CHOSEN,
            ((_ACCEPTOR, "promise", _promise_anything),), _within(3, 2, sees=_SHARED),
-           tidies=False),
+           tidies=False, only="one value chosen"),
     Mutant("any ballot is accepted", _CHOSEN,
            ((_ACCEPTOR, "survivors_of", lambda self, ballot: ()),), _within(3, 2, sees=_SHARED),
-           tidies=False),
+           tidies=False, only="one value chosen"),
     Mutant("a majority of the living decides", _CERTIFICATE,
-           ((election, "electorate", _majority_of_the_rest), _BELIEVES),
-           _within(3, 2, branches=True)),
+           ((election, "electorate", _majority_of_the_rest), _BELIEVES, _VOUCHED),
+           _within(3, 2, branches=True), only="catch-up accepts it"),
     Mutant("messages about any head are heard", "peers with different heads average",
            ((machine.RoundMachine, "_on_message", _hears_of_any_head),),
            _within(2, 2, sees=("", "A")), tidies=False),
     Mutant("votes without the result", "voted for a result that is not here",
-           ((participant.Participant, "_is_at_hand", _has_any),), _within(3, 1)),
+           ((_PARTICIPANT, "_is_here", _has_any),), _within(3, 1)),
     Mutant("the chain with more samples is preferred",
            "a quorum's round was given up for a branch",
-           ((Head, "rank", property(_rank_by_work)), (faults, "claims_better", _claims_another)),
+           ((Head, "rank", property(_rank_by_work)),
+            (head_candidates, "claims_better", _claims_another)),
            _within(3, 2, branches=True, chases=1, sees=("B", "A", ""))),
     Mutant("a certificate counts votes, not voters", _CERTIFICATE,
-           ((participant, "certificate_problem", _by_number),),
+           ((participant, "commit_problem", _by_number),),
            _within(3, 0, lies=1, values=_FAIR)),
     Mutant("certificates are not checked", _CERTIFICATE, (_BELIEVES,),
            _within(3, 0, lies=1, values=_FAIR)),
     Mutant("votes are not checked", "an honest peer is called an offender",
-           ((coordinator, "voted", lambda *given: True),), _within(3, 1, lies=2)),
+           ((coordinator, "signature_holds", lambda *given: True),), _within(3, 1, lies=2)),
+    Mutant("evidence is not checked", "voted for a contribution that nobody promised",
+           ((participant, "unsupported", lambda *given: None),),
+           _within(3, 0, lies=5, liar=2, values=("counts that nobody promised",)),
+           only="true statements"),
+    Mutant("no quorum has to vouch for a result", "voted for a result that no quorum averaged",
+           (_VOUCHED,), _within(3, 0, lies=5, liar=2, values=("another result",))),
+    Mutant("a vote asks for evidence only",
+           "voted for a value that may not follow: wrong-head",
+           ((participant, "follows", lambda *given: None),),
+           _within(3, 0, lies=5, liar=2, values=("the last round",))),
+    Mutant("a commit asks for votes only", "applied a value that catch-up refuses: wrong-head",
+           ((participant, "follows", lambda *given: None),
+            (participant, "commit_problem", _signed_by_a_quorum)),
+           _within(3, 0, lies=5, liar=2, values=("the last round",)), only="catch-up accepts it"),
+    Mutant("a voter averages again", "averages again after it accepted a value",
+           (_AVERAGES_AGAIN,),
+           _within(2, 0, lies=6, liar=1, lying_ballots=2, values=_FAIR)),
+    Mutant("a value of any origin is accepted",
+           "gave up its value for that of an older exchange",
+           ((_PARTICIPANT, "_problem_of_value", _any_origin),),
+           _within(2, 0, lies=8, liar=1, lying_ballots=3,
+                   values=(*_FAIR, "the result of its first exchange"))),
+    Mutant("a ballot may be as high as it likes", "said something that others refuse as malformed",
+           ((round_state.RoundContext, "heard_attempt", _any_leap),),
+           _within(3, 1, ticks=1, lies=1)),
 )  # fmt: skip
 
 ALL_MUST_VOTE = _quorum(lambda voters, present: present >= set(voters))

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator
 
 from atom.base.errors import PeerRefused
-from atom.swarm.chain.commit import MemberCount, Value, Voter
+from atom.swarm.chain.commit import MemberCount, Value, Voter, is_quorum
 from atom.swarm.chain.commit_chain import verified_heads
+from atom.swarm.chain.succession import follows
 
 from . import actors
 from .actors import mean_of, norm_of, offered, voter
 from .automaton import Voted
-from .world import Applied, Averaged, Froze, Holds, Started, Step, World, certifiable
+from .world import Applied, Finished, Froze, Holds, Started, Step, World, certifiable
 
 
 def _raised(world: World, step: Step) -> str | None:
@@ -98,12 +99,60 @@ def _against_own_view(voted: Voted, facts: frozenset[object]) -> str | None:
     if value.contributions not in entered:
         return "other contributions than those of its exchange"
     averaged = any(
-        isinstance(fact, Averaged)
+        isinstance(fact, Finished)
         and (fact.number, fact.life, fact.start.ballot) == (voted.number, voted.life, value.origin)
         for fact in facts
     )
     result = mean_of(value.origin, value.contributions)[0]
     return "another result than its own" if averaged and value.result_digest != result else None
+
+
+def _unfounded(world: World, step: Step) -> str | None:
+    """Return a message if a vote's value is not the result of an exchange of a quorum, or may not
+    follow its head."""
+    assert step.outcome is not None
+    for voted in step.outcome.voted:
+        value, head = voted.value, world.places[voted.value.parent].head
+        if (problem := follows(head, value)) is not None:
+            return f"voted for a value that may not follow: {problem}"
+        facts = world.known(step.after.facts)
+        averaged = {
+            voter(fact.number, fact.life) for fact in facts
+            if isinstance(fact, Finished) and fact.start.ballot == value.origin
+            and mean_of(value.origin, fact.start.members)[0] == value.result_digest
+        } | ({world.liar.me} if world.liar else set())  # fmt: skip
+        members = {part.voter for part in value.contributions}
+        survivors = set(value.survivors)
+        if is_quorum(head.voters, averaged & members) or (survivors and survivors <= averaged):
+            continue
+        return "voted for a result that no quorum averaged"
+    return None
+
+
+def _reconsidered(world: World, step: Step) -> str | None:
+    """Return a message if a voter gives up a value for one that a decision could not lead to.
+
+    Once a quorum of honest voters has accepted a value, no quorum can average again: each voter
+    that accepted it stays out of later exchanges. So only the results of later exchanges may
+    replace a value that perhaps was decided.
+    """
+    assert step.outcome is not None
+    if not (step.outcome.voted or step.outcome.started):
+        return None
+    number, life = step.move[0], voter_life(world, step)
+    votes = [
+        fact for fact in world.known(step.after.facts & world.votes)
+        if (fact.number, fact.life, fact.survivors) == (number, life, ())
+    ]  # fmt: skip
+    for start in step.outcome.started:
+        if any(v.value.parent == start.parent and v.ballot < start.ballot for v in votes):
+            return "averages again after it accepted a value"
+    for voted in step.outcome.voted:
+        for other in votes if not voted.survivors else ():
+            same = other.value.parent != voted.value.parent or other.value == voted.value
+            if not same and voted.value.origin <= other.ballot < voted.ballot:
+                return "gave up its value for that of an older exchange"
+    return None
 
 
 def _false_statement(world: World, value: Value, facts: frozenset[object]) -> str | None:
@@ -231,6 +280,8 @@ PROPERTIES: dict[str, Property] = {
     "true statements": _untrue,
     "next voters": _other_electorate,
     "own exchange": _not_our_exchange,
+    "result of a quorum": _unfounded,
+    "kept votes": _reconsidered,
     "result is here": _without_result,
     "one head": _other_head,
     "one value chosen": _two_chosen,

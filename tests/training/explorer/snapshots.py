@@ -10,7 +10,7 @@ from enum import Enum
 from types import MethodType
 from typing import Any
 
-from atom.swarm.chain.commit import Voter
+from atom.swarm.chain.commit import Head, Voter
 from atom.training.round import RoundMachine
 from atom.training.round.events import View
 
@@ -25,9 +25,12 @@ _SHARED = {"terms", "patience", "sign", "_context", "_participant", "_at_our_hea
 TIMELESS = {
     "now", "entered", "since", "led_at", "led_by", "deadline", "overdue", "jitter", "out", "_lock",
     "_last_tick", "_seek_at", "_retry_at", "_cause_since", "_stalled_s", "_claimed_since",
+    "averages_since", "called_at", "calls", "_in_vain", "_answers",
 }  # fmt: skip
 """Attributes left out of a key. Clocks move only right before a tick, by more than any patience
-and by less than any penalty: so every timer has expired at every tick, whenever it began."""
+and by less than any penalty: so every timer has expired at every tick, whenever it began. Counts of
+calls only make pauses longer, which are zero here; peers that answered are counted, as all voters
+are."""
 
 
 def is_frozen(kind: type) -> bool:
@@ -63,6 +66,8 @@ def key_of(thing: Any) -> Key:
     kind = type(thing)
     if kind is Voter:
         return thing.peer_id, thing.incarnation, thing.absences
+    if kind is Head:
+        return thing.digest
     if isinstance(thing, View):
         return id(thing)  # the explorer makes each view once
     if isinstance(thing, float):

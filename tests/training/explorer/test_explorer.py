@@ -23,8 +23,7 @@ def test_every_order_of_events_within_short_bounds_is_sound(bounds: Bounds) -> N
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_fault_is_found(mutant: Mutant) -> None:
-    with planted(mutant.patches):
-        verdict = search(mutant.bounds, tidies=mutant.tidies)
+    verdict = mutant.search()
     assert verdict.trouble == mutant.trouble, "\n" + verdict.story()
 
 

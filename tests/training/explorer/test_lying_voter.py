@@ -12,7 +12,7 @@ from .fair import progress_problem
 from .liar import VALUES
 from .properties import PROPERTIES, Property
 from .search import search
-from .world import Averaged, Step, World
+from .world import Finished, Step, World
 
 pytestmark = pytest.mark.timeout(900)  # seconds of a free core; a busy one takes its time
 
@@ -41,7 +41,7 @@ def test_a_true_value_of_a_lying_voter_is_voted_for() -> None:
 
 def _is_applied(world: World, step: Step) -> str | None:
     assert step.outcome is not None
-    averaged = any(isinstance(fact, Averaged) for fact in world.known(step.after.facts))
+    averaged = any(isinstance(fact, Finished) for fact in world.known(step.after.facts))
     return "applied after a true exchange" if step.outcome.applied and averaged else None
 
 

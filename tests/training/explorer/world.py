@@ -14,6 +14,7 @@ from atom.swarm.chain.messages import (
     Abort,
     Accept,
     AcceptedVote,
+    Averaged,
     CommitNotice,
     Nack,
     Prepare,
@@ -66,7 +67,7 @@ class Froze(NamedTuple):
     ballot: Ballot
 
 
-class Averaged(NamedTuple):
+class Finished(NamedTuple):
     """A process finished an exchange."""
 
     number: int
@@ -363,7 +364,7 @@ class World:
         for ballot in outcome.froze:
             facts |= self.bit(Froze(number, local.life, ballot))
         for start in outcome.averaged:
-            facts |= self.bit(Averaged(number, local.life, start))
+            facts |= self.bit(Finished(number, local.life, start))
         for digest in outcome.made:
             facts |= self.bit(Holds(number, local.life, digest))
         for voted in outcome.voted:
@@ -405,6 +406,8 @@ class World:
             return False
         if isinstance(message, Promise):
             return local.attempt != (message.ballot, Stage.PREPARE)
+        if isinstance(message, Averaged):
+            return local.attempt != (message.ballot, Stage.RING)
         if isinstance(message, AcceptedVote):
             return local.attempt is None or local.attempt[0] != message.ballot
         highest = max((ballot for _, ballot in local.promised), default=None)
