@@ -325,7 +325,8 @@ class Participant:
         if survivors is None:
             return
         ours = acceptor.averaging.get(value.origin)
-        other = ours is not None and ours.digest not in (b"", value.result_digest)
+        entered = None if ours is None else (ours.members, ours.digest or value.result_digest)
+        other = entered not in (None, (value.contributions, value.result_digest))
         if other or context.state.held[value.result_digest] != value.gradient_norm:
             self._refuse(sender, message, Reason.DIGEST_MISMATCH)
             return

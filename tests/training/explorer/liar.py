@@ -84,9 +84,7 @@ class Lead:
         promises = tuple(
             self._promise(part, value, part.peer_id in leaving) for part in value.contributions
         )
-        named = result_payload(
-            value.parent, value.origin, value.result_digest, value.gradient_norm
-        )
+        named = result_payload(value.parent, value.origin, value.result_digest, value.gradient_norm)
         results = {
             who: report.signature
             for who, report in self.reports.items()
@@ -138,6 +136,13 @@ def _drops_another(lead: Lead) -> Value:
     return replace(value, voters_next=stay)
 
 
+def _without_itself(lead: Lead) -> Value:
+    """Return a value as if the liar had promised that it leaves: true, too, once it signs so."""
+    value = lead.value()
+    stay = tuple(each for each in value.voters_next if each.peer_id != lead.me.peer_id)
+    return replace(value, voters_next=stay)
+
+
 def _crowd(me: Voter) -> tuple[Voter, ...]:
     return tuple(Voter(me.peer_id, bytes([life]) * 16) for life in range(5))
 
@@ -158,7 +163,7 @@ VALUES: dict[str, Callable[[Lead], Value]] = {
         tuple(_count(who) for who in lead.place.head.voters)
     ),
     "a member that is said to leave": _drops_another,
-    "the result of its first exchange": lambda lead: (lead.first or lead).value(),
+    "its first exchange, and it leaves": lambda lead: _without_itself(lead.first or lead),
     "each member twice": lambda lead: lead.value(lead.members() * 2),
     "a count of 2**24": _huge_count,
     "an origin that never was": lambda lead: lead.value(origin=replace(lead.ballot, attempt=0)),

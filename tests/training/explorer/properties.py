@@ -185,7 +185,8 @@ def _bad_electorate(world: World, value: Value) -> str | None:
     if place is None or bounds.crashes or bounds.leaves or bounds.branches:
         return None
     members = {Voter(part.peer_id, part.incarnation) for part in value.contributions}
-    dropped = (set(place.head.voters) & members) - set(value.voters_next)
+    liars = {world.liar.me} if world.liar else set()  # it may leave
+    dropped = (set(place.head.voters) & members) - set(value.voters_next) - liars
     if dropped:
         return "an electorate without a voter that contributed"
     strangers = set(value.voters_next) - set(place.head.voters) - members

@@ -7,10 +7,26 @@ from small pools of heads, ballots and voters, so messages often concern the sam
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from scene import HEAD, KEYS, MATE, ME, RESULT, STATE, US, VOTERS, Scene, lease
+from scene import (
+    HEAD,
+    KEYS,
+    MATE,
+    ME,
+    NORM,
+    RESULT,
+    STATE,
+    US,
+    VOTERS,
+    Scene,
+    lease,
+    promise,
+    signed,
+    supported,
+)
 
 from atom.base.errors import PeerRefused
 from atom.swarm.chain.commit import (
@@ -24,7 +40,6 @@ from atom.swarm.chain.commit import (
     Value,
     Vote,
     Voter,
-    signed_by,
     vote_payload,
 )
 from atom.swarm.chain.commit_chain import parse_commits, record_of, verified_heads
@@ -34,6 +49,7 @@ from atom.swarm.chain.messages import (
     Accept,
     Accepted,
     AcceptedVote,
+    Averaged,
     CommitNotice,
     Message,
     Nack,
@@ -46,6 +62,7 @@ from atom.swarm.chain.messages import (
     decode,
     encode,
 )
+from atom.swarm.chain.succession import RESULT_DOMAIN, Evidence, next_voters, result_payload
 from atom.training.round import RoundMachine, RoundTerms
 from atom.training.round.events import (
     Apply,
@@ -112,33 +129,62 @@ class Forger:
         return self.one(HONEST, (), tuple(map(self.count, self.some())))
 
     def value(self) -> Value:
+        members, survivors = self.members(), self.one((), self.some())
+        due = next_voters(HEAD, survivors, members, set(), set())
         return Value(
             parent=self.parent(),
             round=self.one(HEAD.round + 1, 0, LAST_ROUND, 2**40),
             origin=self.ballot(),
             result_digest=self.digest(),
-            gradient_norm=self.one(1.0, 0.0, 1e-30, 1e300),
+            gradient_norm=self.one(NORM, 0.0, 1e-30, 1e300),
             parent_state_digest=self.one(STATE, b"", b"t" * 32),
-            contributions=self.members(),
-            voters_next=self.one(VOTERS, (), self.some()),
-            survivors=self.one((), self.some()),
+            contributions=members,
+            voters_next=self.one(due, (), self.some()),
+            survivors=survivors,
         )
 
+    def evidence(self, value: Value) -> Evidence:
+        """Draw true signatures, perhaps under another value."""
+        true = supported(value, self.one(VOTERS, self.some()))
+        return self.one(true, Evidence(), replace(true, leaving=(MATE.peer_id,)))
+
     def accepted(self) -> Accepted | None:
-        return self.one(None, Accepted(self.ballot(), self.value()))
+        value = self.value()
+        return self.one(None, Accepted(self.ballot(), value, self.evidence(value)))
 
     def commit(self) -> Commit:
         """Draw true signatures, mostly of all voters, and perhaps a false one."""
         value, ballot = self.value(), self.ballot()
         payload = vote_payload(value.parent, ballot, value.digest(), value.survivors)
         votes = [
-            Vote(v, KEYS[v.peer_id].sign(VOTE_DOMAIN, signed_by(v, payload)))
-            for v in self.one(VOTERS, self.some())
+            Vote(voter, signed(voter, VOTE_DOMAIN, payload))
+            for voter in self.one(VOTERS, self.some())
         ]
         votes += self.one([], [Vote(self.voter(), b"f" * 64)])
         return Commit(value, ballot, tuple(votes))
 
-    def message(self) -> Message:
+    def promise(self, sender: Voter) -> Promise:
+        """Draw a promise of the sender; its signature may be under another state."""
+        count = self.count(sender)
+        given = promise(
+            self.ballot(), count.sequences, self.one(STATE, b"t" * 32), sender, count.loss_sum
+        )
+        return replace(
+            given,
+            parent=self.parent(),
+            accepted=self.accepted(),
+            accepted_before_branch=self.accepted(),
+            state_digest=self.one(given.state_digest, b""),
+            leaving=self.one(False, True),
+        )
+
+    def averaged(self, sender: Voter) -> Averaged:
+        named = self.ballot(), self.digest(), self.one(NORM, 0.0, 1e300)
+        payload = result_payload(HEAD.digest, *named)
+        signature = self.one(signed(sender, RESULT_DOMAIN, payload), b"f" * 64)
+        return Averaged(self.parent(), *named, signature)
+
+    def message(self, sender: Voter) -> Message:
         parent, ballot, word = self.parent(), self.ballot(), self.dice.choice(WORDS)
         survivors = self.one((), self.some())
         match self.dice.choice(KINDS).__name__:
@@ -149,18 +195,18 @@ class Forger:
             case "Prepare":
                 return Prepare(parent, ballot, survivors)
             case "Promise":
-                count = self.count(self.voter())
-                given = self.accepted(), self.accepted(), count.sequences, count.loss_sum
-                state = self.one(STATE, b"", b"t" * 32)
-                return Promise(parent, ballot, *given, state, self.one(False, True))
+                return self.promise(sender)
             case "Nack":
                 return Nack(parent, ballot, self.one(None, self.ballot()), word)
             case "Ring":
                 return Ring(parent, ballot, self.members())
             case "Suspect":
                 return Suspect(parent, ballot, self.dice.choice(["", *KEYS]))
+            case "Averaged":
+                return self.averaged(sender)
             case "Accept":
-                return Accept(parent, ballot, self.value())
+                value = self.value()
+                return Accept(parent, ballot, value, self.evidence(value))
             case "AcceptedVote":
                 return AcceptedVote(parent, ballot, b"f" * 64)
             case "Abort":
@@ -206,11 +252,11 @@ class Peer:
             case Freeze(ballot):
                 self._handle(Frozen(ballot, OFFERED, 1.0))
             case StartExchange(_, ballot) if works:
-                self._handle(ExchangeFinished(ballot, RESULT, 1.0))
+                self._handle(ExchangeFinished(ballot, RESULT, NORM))
             case StartExchange(_, ballot):
                 self._handle(ExchangeFailed(ballot, "", "ring-broken"))
             case FetchResult(digest):
-                self._handle(ResultFetched(digest, works))
+                self._handle(ResultFetched(digest, works, NORM))
             case FetchChain(donor):
                 self._handle(ChainFetched(donor, None))
             case CatchUp():
@@ -234,10 +280,11 @@ def test_any_message_from_any_voter_is_survived(seed: int) -> None:
         forger = Forger(1000 * seed + history)
         peer = Peer(forger.dice)
         for _ in range(40):
+            sender = forger.voter()
             if forger.dice.random() < 0.2:
                 peer.tick(forger.dice.choice([0.1, 1.0, 5.0, 30.0]))
-            elif is_well_formed(message := forger.message()):
-                peer.hear(forger.voter(), message)
+            elif is_well_formed(message := forger.message(sender)):
+                peer.hear(sender, message)
 
 
 def test_a_commit_is_applied_only_if_catch_up_accepts_it() -> None:
@@ -253,9 +300,13 @@ def test_a_commit_is_applied_only_if_catch_up_accepts_it() -> None:
 
 
 def test_no_ballot_is_so_high_that_none_can_follow_it() -> None:
-    """A voter calls with the highest number that fits, and gives up: others lead all the same."""
+    """A voter calls with the highest number that fits: it is refused, and others lead all the
+    same, with numbers that a thousand such calls do not use up."""
     scene = Scene()
     highest = Ballot(FAR, MATE.peer_id, MATE.incarnation)
-    scene.hear(Prepare(HEAD.digest, highest))
-    scene.hear(Abort(HEAD.digest, highest, "no-quorum"))
-    assert is_well_formed(scene.until_sent(Prepare))
+    for _ in range(1000):
+        scene.hear(Prepare(HEAD.digest, highest))
+    assert scene.done(Freeze) == []
+    called = scene.until_sent(Prepare)
+    assert is_well_formed(called)
+    assert called.ballot.attempt < 2**31
