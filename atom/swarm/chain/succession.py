@@ -19,7 +19,6 @@ from typing import Annotated
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (
-    MAX_CONTRIBUTIONS,
     MAX_VOTERS,
     Ballot,
     Commit,
@@ -56,7 +55,7 @@ class Evidence:
     """Signature of each contributor under its promise, in the order of the contributions."""
     idle: Votes = ()
     """Signatures of voters that promised and had nothing to contribute."""
-    leaving: Annotated[tuple[PeerId, ...], MAX_CONTRIBUTIONS] = ()
+    leaving: Annotated[tuple[PeerId, ...], MAX_SIGNATURES] = ()
     """Peers, of either kind, that promised and said that they leave."""
     results: Votes = ()
     """Signatures of voters that took part in the exchange, under its result."""
@@ -218,6 +217,8 @@ def unsupported(head: Head, value: Value, evidence: Evidence) -> Reason | None:
     if len(evidence.promises) != len(value.contributions):
         return Reason.BAD_SIGNATURE
     leaving, idle = set(evidence.leaving), {vote.voter for vote in evidence.idle}
+    if len(leaving) < len(evidence.leaving):
+        return Reason.NOT_A_VOTER
     votes = [Vote(m.voter, s) for m, s in zip(value.contributions, evidence.promises, strict=True)]
     work = [(member.sequences, member.loss_sum) for member in value.contributions]
     pairs = [*zip(votes, work, strict=True), *((vote, (0, 0.0)) for vote in evidence.idle)]

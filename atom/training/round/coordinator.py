@@ -35,8 +35,10 @@ from atom.swarm.chain.messages import (
 from atom.swarm.chain.succession import (
     PROMISE_DOMAIN,
     RESULT_DOMAIN,
+    follows,
     promise_payload,
     result_payload,
+    unsupported,
 )
 from atom.swarm.exchange.choice import MOST_IN_A_RING, MOST_MEMBERS
 from atom.swarm.records.lease import PeerState
@@ -173,12 +175,27 @@ class Coordinator:
         if not signature_holds(PROMISE_DOMAIN, Vote(sender, message.signature), payload):
             self._context.offence(sender, Reason.BAD_SIGNATURE)
             return
+        if attempt is not None and not self._may_be_accepted(message):
+            self._context.offence(sender, Reason.BAD_CERTIFICATE)
+            return
         self.peers.forgive(sender.peer_id, Stage.PREPARE)  # late is better than never
         self.peers.has_answered(sender.peer_id)
         if attempt is None or sender.peer_id not in attempt.invited:
             return
         if attempt.take(sender, message):
             self._check_promises(attempt)
+
+    def _may_be_accepted(self, promise: Promise) -> bool:
+        """Return False if a value that the promise reports as accepted cannot have been accepted:
+        its evidence does not hold, or its ballot is not lower than this one."""
+        head, reports = self._context.head, (promise.accepted, promise.accepted_before_branch)
+        return all(
+            each.ballot < promise.ballot
+            and follows(head, each.value) is None
+            and unsupported(head, each.value, each.evidence) is None
+            for each in reports
+            if each is not None
+        )
 
     def _check_promises(self, attempt: Attempt) -> None:
         context = self._context
@@ -189,6 +206,10 @@ class Coordinator:
             self._give_up(Reason.NO_QUORUM)
             return
         attempt.leave_out(self.peers.excluded)
+        self._part_with_odd_states(attempt)
+        if not attempt.decidable() or context.me not in attempt.promises:
+            self._give_up(Reason.SUPERSEDED)
+            return
         accepted = attempt.to_finish()
         attempt.members = self._members(attempt)
         counted = sum(member.sequences for member in attempt.members)
@@ -199,23 +220,23 @@ class Coordinator:
         elif counted < context.terms.global_batch:
             silent = attempt.invited - attempt.answered.keys()
             self._give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
-        elif not self._part_with_odd_states(attempt):
+        else:
             self._call_exchange(attempt)
 
-    def _part_with_odd_states(self, attempt: Attempt) -> bool:
+    def _part_with_odd_states(self, attempt: Attempt) -> None:
+        """Drop the promises of peers whose state differs: they fetch it again, the others go on."""
         context = self._context
         states = {voter: promise.state_digest for voter, promise in attempt.promises.items()}
         odd = odd_states_out(states, attempt.electorate.voters)
         if not odd:
-            return False
+            return
         assert attempt.ballot is not None
         peers = sorted(voter.peer_id for voter in odd)
         context.report("state-mismatch", peers=peers)
         for voter in odd:
             context.offence(voter, Reason.STATE_MISMATCH)
+            del attempt.promises[voter]
         context.send_all(peers, Abort(context.head.digest, attempt.ballot, Reason.STATE_MISMATCH))
-        self._give_up(Reason.SUPERSEDED)
-        return True
 
     # ---- exchange
 
@@ -224,6 +245,8 @@ class Coordinator:
         part only by parts, so a large swarm with tenure averages in a ring without them."""
         context, excluded = self._context, self.peers.excluded
         promised = {voter.peer_id for voter in attempt.promises}
+        if self.peers.strangers_break:
+            excluded |= promised - context.head.recent
         guests = promised - context.head.tenured
         crowded = len(promised - guests) > MOST_MEMBERS
         in_a_ring = context.terms.ring_possible and (crowded or not guests)
@@ -272,7 +295,8 @@ class Coordinator:
         if not attempt.testimonies:
             self.peers.fail(attempt.owing(self._context.me, self._context.view), Stage.RING)
         ways = attempt.broken_ways()
-        self.peers.broke(ways, len(attempt.members))
+        members = {member.peer_id for member in attempt.members}
+        self.peers.broke(ways, len(members), members <= self._context.head.recent)
         excluded = sorted(self.peers.excluded)
         self._context.report("exchange-judged", ways=sorted(ways), excluded=excluded)
         self._give_up(Reason.RING_BROKEN)
@@ -344,7 +368,8 @@ class Coordinator:
         stage, peer = attempt.stage.name.lower(), sender.peer_id
         context.report("nack", peer=peer, reason=message.reason, stage=stage)
         attempt.refused.add(sender.peer_id)
-        if elector and message.reason in (Reason.BALLOT_TOO_LOW, Reason.VOTER_ALIVE):
+        others = {v for v in attempt.electorate.voters if v.peer_id not in attempt.refused}
+        if elector and not attempt.electorate.satisfied_by(others):
             self._give_up(Reason.SUPERSEDED)
         elif attempt.stage is Stage.RING:
             self.on_suspect(sender, Suspect(message.parent, message.ballot, sender.peer_id))

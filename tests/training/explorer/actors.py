@@ -222,7 +222,7 @@ def value_of(
         gradient_norm=norm,
         parent_state_digest=place.state_digest,
         contributions=members,
-        voters_next=next_voters(place.head, (), members, idle, leaving),
+        voters_next=next_voters(place.head, (), members, idle, leaving, ballot.coordinator),
     )
 
 

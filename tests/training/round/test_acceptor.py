@@ -141,7 +141,9 @@ def test_a_result_that_arrives_after_a_higher_promise_is_not_voted_for() -> None
 def test_the_next_attempt_is_above_what_a_voter_has_promised_to_others() -> None:
     scene = Scene()
     call = scene.until_sent(Prepare)
-    scene.hear(Nack(call.parent, call.ballot, ballot(40, GONE), Reason.BALLOT_TOO_LOW))
+    for voter in (MATE, GONE):
+        refusal = Nack(call.parent, call.ballot, ballot(40, GONE), Reason.BALLOT_TOO_LOW)
+        scene.hear(refusal, voter)
     scene.play(10.0)
     attempts = [prepare.ballot.attempt for prepare in scene.sent(Prepare)]
     assert (attempts[0], attempts[-1]) == (call.ballot.attempt, 41)

@@ -130,11 +130,12 @@ class Forger:
 
     def value(self) -> Value:
         members, survivors = self.members(), self.one((), self.some())
-        due = next_voters(HEAD, survivors, members, set(), set())
+        origin = self.ballot()
+        due = next_voters(HEAD, survivors, members, set(), set(), origin.coordinator)
         return Value(
             parent=self.parent(),
             round=self.one(HEAD.round + 1, 0, LAST_ROUND, 2**40),
-            origin=self.ballot(),
+            origin=origin,
             result_digest=self.digest(),
             gradient_norm=self.one(NORM, 0.0, 1e-30, 1e300),
             parent_state_digest=self.one(STATE, b"", b"t" * 32),
