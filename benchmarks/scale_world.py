@@ -3,7 +3,7 @@
 Machine, book of leases, view, pacing and record encoding are the real ones. Time, network,
 directory and ring are played: a message takes 5 to 50 ms, a lease 20 to 80 ms until others can read
 it, a reading as long. The DHT's traffic is counted from the sizes of real records and the rules of
-`atom/swarm/dht/node.py`: who stores sends a record to five nodes; who reads asks eight nodes, and
+`atom/swarm/dht/node.py`: a writer sends a record to five nodes; a reader asks eight nodes, and
 the five that hold the key answer with everything under it.
 """
 
@@ -29,7 +29,7 @@ commit.verify = _verified  # a peer checks nine votes a round: here once for all
 
 @dataclass
 class World:
-    """Everybody and everything."""
+    """All peers, and the network between them."""
 
     peers: int
     sequences_each: int
@@ -43,7 +43,7 @@ class World:
     """Sent to peers, by sender."""
     rounds: dict[bytes, Trigger] = field(default_factory=dict)
     leases: dict[str, tuple[Lease, int]] = field(default_factory=dict)
-    """The latest of everybody, and the bytes of its record."""
+    """Latest lease of each peer, and the bytes of its record."""
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
@@ -70,7 +70,7 @@ class World:
         heapq.heappush(self._due, (self.now + delay_s, next(self._order), act))
 
     def run_rounds(self, rounds: int) -> None:
-        """Until everybody has committed so many."""
+        """Run until each peer has committed so many rounds."""
         behind = {p for p, peer in self.all.items() if peer.machine.head.round < rounds}
         while behind:
             self.now, _, act = heapq.heappop(self._due)
@@ -82,7 +82,7 @@ class World:
         return self.rounds.setdefault(head, Trigger())
 
     def has_counted(self, head: bytes, sequences: int) -> None:
-        """Somebody ended a pass: is the batch there?"""
+        """Note that a pass has ended, and whether the batch is complete."""
         this = self.round_of(head)
         this.sequences += sequences
         if this.reached is None and this.sequences >= self.peers * self.sequences_each:

@@ -34,7 +34,7 @@ from atom.swarm.dht.p2pd import die_with_parent
 from atom.swarm.identity import Identity
 
 START_S = 150.0
-"""For importing PyTorch, tracing and tokenising on a machine with better things to do."""
+"""Time to import PyTorch, to trace and to tokenise on a busy machine."""
 GONE_S = 15.0
 POLL_S = 0.05
 
@@ -87,7 +87,7 @@ rule = "local-steps"
 inner_sequences = 8
 """,
 }
-"""By update rule: what a run file says of it, after [swarm]."""
+"""Lines of the run file for each update rule, after [swarm]."""
 PEER = """\
 [device]
 use = "cpu"
@@ -132,9 +132,9 @@ class Peer:
         self.output = root / f"{name}.out"
         self.arguments: tuple[str, ...] = ()
         self.program: tuple[str, ...] = ("-m", "atom")
-        """What Python runs."""
+        """Arguments of Python."""
         self.namespace: str | None = None
-        """The network namespace it lives in; None: this one."""
+        """Network namespace of its processes; None: the namespace of the test."""
         self._sees_gpu = False
         self._process: subprocess.Popen[bytes] | None = None
         self._frozen: list[psutil.Process] = []
@@ -166,7 +166,7 @@ class Peer:
     # ---- its lives
 
     def start(self, *arguments: str) -> None:
-        """`atom ARGUMENTS… --state … --peer …`; without arguments, those of its last life."""
+        """Run `atom ARGUMENTS… --state … --peer …`; without arguments, as in the last life."""
         assert self._process is None or self._process.poll() is not None
         self.arguments = arguments or self.arguments
         common = ("--state", str(self.state), "--peer", str(self.root / f"{self.name}.toml"))
@@ -187,7 +187,7 @@ class Peer:
         return self._process.pid
 
     def limit_files(self, most_bytes: int | None) -> None:
-        """No file of it grows beyond that; None: not any more."""
+        """Limit the size of each of its files; None: no limit any more."""
         _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
         soft = hard if most_bytes is None else most_bytes
         resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (soft, hard))
@@ -230,7 +230,7 @@ class Peer:
             raise AssertionError(f"{self.name} does not end\n{self.story()}") from None
 
     def remove(self) -> None:
-        """Whatever happened: nothing of it runs afterwards."""
+        """Kill all of its processes, in any state."""
         if self._process is None or self._process.poll() is not None:
             return
         for process in self.family():
@@ -241,11 +241,11 @@ class Peer:
     # ---- what it says
 
     def ask(self, command: str, *arguments: object) -> Any:
-        """As its owner. Raises: ControlError."""
+        """Send a command of the owner; return the answer. Raises: ControlError."""
         return control.ask(StateDirectory(self.state).control_socket, command, *arguments)
 
     def info(self) -> dict[str, Any]:
-        """What it says of itself; empty while it starts."""
+        """Return its answer to `atom info`; empty while it starts."""
         assert self.exit_code is None, self.story()
         with contextlib.suppress(ControlError):
             told: dict[str, Any] = self.ask("info")
@@ -284,7 +284,7 @@ class Peer:
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def story(self, lines: int = 12) -> str:
-        """The end of what it wrote, for people who wonder why a test failed."""
+        """Return the end of its log and of its events, which a failed test shows."""
         events = [str({k: _short(v) for k, v in e.items()}) for e in self.events()[-lines:]]
         tail = self.errors().splitlines()[-lines:]
         return "\n".join([f"--- {self.name} (exit code {self.exit_code})", *tail, *events])
@@ -344,8 +344,8 @@ class Swarm:
         return self.peers[1:]
 
     def found(self, standing: bool = False) -> None:
-        """Starts the founder, on a port that it will have in every life. `standing`: whoever starts
-        stands still until `resume`, so nobody misses a round."""
+        """Start the founder, on a port that it keeps in every life. `standing`: each peer is paused
+        until `resume`, so that all of them are in the first round."""
         for peer in self.peers if standing else []:
             peer.state.mkdir(exist_ok=True)
             (peer.state / "paused").touch()
@@ -418,7 +418,7 @@ def swarm_in(
 
 
 def gather(*swarms: Swarm) -> None:
-    """Gets everybody into these swarms, founded and standing, side by side."""
+    """Start the joiners of these swarms side by side, and wait until all peers see each other."""
     for swarm in swarms:
         swarm.invite()
     for swarm in swarms:

@@ -1,5 +1,8 @@
-"""The demo's folder, emptied only if it is one of ours, and its peers: each a daemon in a process
-of its own, which never outlives the demo."""
+"""Folder and peers of the demo.
+
+The folder is emptied only if an earlier demo wrote it. Each peer is a daemon in its own process,
+which ends with the demo at the latest.
+"""
 
 import contextlib
 import importlib.resources
@@ -52,7 +55,7 @@ class DemoPeer:
         self.fate = ""
         """Empty while it lives."""
         self.events: list[Event] = []
-        """What its daemon wrote down until the last `look`."""
+        """Events that its daemon had written at the last `look`."""
         self._process: subprocess.Popen[bytes] | None = None
         self._stdout = state.parent / f"{state.name}.out"
 
@@ -69,7 +72,7 @@ class DemoPeer:
 
     @property
     def join_address(self) -> str:
-        """What a founder prints first; empty until then."""
+        """Join address that a founder prints first; empty until then."""
         lines = self._stdout.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
         told = [line for line in lines if line.startswith(_JOIN) and line.endswith("\n")]
         return told[0].removeprefix(_JOIN).strip() if told else ""
@@ -98,7 +101,7 @@ class DemoPeer:
             raise self.failure(f"ended with exit code {code}")
 
     def kill(self) -> None:
-        """SIGKILL to the daemon alone: whatever it started has to notice by itself."""
+        """Send SIGKILL to the daemon alone: its child processes have to notice by themselves."""
         self.fate = KILLED
         os.kill(self.process_id, signal.SIGKILL)
 
@@ -139,7 +142,7 @@ class Stage:
         peers, so that each of them votes as soon as it takes part.
 
         Args:
-            peers: Peers that the demo starts, with those that join later.
+            peers: Number of peers that the demo starts, late joiners included.
 
         Raises:
             StorageError: The folder holds something else.
