@@ -52,7 +52,7 @@ class ExitCode(IntEnum):
     CONTROL = 10, "no daemon answers, or it refused the command"
     LEFT_LATE = 11, "left, and some of the counted work is in no round"
     OTHER = 12, "another mistake that the message explains"
-    TRUST = 13, "--trust does not name the code and its owner, or the owner did not list you"
+    TRUST = 13, "--trust does not match the code and its owner, or you are not listed"
     DIAGNOSIS = 14, "atom doctor found something that keeps this box from training"
     IDENTITY = 15, "another process uses this peer's key"
     SHORTAGE = 16, "memory, threads or open files ran out"
