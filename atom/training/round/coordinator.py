@@ -245,8 +245,6 @@ class Coordinator:
         part only by parts, so a large swarm with tenure averages in a ring without them."""
         context, excluded = self._context, self.peers.excluded
         promised = {voter.peer_id for voter in attempt.promises}
-        if self.peers.strangers_break:
-            excluded |= promised - context.head.recent
         guests = promised - context.head.tenured
         crowded = len(promised - guests) > MOST_MEMBERS
         in_a_ring = context.terms.ring_possible and (crowded or not guests)
@@ -295,8 +293,7 @@ class Coordinator:
         if not attempt.testimonies:
             self.peers.fail(attempt.owing(self._context.me, self._context.view), Stage.RING)
         ways = attempt.broken_ways()
-        members = {member.peer_id for member in attempt.members}
-        self.peers.broke(ways, len(members), members <= self._context.head.recent)
+        self.peers.broke(ways, len(attempt.members))
         excluded = sorted(self.peers.excluded)
         self._context.report("exchange-judged", ways=sorted(ways), excluded=excluded)
         self._give_up(Reason.RING_BROKEN)

@@ -37,7 +37,6 @@ class UnreliablePeers:
         """Connections on which exchanges of this round broke, unless a culprit explains them."""
         self._ways: dict[Way, float] = {}
         """Connections on which exchanges broke, with the time; `_UNSEEN` if no member saw where."""
-        self._strangers = Backoff(FIRST_EXCLUSION_S, LONGEST_EXCLUSION_S)
         self._answers: dict[str, int] = {}
         """Round of the head at which each peer last answered an attempt of ours, by peer id."""
 
@@ -109,13 +108,7 @@ class UnreliablePeers:
 
     # ---- exchanges
 
-    @property
-    def strangers_break(self) -> bool:
-        """Whether an exchange with peers of no recent round broke lately: until this has passed,
-        exchanges are without such peers. Ids are free, so each could break one exchange."""
-        return bool(self._strangers.held(self._context.now))
-
-    def broke(self, ways: Collection[Way], members: int, all_recent: bool = True) -> None:
+    def broke(self, ways: Collection[Way], members: int) -> None:
         """Note that an exchange broke, and exclude the peers that explain it.
 
         Two members have no other connection. So if peers other than the second member did not
@@ -124,10 +117,7 @@ class UnreliablePeers:
         Args:
             ways: Connections on which members saw it break; empty if no member saw where.
             members: Number of members of the exchange.
-            all_recent: Whether all of them took part in a recent round.
         """
-        if not all_recent:
-            self._strangers.fail("", self._context.now)
         me, owing = self._context.me.peer_id, {voter.peer_id for voter in self.owing}
         self._ways = {way: self._ways[way] for way in self.apart}
         self._ways |= dict.fromkeys(ways or [_UNSEEN], self._context.now)
