@@ -156,6 +156,8 @@ def hostile(
         keeper.join()
         family.end()
         process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
 
 
 def _until_ready(process: subprocess.Popen[bytes], log: Path) -> None:

@@ -1,0 +1,79 @@
+"""Benchmarks of attacks: their arithmetic, the share of an attacker, and one short run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from attack_share import Allowance, hostile
+from attack_swarm import rounds_per_minute
+from crowd import told_of_strangers
+from programs import BENCHMARKS, event
+
+NOTHING = {"run": "", "owner": "", "run_id": "", "peers": (), "dht": (), "doors": ()}
+
+
+def test_an_attacker_runs_while_it_has_not_used_its_share() -> None:
+    allowance = Allowance(share=0.5, saved_s=0.1)
+    assert allowance.may_run(used_s=0.05, passed_s=0.1)
+    assert not allowance.may_run(used_s=0.25, passed_s=0.2)
+    assert not allowance.may_run(used_s=0.25, passed_s=0.1)
+    assert allowance.may_run(used_s=0.25, passed_s=0.2)
+
+
+def test_a_program_that_slept_has_saved_little() -> None:
+    allowance = Allowance(share=0.5)
+    assert allowance.may_run(used_s=0.0, passed_s=1000.0)
+    assert not allowance.may_run(used_s=0.2, passed_s=0.1)
+
+
+def test_parts_of_rounds_count_at_the_ends_of_a_window() -> None:
+    every_four = [0.0, 4.0, 8.0, 12.0, 16.0, 20.0]
+    assert rounds_per_minute(every_four, 2.0, 18.0) == pytest.approx(15.0)
+    assert rounds_per_minute(every_four, 4.0, 12.0) == pytest.approx(15.0)
+    assert rounds_per_minute(every_four[:2], 10.0, 70.0) == 0.0
+
+
+def test_rounds_that_stopped_are_slow() -> None:
+    assert rounds_per_minute([0.0, 4.0, 8.0], 4.0, 64.0) < 3.0
+
+
+def test_votes_and_parts_of_strangers_are_counted() -> None:
+    honest = {"members": ["ann", "bob", "eve"], "contributed": [8, 8, 0]}
+    log = [
+        event(1, "round", head="a", voters=["ann", "bob"], **honest),
+        event(2, "round", head="b", voters=["ann", "eve"], members=["eve"], contributed=[4]),
+        event(3, "exchange-chosen", members=["ann", "eve"], shares=[1, 0]),
+        event(4, "exchange-chosen", members=["ann", "eve"], shares=[1, 1]),
+        event(5, "exchange-chosen", members=["ann", "eve"], shares=[]),
+        event(6, "exchange-judged"),
+    ]
+    told = told_of_strangers([log, log[:1]], {"ann", "bob"})
+    assert told == {
+        "rounds": 2, "votes": 1, "counted": 1, "parts": 2, "exchanges": 3, "broken": 1,
+    }  # fmt: skip
+
+
+def test_a_hostile_program_ends_with_its_context(tmp_path: Path) -> None:
+    with hostile("attackers.py idle-burner", NOTHING, tmp_path) as burner:
+        process = burner.family.first
+        assert process.is_running()
+    assert not process.is_running()
+
+
+@pytest.mark.timeout(600)
+def test_three_peers_under_attack(tmp_path: Path) -> None:
+    attacks = ("nested-tuples", "messages")
+    program = [sys.executable, str(BENCHMARKS / "under_attack.py"), "--quick"]
+    done = subprocess.run(
+        [*program, "--pass-seconds", "0.05", "--attacks", *attacks],
+        capture_output=True, text=True, timeout=580,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["attack"] for row in rows] == list(attacks)
+    for row in rows:
+        assert row["calm_per_minute"] > 0
+        assert row["crashes"] == 0
+        assert sum(row["counts"].values()) > 0
