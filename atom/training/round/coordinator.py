@@ -243,13 +243,15 @@ class Coordinator:
     def _members(self, attempt: Attempt) -> tuple[MemberCount, ...]:
         """Return the members of an exchange of the peers that promised. Peers without tenure take
         part only by parts, so a large swarm with tenure averages in a ring without them."""
-        context, excluded = self._context, self.peers.excluded
+        context, me = self._context, self._context.me.peer_id
         promised = {voter.peer_id for voter in attempt.promises}
-        guests = promised - context.head.tenured
-        crowded = len(promised - guests) > MOST_MEMBERS
+        admitted = context.head.recent | self.peers.answered | {me}
+        left_out = self.peers.excluded | promised - admitted
+        guests = promised - left_out - context.head.tenured
+        crowded = len(promised - left_out - guests) > MOST_MEMBERS
         in_a_ring = context.terms.ring_possible and (crowded or not guests)
-        me, most = context.me.peer_id, MOST_IN_A_RING if in_a_ring else MOST_MEMBERS
-        left_out = (excluded | guests) - {me} if in_a_ring else excluded
+        most = MOST_IN_A_RING if in_a_ring else MOST_MEMBERS
+        left_out |= guests - {me} if in_a_ring else frozenset()
         return attempt.contributors(me, left_out, context.head, most)
 
     def _call_exchange(self, attempt: Attempt) -> None:
@@ -292,8 +294,9 @@ class Coordinator:
         """End the attempt of a broken exchange, and decide which peers are at fault."""
         if not attempt.testimonies:
             self.peers.fail(attempt.owing(self._context.me, self._context.view), Stage.RING)
-        ways = attempt.broken_ways()
-        self.peers.broke(ways, len(attempt.members))
+        ways, members = attempt.broken_ways(), [member.peer_id for member in attempt.members]
+        if not self.peers.newcomers_broke(members, {peer for way in ways for peer in way}):
+            self.peers.broke(ways, len(members))
         excluded = sorted(self.peers.excluded)
         self._context.report("exchange-judged", ways=sorted(ways), excluded=excluded)
         self._give_up(Reason.RING_BROKEN)

@@ -14,7 +14,10 @@ from atom.training.round.attempt import Stage, Way
 from atom.training.round.round_state import RoundContext
 
 FIRST_EXCLUSION_S, LONGEST_EXCLUSION_S = 20.0, 600.0
+FIRST_SUSPENSION_S, LONGEST_SUSPENSION_S = 20.0, 160.0
+"""Time without newcomers in exchanges after one with newcomers broke; it doubles."""
 _UNSEEN: Way = ("", "")
+_NEWCOMERS = "newcomers"
 
 
 class UnreliablePeers:
@@ -24,6 +27,10 @@ class UnreliablePeers:
     Each is *excluded* for a time that doubles: it is asked, and not waited for; its counts are not
     relied on; it is in no exchange; and its promise counts only if there is no quorum without it. A
     late answer still clears the penalty, and so does an exchange with us. A fresh lease does not.
+
+    *Newcomers* are peers without a recent contribution. Their identities are free, so a crowd of
+    them could break one exchange each. Once they broke one, no newcomer is in an exchange for a
+    time that doubles, and then one at a time: the one that has answered us for the longest time.
     """
 
     def __init__(self, context: RoundContext) -> None:
@@ -38,7 +45,9 @@ class UnreliablePeers:
         self._ways: dict[Way, float] = {}
         """Connections on which exchanges broke, with the time; `_UNSEEN` if no member saw where."""
         self._answers: dict[str, int] = {}
-        """Round of the head at which each peer last answered an attempt of ours, by peer id."""
+        """Round of the head at which each peer last answered an attempt of ours, by peer id, in the
+        order of their first answers."""
+        self._suspension = Backoff(FIRST_SUSPENSION_S, LONGEST_SUSPENSION_S)
 
     def new_head(self, averaged: Collection[str]) -> None:
         """Start over at another head.
@@ -54,17 +63,28 @@ class UnreliablePeers:
     # ---- answers
 
     def has_answered(self, peer: str) -> None:
-        """Note that a peer answered an attempt: it is counted and waited for from now on."""
-        self._answers.pop(peer, None)
+        """Note that a peer answered an attempt: it may be counted and waited for from now on."""
         self._answers[peer] = self._context.head.round
-        while len(self._answers) > MOST_REMEMBERED:
-            del self._answers[next(iter(self._answers))]
+        if len(self._answers) > MOST_REMEMBERED:
+            self._answers = {peer: self._answers[peer] for peer in self._lately()}
+        if len(self._answers) > MOST_REMEMBERED:
+            self._answers.popitem()
+
+    def _lately(self) -> list[str]:
+        oldest = self._context.head.round - ROUNDS_TO_LOSE
+        return [peer for peer, number in self._answers.items() if number > oldest]
 
     @property
     def answered(self) -> frozenset[str]:
-        """Peers that answered an attempt of ours lately."""
-        oldest = self._context.head.round - ROUNDS_TO_LOSE
-        return frozenset(peer for peer, number in self._answers.items() if number > oldest)
+        """Peers that answered an attempt of ours lately, without newcomers that have to wait."""
+        context, lately = self._context, self._lately()
+        if not self._suspension.failures(_NEWCOMERS):
+            return frozenset(lately)
+        newcomers = [peer for peer in lately if peer not in context.head.recent]
+        there = context.view.fresh.keys() - self.excluded
+        present = [peer for peer in newcomers if peer in there]
+        first = [] if self._suspension.held(context.now) else present[:1]
+        return frozenset(lately) - frozenset(newcomers) | frozenset(first)
 
     # ---- debts
 
@@ -107,6 +127,19 @@ class UnreliablePeers:
         return self._context.me.peer_id in self._excluded.held(self._context.now)
 
     # ---- exchanges
+
+    def newcomers_broke(self, members: Collection[str], named: Collection[str]) -> bool:
+        """Note that an exchange broke; return True if newcomers were in it: they explain it.
+
+        Args:
+            members: Peer ids of its members.
+            named: Those that members saw fail; of these, only newcomers are excluded.
+        """
+        newcomers = set(members) - self._context.head.recent - {self._context.me.peer_id}
+        if newcomers and not self._suspension.held(self._context.now):
+            self._suspension.fail(_NEWCOMERS, self._context.now)
+        self.fail(newcomers.intersection(named), Stage.RING)
+        return bool(newcomers)
 
     def broke(self, ways: Collection[Way], members: int) -> None:
         """Note that an exchange broke, and exclude the peers that explain it.

@@ -292,7 +292,10 @@ class Participant:
         context.report("ring-broken", suspect=failed.suspect, reason=failed.reason)
         context.send(ballot.coordinator, Suspect(context.head.digest, ballot, failed.suspect))
         suspected = {failed.suspect} - {"", context.me.peer_id}
-        self._coordinator.peers.fail(suspected, Stage.PREVOTE)  # its counted work will not come
+        members = context.state.acceptor.averaging[ballot].members
+        peers = self._coordinator.peers
+        if not peers.newcomers_broke([member.peer_id for member in members], suspected):
+            peers.fail(suspected, Stage.PREVOTE)  # its counted work will not come
         if failed.suspect == ballot.coordinator != context.me.peer_id:
             self._let_go()
         self.go_on()  # a vote that waited for this exchange's result has to fetch it now
