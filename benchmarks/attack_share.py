@@ -124,6 +124,8 @@ def hostile(
 ) -> Iterator[Hostile]:
     """Run `python benchmarks/PROGRAM TARGET` with a share of one core while the context is open.
 
+    The share counts from when the program is ready: twenty DHT nodes take a minute to start.
+
     Args:
         program: File in this folder and its first arguments, separated by blanks.
         target: Its last argument, as JSON.
@@ -147,13 +149,14 @@ def hostile(
         )
     family, ended = Family(psutil.Process(process.pid)), threading.Event()
     keeper = threading.Thread(target=keep_share, args=(family, share, ended))
-    keeper.start()
     try:
         _until_ready(process, log)
+        keeper.start()
         yield Hostile(family, log)
     finally:
         ended.set()
-        keeper.join()
+        if keeper.ident is not None:
+            keeper.join()
         family.end()
         process.wait()
         if process.stdin is not None:
