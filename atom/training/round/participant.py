@@ -348,7 +348,7 @@ class Participant:
             return Reason.STATE_MISMATCH  # no true state of our head could be loaded any more
         accepted = state.acceptor.accepted.get(value.survivors)
         if accepted and accepted.value != value and value.origin <= accepted.ballot:
-            return Reason.BALLOT_TOO_LOW  # perhaps ours was decided: only a later one may follow
+            return Reason.SUPERSEDED  # perhaps ours was decided; a quorum of others may go on
         return self._problem_of_claims(value, message.evidence)
 
     def _problem_of_claims(self, value: Value, evidence: Evidence) -> Reason | None:

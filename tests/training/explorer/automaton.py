@@ -11,7 +11,7 @@ from typing import Any
 
 from atom.base.errors import PeerRefused
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
-from atom.swarm.chain.messages import Message, Prevote, PrevoteAnswer, decode, encode
+from atom.swarm.chain.messages import Accepted, Message, Prevote, PrevoteAnswer, decode, encode
 from atom.training.round import RoundMachine
 from atom.training.round.attempt import Stage
 from atom.training.round.electorate import Survivors
@@ -146,6 +146,12 @@ class Automaton:
             self.locals.append(Local(was.number, was.life, was.place, alive=False))
             self._processes.append(None)
         return self._numbers[key]
+
+    def accepted(self, state: int) -> dict[Survivors, Accepted]:
+        """Return the values that a living process has accepted at its head."""
+        process = self._processes[state]
+        assert process is not None
+        return process.machine._context.state.acceptor.accepted
 
     def step(self, state: int, act: tuple[Any, ...]) -> Outcome:
         """Return the outcome of an act: its kind, then its arguments (see `_Run`)."""

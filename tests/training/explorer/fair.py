@@ -14,8 +14,14 @@ TICKS = 12
 _PATIENT = {"ballots": 99, "ticks": 0, "lies": 0, "crashes": 0, "restarts": 0, "losses": 0}
 
 
-def progress_problem(world: World, state: State) -> str | None:
-    """Return a message if no peer steps although a quorum of the newest head lives."""
+def progress_problem(world: World, state: State, silent: bool = False) -> str | None:
+    """Return a message if no peer steps although a quorum of the newest head lives.
+
+    Args:
+        world: World of the state.
+        state: State at which all faults end.
+        silent: Whether the dead voters have been silent for the grace time.
+    """
     state = state._replace(budget=state.budget._replace(**_PATIENT, leaves=0, chases=99))
     head = max((local.head for local in _living(world, state)), key=lambda head: head.rank)
     if not is_quorum(
@@ -26,7 +32,7 @@ def progress_problem(world: World, state: State) -> str | None:
         state = _delivered(world, state)
         if max(local.head.round for local in _living(world, state)) > head.round:
             return None
-        state = _ticked(world, state)
+        state = _ticked(world, state, silent)
     return "stuck: a quorum lives and decides nothing"
 
 
@@ -45,7 +51,7 @@ def _delivered(world: World, state: State) -> State:
     return state
 
 
-def _ticked(world: World, state: State) -> State:
+def _ticked(world: World, state: State, silent: bool) -> State:
     """Let each peer see the living ones; its timers expire, and exchanges without end break."""
     for number in range(world.bounds.peers):
         local = world.local(state, number)
@@ -57,7 +63,7 @@ def _ticked(world: World, state: State) -> State:
             if each.number != number and each.head == local.head
         )
         seconds = LONG_S if local.phase is Phase.PROMISED and local.attempt is None else TICK_S
-        acts = [("tick", sight(local.head, seen, frozenset(), False), seconds)]
+        acts = [("tick", sight(local.head, seen, frozenset(), silent), seconds)]
         acts += [("fail",)] if local.phase is Phase.REDUCING else []
         for act in reversed(acts):
             step = world.step(state, number, act)

@@ -5,7 +5,7 @@ loss, delay, repetition and partition need no state of their own. A state is the
 peer's local state (`Automaton`), the set of facts as bits of one integer, and the budget.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from atom.swarm.chain.commit import Ballot, Voter, is_quorum, valid_votes
 from atom.swarm.chain.messages import (
     Abort,
     Accept,
+    Accepted,
     AcceptedVote,
     Averaged,
     CommitNotice,
@@ -23,6 +24,7 @@ from atom.swarm.chain.messages import (
     Suspect,
 )
 from atom.training.round.attempt import Stage
+from atom.training.round.electorate import Survivors
 from atom.training.round.events import BETWEEN_STATES, Phase, StartExchange
 
 from . import actors
@@ -136,6 +138,10 @@ class World:
         """Return the local state of an honest peer; None for the liar."""
         at = state.locals[number]
         return None if at == LIAR else self.automaton.locals[at]
+
+    def accepted(self, state: State, number: int) -> Mapping[Survivors, Accepted]:
+        """Return the values that a living honest peer has accepted at its head."""
+        return self.automaton.accepted(state.locals[number])
 
     def bit(self, fact: Any) -> int:
         """Return the bit of a fact."""
