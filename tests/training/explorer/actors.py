@@ -123,6 +123,7 @@ def first_place(voters: int) -> Place:
     return Place(head, b"s" * 32)
 
 
+@functools.lru_cache(1 << 14)
 def place_after(place: Place, commit: Commit) -> Place:
     value = commit.value
     state = canonical_digest("state", [place.state_digest, value.result_digest])
@@ -156,6 +157,7 @@ def offered(number: int, ballot: Ballot) -> Frozen:
     return Frozen(ballot, count, float(count))
 
 
+@functools.lru_cache(1 << 14)
 def mean_of(ballot: Ballot, members: tuple[MemberCount, ...]) -> tuple[bytes, float]:
     """Return digest and norm of the average that these members make."""
     digest = canonical_digest("mean", [ballot, members])

@@ -66,7 +66,6 @@ class Bounds:
 
 
 SHORT = (
-    Bounds("3 peers, 2 ballots", 3, 2, states=14_000),
     Bounds("3 peers, a ballot, a crash, a loss", 3, 1, crashes=1, losses=1, states=6_000),
     Bounds(
         "3 peers in a line, 2 ballots, 2 rounds",
@@ -74,19 +73,20 @@ SHORT = (
         2,
         rounds=2,
         sees=("B", "AC", "B"),
-        states=12_000,
+        states=17_000,
     ),
-    Bounds("2 peers, 2 ballots, branches, a catch-up", 2, 2, branches=True, chases=1, states=2_000),
-    Bounds("3 peers, a ballot, branches", 3, 1, branches=True, states=4_500),
-    Bounds("3 peers, a ballot, one leaves", 3, 1, leaves=1, states=4_000),
+    Bounds("2 peers, 2 ballots, branches, a catch-up", 2, 2, branches=True, chases=1, states=1_400),
+    Bounds("3 peers, a ballot, branches", 3, 1, branches=True, states=5_000),
+    Bounds("3 peers, a ballot, one leaves", 3, 1, leaves=1, states=4_800),
     Bounds("3 peers, a ballot, refusals", 3, 1, refusals=True),
     Bounds("2 peers, 2 ballots, 2 rounds, a restart", 2, 2, crashes=1, restarts=1, rounds=2),
-    Bounds("4 peers, a ballot", 4, 1, states=11_000),
+    Bounds("4 peers, a ballot", 4, 1, states=15_000),
 )
 """Bounds of the tests: seconds each."""
 
 LONG = (
     *SHORT,
+    Bounds("3 peers, 2 ballots", 3, 2),
     Bounds("3 peers, 2 ballots, a tick", 3, 2, ticks=1),
     Bounds("3 peers, 2 ballots, 2 rounds", 3, 2, rounds=2),
     Bounds("3 peers, 2 ballots, branches", 3, 2, branches=True),
@@ -102,10 +102,11 @@ LONG = (
 )  # fmt: skip
 """Bounds of `python -m tests.training.explorer`, each searched as far as its time lasts."""
 
-_TWO = ("all that promised", "another result")
+COMMON = ("all that promised", "another result")
+"""Values that each liar proposes."""
 LYING = tuple(
     Bounds(f"{peers} peers, {'ABCDE'[liar]} lies", peers, 1, lies=4, liar=liar, lying_ballots=2,
-           values=_TWO)
+           values=COMMON)
     for peers in (3, 4, 5)
     for liar in (0, peers - 1)
 )  # fmt: skip

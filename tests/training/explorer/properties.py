@@ -1,14 +1,16 @@
 """Everything that must never happen, looked at after each move."""
 
+import functools
 from collections.abc import Callable, Iterator
 
 from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
 from atom.swarm.chain.commit import MemberCount, Value, Voter, is_quorum
 from atom.swarm.chain.commit_chain import verified_heads
 from atom.swarm.chain.succession import follows
 
 from . import actors
-from .actors import mean_of, norm_of, offered, voter
+from .actors import Place, mean_of, norm_of, offered, voter
 from .automaton import Voted
 from .world import Applied, Finished, Froze, Holds, Started, Step, World, certifiable
 
@@ -107,13 +109,18 @@ def _against_own_view(voted: Voted, facts: frozenset[object]) -> str | None:
     return "another result than its own" if averaged and value.result_digest != result else None
 
 
+@functools.lru_cache(1 << 14)
+def _problem(place: Place, value: Value) -> Reason | None:
+    return follows(place.head, value)
+
+
 def _unfounded(world: World, step: Step) -> str | None:
     """Return a message if a vote's value is not the result of an exchange of a quorum, or may not
     follow its head."""
     assert step.outcome is not None
     for voted in step.outcome.voted:
         value, head = voted.value, world.places[voted.value.parent].head
-        if (problem := follows(head, value)) is not None:
+        if (problem := _problem(world.places[value.parent], value)) is not None:
             return f"voted for a value that may not follow: {problem}"
         facts = world.known(step.after.facts)
         averaged = {

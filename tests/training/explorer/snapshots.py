@@ -4,6 +4,7 @@ Frozen values are shared between copies. The key compares all memory by value, s
 hashes can merge two machines; it leaves out times (see `TIMELESS`).
 """
 
+import functools
 import random
 from collections import deque
 from enum import Enum
@@ -20,6 +21,8 @@ Key = Any
 """A hashable value."""
 
 _ATOMS = (str, bytes, int, float, type(None), Enum, random.Random, _NoJitter)
+_PLAIN = {str, bytes, int, bool, type(None)}
+"""The most frequent types, looked up first."""
 _SHARED = {"terms", "patience", "sign", "_context", "_participant", "_at_our_head"}
 """Attributes that never change, or that are part of the key elsewhere."""
 TIMELESS = {
@@ -33,6 +36,7 @@ calls only make pauses longer, which are zero here; peers that answered are coun
 are."""
 
 
+@functools.cache
 def is_frozen(kind: type) -> bool:
     parameters = getattr(kind, "__dataclass_params__", None)
     return parameters is not None and parameters.frozen
@@ -41,7 +45,12 @@ def is_frozen(kind: type) -> bool:
 def copy_of(thing: Any, memo: dict[int, Any]) -> Any:
     """Return a copy that shares nothing that can change. `memo`: empty at first."""
     kind = type(thing)
-    if isinstance(thing, _ATOMS) or is_frozen(kind) or isinstance(thing, tuple | frozenset):
+    if (
+        kind in _PLAIN
+        or isinstance(thing, _ATOMS)
+        or is_frozen(kind)
+        or isinstance(thing, tuple | frozenset)
+    ):
         return thing
     if id(thing) in memo:
         return memo[id(thing)]
@@ -64,6 +73,8 @@ def copy_of(thing: Any, memo: dict[int, Any]) -> Any:
 def key_of(thing: Any) -> Key:
     """Return the key of a machine or of one of its parts."""
     kind = type(thing)
+    if kind in _PLAIN:
+        return thing
     if kind is Voter:
         return thing.peer_id, thing.incarnation, thing.absences
     if kind is Head:

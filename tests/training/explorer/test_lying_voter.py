@@ -7,7 +7,7 @@ others; then it alone is in both certificates, which is the proof of its lie.
 
 import pytest
 
-from .bounds import Bounds
+from .bounds import COMMON, Bounds
 from .fair import progress_problem
 from .liar import VALUES
 from .properties import PROPERTIES, Property
@@ -17,9 +17,11 @@ from .world import Finished, Step, World
 pytestmark = pytest.mark.timeout(900)  # seconds of a free core; a busy one takes its time
 
 
-@pytest.mark.parametrize("peers", [3, 4, 5])
-@pytest.mark.parametrize("name", VALUES)
-def test_no_honest_voter_is_deceived_by_a_value(name: str, peers: int) -> None:
+CROWDS = [(3, name) for name in VALUES] + [(peers, name) for peers in (4, 5) for name in COMMON]
+
+
+@pytest.mark.parametrize(("peers", "name"), CROWDS)
+def test_no_honest_voter_is_deceived_by_a_value(peers: int, name: str) -> None:
     """The last in line proposes it; the tie-breaker does in the next test."""
     bounds = Bounds(name, peers, 0, lies=5, liar=peers - 1, values=(name,), depth=6)
     verdict = search(bounds)
