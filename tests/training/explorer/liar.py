@@ -57,7 +57,7 @@ class Lead:
     promises: Mapping[Voter, Promise]
     reports: Mapping[Voter, Averaged]
     first: "Lead | None" = None
-    """Its first ballot; None if this is the first."""
+    """The liar's first ballot; None if this is it."""
 
     def without(self, who: Voter) -> "Lead":
         """Return the same ballot as if this voter had not answered."""
@@ -158,7 +158,7 @@ VALUES: dict[str, Callable[[Lead], Value]] = {
     "no voters next": lambda lead: lead.value(voters_next=()),
     "itself as the only next voter": lambda lead: lead.value(voters_next=(lead.me,)),
     "itself as five next voters": lambda lead: lead.value(voters_next=_crowd(lead.me)),
-    "counts that nobody promised": _other_counts,
+    "counts that no peer promised": _other_counts,
     "members that did not promise": lambda lead: lead.value(
         tuple(_count(who) for who in lead.place.head.voters)
     ),

@@ -54,7 +54,7 @@ def _by_peer(voters: Sequence[Voter], present: AbstractSet[Voter]) -> bool:
     return 2 * sum(voter.peer_id in here for voter in voters) > len(voters)
 
 
-def _by_number(head: Head, signed: Commit) -> None:
+def _by_number(head: Head, signed: Commit) -> Reason | None:
     """Count votes, not voters."""
     return None if 2 * len(signed.votes) > len(head.voters) else Reason.BAD_CERTIFICATE
 
@@ -215,9 +215,9 @@ MUTANTS = (
            _within(3, 0, lies=1, values=_FAIR)),
     Mutant("votes are not checked", "an honest peer is called an offender",
            ((coordinator, "signature_holds", lambda *given: True),), _within(3, 1, lies=2)),
-    Mutant("evidence is not checked", "voted for a contribution that nobody promised",
+    Mutant("evidence is not checked", "voted for a contribution that no peer promised",
            ((participant, "unsupported", lambda *given: None),),
-           _within(3, 0, lies=5, liar=2, values=("counts that nobody promised",)),
+           _within(3, 0, lies=5, liar=2, values=("counts that no peer promised",)),
            only="true statements"),
     Mutant("no quorum has to vouch for a result", "voted for a result that no quorum averaged",
            (_VOUCHED,), _within(3, 0, lies=5, liar=2, values=("another result",))),

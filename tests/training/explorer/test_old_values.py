@@ -24,9 +24,9 @@ A: Prepare 1 | A: tick 5 | A: tick
 C: Prepare 2 | A: Promise 2 | A: tick | C: Ring 2 | A: finish | C: finish | A: Averaged 2
 C: tick | C: tick | B: Prepare 3 | C: Promise 3 | C: tick | C: fetched
 """
-"""B accepts its value at ballot 1, which nobody hears of. A and C average again, and A accepts that
-value at ballot 2, which nobody hears of. C asks B for ballot 3, and accepts the value of ballot 1.
-"""
+"""B accepts its value at ballot 1, and no peer hears of it. A and C average again, and A accepts
+that value at ballot 2, and no peer hears of it. C asks B for ballot 3, and accepts the value of
+ballot 1."""
 
 
 FOURTH = """
