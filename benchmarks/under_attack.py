@@ -60,7 +60,7 @@ def run(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
             with hostile(f"attackers.py {name}", target, folder) as attack:
                 found = measured(swarm, swarm.peers, seconds)
                 counts = attack.counts()
-            sys.stderr.write(f"{name}: {found.rounds_per_minute:.1f} rounds/min, {counts}\n")
+            sys.stderr.write(f"{name}: {found} {counts}\n")
             return found, counts
 
         before, _ = window(IDLE, options.calm_seconds)

@@ -14,7 +14,7 @@ from atom.training.round.attempt import Stage, Way
 from atom.training.round.round_state import RoundContext
 
 FIRST_EXCLUSION_S, LONGEST_EXCLUSION_S = 20.0, 600.0
-FIRST_SUSPENSION_S, LONGEST_SUSPENSION_S = 20.0, 160.0
+FIRST_SUSPENSION_S, LONGEST_SUSPENSION_S = 20.0, 80.0
 """Time without newcomers in exchanges after one with newcomers broke; it doubles."""
 _UNSEEN: Way = ("", "")
 _NEWCOMERS = "newcomers"
