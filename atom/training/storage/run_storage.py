@@ -92,10 +92,12 @@ class Journal:
         """Write two commits with one parent beside the journal: proof of a double vote. Return
         False if there is such a file already, or the disk does not take it."""
         path = self._path.with_name("double-vote.bin")
+        if path.exists():
+            return False
         try:
-            with path.open("xb") as file:
-                file.write(b"".join(map(record_of, commits)))
+            _write_at(path, 0, b"".join(map(record_of, commits)))
         except OSError:
+            remove_leftover(path)
             return False
         return True
 
