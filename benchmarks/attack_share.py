@@ -60,12 +60,13 @@ class Family:
     members: list[psutil.Process] = field(default_factory=list)
     used_s: dict[int, float] = field(default_factory=dict)
     """By process id, those of ended processes included."""
-    is_stopped: bool = False
+    is_stopped: bool | None = None
+    """None: new members may be in another state."""
 
     def search(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             self.members = [self.first, *self.first.children(recursive=True)]
-        self.is_stopped = False  # a new child may be running
+        self.is_stopped = None
 
     def measure(self) -> float:
         """Return the processor time of all members so far, in seconds."""
@@ -76,7 +77,7 @@ class Family:
         return sum(self.used_s.values())
 
     def set_running(self, runs: bool) -> None:
-        if runs != self.is_stopped:
+        if self.is_stopped is (not runs):
             return
         for process in self.members:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -3,10 +3,11 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
-from attack_share import Allowance, hostile
+from attack_share import Allowance, Family, hostile
 from attack_swarm import rounds_per_minute
 from crowd import told_of_strangers
 from programs import BENCHMARKS, event
@@ -60,6 +61,18 @@ def test_a_hostile_program_ends_with_its_context(tmp_path: Path) -> None:
         process = burner.family.first
         assert process.is_running()
     assert not process.is_running()
+
+
+def test_a_stopped_program_goes_on_although_new_children_were_looked_for(tmp_path: Path) -> None:
+    with hostile("attackers.py idle-burner", NOTHING, tmp_path, share=1000.0) as burner:
+        family = Family(burner.family.first)
+        for runs in (False, True):
+            family.search()
+            family.set_running(runs)
+            assert family.is_stopped is not runs
+        before = family.measure()
+        while family.measure() == before:
+            threading.Event().wait(0.01)
 
 
 @pytest.mark.timeout(600)
