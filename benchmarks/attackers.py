@@ -50,7 +50,7 @@ UNKNOWN_EXTENSIONS, LONG_IDS = 100_000, 30
 CLAIM, FRESH_EVERY_S = 2**24, 20.0
 SILENT_NODES = 20
 THREADS = 8
-"""Of each flood over TLS, spread over the doors."""
+"""Threads of each flood over TLS, spread over the doors."""
 HELD = 24
 """Connections that each thread of the flood of connections keeps open."""
 MESSAGES_PER_CONNECTION = 64
