@@ -45,11 +45,20 @@ def fetched(peer: Peer) -> list[int]:
 
 
 def check_sample(swarm: Swarm, root: Path) -> None:
-    """A stranger gets base and adapters from peers, and writes what they say."""
+    """Text is sampled from the founder's state directory, with its base and its adapters."""
     for peer in swarm.peers:
         peer.ask("pause")
-    command = [sys.executable, "-m", "atom", "sample", swarm.address, "A", "--tokens", "1"]
-    own = environment(root) | {"XDG_CACHE_HOME": str(root / "stranger")}
+    command = [
+        sys.executable,
+        "-m",
+        "atom",
+        "sample",
+        str(swarm.founder.state),
+        "A",
+        "--tokens",
+        "1",
+    ]
+    own = environment(root) | {"XDG_CACHE_HOME": str(root / "cache")}
     told = subprocess.run(
         [*command, "--temperature", "0", "--device", "cpu"],
         capture_output=True, check=False, timeout=2 * START_S, env={**os.environ, **own},

@@ -37,9 +37,9 @@ def test_one_seed_is_one_history(seed: int) -> None:
 
 def test_accepted_values_that_nobody_asks_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atom.training.round.attempt, "value_to_finish", lambda promises: None)
-    with pytest.raises(BrokenPromise, match="seed 374: two ordinary commits on one parent") as told:
+    with pytest.raises(BrokenPromise, match="seed 374: no agreement on round") as told:
         history(374)
-    assert "CommitNotice" in str(told.value), "the story tells how"
+    assert "reason=ballot-too-low" in str(told.value), "voters keep to what they accepted"
 
 
 def test_a_coordinator_that_forgets_some_who_promised_is_found(
