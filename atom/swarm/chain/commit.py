@@ -278,6 +278,8 @@ class Head:
             "head",
             [self.digest, value.digest(), [(v.peer_id, v.incarnation) for v in value.voters_next]],
         )
+        branches = self._branches_after(value, digest)
+        decided = value.round - len(branches)
         return Head(
             digest=digest,
             round=value.round,
@@ -285,8 +287,8 @@ class Head:
             cursor=self.cursor + max(len(self.members), 1) * longest,
             voters=value.voters_next,
             members=members,
-            branches=self._branches_after(value, digest),
-            tenures=after_round(self.tenures, value.round, contributors, not value.survivors),
+            branches=branches,
+            tenures=after_round(self.tenures, value.round, contributors, decided),
             rules=self.rules,
             led_by=value.origin.coordinator,
         )

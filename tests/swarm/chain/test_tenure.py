@@ -1,11 +1,15 @@
 """Tenure: earned by contributing to rounds, lost by staying away, the same for every reader."""
 
-from atom.swarm.chain import tenure
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+
 from atom.swarm.chain.tenure import (
+    MAX_NEWCOMERS,
     NEVER,
     ROUNDS_TO_EARN,
     ROUNDS_TO_LOSE,
-    Tenure,
     Tenures,
     after_round,
     from_the_start,
@@ -14,58 +18,151 @@ from atom.swarm.chain.tenure import (
 ALWAYS = frozenset({"founder"})
 
 
-def rounds(
-    before: Tenures, count: int, contributors: frozenset[str] = ALWAYS, by_quorum: bool = True
-) -> Tenures:
-    for number in range(count):
-        before = after_round(before, number + 1, contributors, by_quorum)
-    return before
+@dataclass
+class Chain:
+    """Records along a chain, with the counts that the chain gives them."""
+
+    records: Tenures
+    number: int = 0
+    decided: int = 0
+
+    def rounds(
+        self, count: int, contributors: frozenset[str] = ALWAYS, by_quorum: bool = True
+    ) -> None:
+        for _ in range(count):
+            self.number += 1
+            self.decided += by_quorum
+            self.records = after_round(self.records, self.number, contributors, self.decided)
+
+    @property
+    def since(self) -> dict[str, int]:
+        return {each.peer_id: each.since for each in self.records if each.since != NEVER}
+
+    @property
+    def remembered(self) -> list[str]:
+        return [each.peer_id for each in self.records]
 
 
-def since(records: Tenures) -> dict[str, int]:
-    return {each.peer_id: each.since for each in records if each.since != NEVER}
+def chain(*peer_ids: str) -> Chain:
+    return Chain(from_the_start(peer_ids))
 
 
 def test_a_peer_earns_tenure_with_its_eighth_round_even_if_it_misses_some() -> None:
-    records = rounds(from_the_start(ALWAYS), ROUNDS_TO_EARN - 1, ALWAYS | {"new"})
-    records = rounds(records, ROUNDS_TO_LOSE - 1)
-    assert since(records) == {"founder": 0}
-    assert since(after_round(records, 30, ALWAYS | {"new"}, True)) == {"founder": 0, "new": 30}
+    run = chain("founder")
+    run.rounds(ROUNDS_TO_EARN - 1, ALWAYS | {"new"})
+    run.rounds(ROUNDS_TO_LOSE - 1)
+    assert run.since == {"founder": 0}
+    run.rounds(1, ALWAYS | {"new"})
+    assert run.since == {"founder": 0, "new": 23}
 
 
 def test_tenure_and_progress_are_lost_after_sixteen_missed_rounds() -> None:
-    records = rounds(from_the_start(ALWAYS), ROUNDS_TO_EARN, ALWAYS | {"old"})
-    records = after_round(records, 9, ALWAYS | {"newcomer"}, True)
-    records = rounds(records, ROUNDS_TO_LOSE - 1)
-    assert since(records) == {"founder": 0}
-    assert [each.peer_id for each in records] == ["founder", "newcomer"]
-    assert [each.peer_id for each in rounds(records, 1)] == ["founder"]
+    run = chain("founder")
+    run.rounds(ROUNDS_TO_EARN, ALWAYS | {"old"})
+    run.rounds(1, ALWAYS | {"newcomer"})
+    assert run.since == {"founder": 0, "old": 8}
+    run.rounds(ROUNDS_TO_LOSE - 1)
+    assert run.since == {"founder": 0}
+    assert run.remembered == ["founder", "newcomer"]
+    run.rounds(1)
+    assert run.remembered == ["founder"]
 
 
 def test_rounds_before_the_first_contribution_and_rounds_of_a_branch_are_not_missed() -> None:
-    records = rounds(from_the_start({"founder", "trusted"}), 2 * ROUNDS_TO_LOSE)
-    assert since(records) == {"founder": 0, "trusted": 0}
-    records = after_round(records, 40, ALWAYS | {"trusted"}, True)
-    records = rounds(records, 2 * ROUNDS_TO_LOSE, by_quorum=False)
-    assert since(records) == {"founder": 0, "trusted": 0}
-    assert since(rounds(records, ROUNDS_TO_LOSE)) == {"founder": 0}
+    run = chain("founder", "trusted")
+    run.rounds(2 * ROUNDS_TO_LOSE)
+    assert run.since == {"founder": 0, "trusted": 0}
+    run.rounds(1, ALWAYS | {"trusted"})
+    run.rounds(2 * ROUNDS_TO_LOSE, by_quorum=False)
+    assert run.since == {"founder": 0, "trusted": 0}
+    run.rounds(ROUNDS_TO_LOSE)
+    assert run.since == {"founder": 0}
 
 
 def test_a_contribution_ends_a_run_of_missed_rounds() -> None:
-    records = rounds(from_the_start({"founder", "late"}), 1, ALWAYS | {"late"})
+    run = chain("founder", "late")
+    run.rounds(1, ALWAYS | {"late"})
     for _ in range(4):
-        records = rounds(rounds(records, ROUNDS_TO_LOSE - 1), 1, ALWAYS | {"late"})
-    assert since(records) == {"founder": 0, "late": 0}
+        run.rounds(ROUNDS_TO_LOSE - 1)
+        run.rounds(1, ALWAYS | {"late"})
+    assert run.since == {"founder": 0, "late": 0}
 
 
 def test_a_crowd_displaces_no_peer_with_tenure_nor_the_most_advanced() -> None:
-    crowd = frozenset(f"one {number}" for number in range(tenure.MAX_RECORDS))
-    records = rounds(from_the_start({"zz founder"}), 2, frozenset({"zz founder", "zz advanced"}))
-    records = after_round(records, 3, crowd, True)
-    assert len(records) == tenure.MAX_RECORDS
-    assert {"zz founder", "zz advanced"} <= {each.peer_id for each in records}
+    crowd = frozenset(f"one {number}" for number in range(MAX_NEWCOMERS))
+    run = chain("zz founder")
+    run.rounds(2, frozenset({"zz founder", "zz advanced"}))
+    run.rounds(1, frozenset(list(crowd)[:-1]))
+    assert {"zz founder", "zz advanced"} <= set(run.remembered)
+    assert len(run.records) == MAX_NEWCOMERS + 1
 
 
-def test_a_record_that_does_not_change_is_not_copied() -> None:
-    records = rounds(from_the_start(ALWAYS), ROUNDS_TO_EARN)
-    assert rounds(records, 1)[0] is records[0] == Tenure("founder", ROUNDS_TO_EARN, 0, 0)
+def test_a_crowd_of_the_past_displaces_no_contributor_of_this_round() -> None:
+    run = chain("founder")
+    run.rounds(2, frozenset(f"one {number}" for number in range(MAX_NEWCOMERS)))
+    run.rounds(1, frozenset({"zz newcomer"}))
+    assert "zz newcomer" in run.remembered
+    assert len(run.records) == MAX_NEWCOMERS + 1
+
+
+def test_a_peer_with_tenure_is_remembered_however_many_there_are() -> None:
+    listed = [f"listed {number:04}" for number in range(2 * MAX_NEWCOMERS)]
+    run = chain(*listed)
+    run.rounds(1, frozenset(listed[-1:]) | {"newcomer"})
+    assert run.remembered == [*listed, "newcomer"]
+
+
+def test_a_round_does_not_copy_the_records_of_absent_peers() -> None:
+    """The chain keeps the records of each of its heads: memory would grow with each round."""
+    run = chain("founder", "trusted")
+    run.rounds(1, frozenset({"founder", "new"}))
+    before = {each.peer_id: each for each in run.records}
+    run.rounds(ROUNDS_TO_LOSE - 1)
+    after = {each.peer_id: each for each in run.records}
+    assert after["new"] is before["new"]
+    assert after["trusted"] is before["trusted"]
+    assert after["founder"] is not before["founder"]
+
+
+# ---- the same rule with a count of missed rounds, which changed every record in every round
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A record that counts the rounds without a contribution one by one."""
+
+    rounds: int = 0
+    missed: int = 0
+    since: int = NEVER
+
+    def after(self, number: int, contributed: bool, by_quorum: bool) -> "Counting | None":
+        if contributed:
+            rounds = min(self.rounds + 1, ROUNDS_TO_EARN)
+            earned = number if rounds == ROUNDS_TO_EARN else NEVER
+            return Counting(rounds, 0, min(self.since, earned))
+        if self.rounds == 0 or not by_quorum:
+            return self
+        missed = self.missed + 1
+        return replace(self, missed=missed) if missed < ROUNDS_TO_LOSE else None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_absences_are_those_that_a_count_of_missed_rounds_gives(seed: int) -> None:
+    lot = random.Random(seed)
+    peers = [f"peer {number}" for number in range(12)]
+    zeal = {peer: lot.choice([0.02, 0.06, 0.1, 0.5, 0.9]) for peer in peers}
+    run = chain(*peers[:3])
+    counting = dict.fromkeys(peers[:3], Counting(since=0))
+    for number in range(1, 400):
+        there = frozenset(peer for peer in peers if lot.random() < zeal[peer])
+        by_quorum = lot.random() < 0.8
+        run.rounds(1, there, by_quorum)
+        after = {
+            peer: counting.get(peer, Counting()).after(number, peer in there, by_quorum)
+            for peer in counting.keys() | there
+        }
+        counting = {peer: record for peer, record in after.items() if record is not None}
+        found = {each.peer_id: (each.rounds, each.since) for each in run.records}
+        assert found == {peer: (each.rounds, each.since) for peer, each in counting.items()}
+    assert run.decided < run.number
+    assert {each.rounds for each in run.records} - {ROUNDS_TO_EARN}, "some are on their way"
