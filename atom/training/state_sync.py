@@ -9,6 +9,7 @@ fetches the newest state that a commit vouches for, and replays the rounds since
 """
 
 import contextlib
+import itertools
 import math
 import shutil
 import threading
@@ -243,16 +244,21 @@ class StateSync:
         Args:
             donors: Peer ids, in the order to ask them.
             discard: Whether our own state is not to be trusted.
-            forks: Digests of the heads from which the chain may branch; None: from any.
+            forks: Digests of the heads from which the chain may branch; None: from any, but a chain
+                without new branches is preferred: one former member can make a branch.
 
         Returns:
             Why no donor could bring us there; empty if one did.
         """
         problems: list[str] = []
-        for donor in donors:
+        put_off: list[str] = []
+        for donor in itertools.chain(donors, put_off):
             try:
                 chain = self._chain_of(donor)
                 new = {head.digest for head in self._forks(chain)}
+                if new and forks is None and donor not in put_off:
+                    put_off.append(donor)
+                    continue
                 if forks is not None and not new <= forks:
                     raise OSError("a branch that was not agreed to")
                 head, ours = chain.heads[-1], self._journal.head
