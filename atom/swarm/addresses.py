@@ -5,7 +5,8 @@ A join address is one string with the DHT nodes to enter by, the run, and the pe
     /ip4/10.0.0.5/tcp/31337/p2p/12D3KooW…/run/shakespeare/owner/12D3KooW…
 
 Several entrances are separated by commas. A recent head may follow, `/head/ROUND-DIGEST`: then only
-a chain with that head is joined, so that a forged history cannot capture a newcomer.
+a chain with that head is joined, so that a forged history cannot capture a newcomer. If the run's
+owner signed it, `/head/ROUND-DIGEST-SIGNATURE`, a peer also leaves its own chain for that one.
 """
 
 import errno
@@ -14,12 +15,13 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import base58
 
 from atom.base.errors import AddressError, PortInUseError
 from atom.config.address import RUN_NAME, parse_host, parse_host_port
-from atom.swarm.identity import is_peer_id
+from atom.swarm.identity import Identity, is_peer_id, verify
 
 EXAMPLE_PEER = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
 EXAMPLE_MULTIADDR = f"/ip4/10.0.0.5/tcp/31337/p2p/{EXAMPLE_PEER}"
@@ -40,8 +42,19 @@ _MULTIADDR = re.compile(
 """Address of a DHT node, maybe behind a relay."""
 _JOIN = re.compile(
     r"(?P<nodes>.+?)/run/(?P<run>[^/]*)/owner/(?P<owner>[^/]*)"
-    r"(?:/head/(?P<round>[0-9]{1,12})-(?P<digest>[0-9a-f]{64}))?"
+    r"(?:/head/(?P<round>[0-9]{1,12})-(?P<digest>[0-9a-f]{64})(?:-(?P<signature>[0-9a-f]{128}))?)?"
 )
+HEAD_DOMAIN = "owner-head"
+"""Signature domain of a head that the run's owner has chosen: over `_head_text`."""
+
+
+class RecentHead(NamedTuple):
+    """A head that a run's chain must have."""
+
+    round: int
+    digest: bytes
+    signature: bytes = b""
+    """Verified signature of the run's owner; empty: the owner did not sign this head."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +66,8 @@ class JoinAddress:
     run: str
     owner: str
     """Peer id of the founder."""
-    head: tuple[int, bytes] | None = None
-    """Round and digest of a head that the run's chain must have; None: any chain is joined."""
+    head: RecentHead | None = None
+    """None: any chain is joined."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +109,40 @@ def parse_join_address(text: str) -> JoinAddress:
     if not is_peer_id(match["owner"]):
         raise _join_error(f"{_short(match['owner'])} is not a peer id of a run's owner")
     nodes = parse_multiaddrs(match["nodes"].split(","))
-    digest = match["digest"]
-    head = (int(match["round"]), bytes.fromhex(digest)) if digest else None
-    return JoinAddress(nodes, check_run_name(match["run"]), match["owner"], head)
+    address = JoinAddress(nodes, check_run_name(match["run"]), match["owner"])
+    if match["digest"] is None:
+        return address
+    signature = bytes.fromhex(match["signature"] or "")
+    head = RecentHead(int(match["round"]), bytes.fromhex(match["digest"]), signature)
+    if signature and not verify(address.owner, HEAD_DOMAIN, _head_text(address, head), signature):
+        raise AddressError(
+            f"the run's owner did not sign the head of round {head.round} in this address",
+            "copy the whole address again, as `atom info` prints it at the owner's peer",
+        )
+    return replace(address, head=head)
 
 
 def format_join_address(address: JoinAddress) -> str:
     """Return the string to paste; `parse_join_address` reads it back."""
     run = f"{','.join(address.bootstrap)}/run/{address.run}/owner/{address.owner}"
-    return run if address.head is None else f"{run}/head/{address.head[0]}-{address.head[1].hex()}"
+    if (head := address.head) is None:
+        return run
+    signature = f"-{head.signature.hex()}" if head.signature else ""
+    return f"{run}/head/{head.round}-{head.digest.hex()}{signature}"
+
+
+def with_head(address: JoinAddress, number: int, digest: bytes, identity: Identity) -> JoinAddress:
+    """Return the address with the head of round `number`, signed if `identity` is the owner's."""
+    head = RecentHead(number, digest)
+    if identity.peer_id == address.owner:
+        signature = identity.sign(HEAD_DOMAIN, _head_text(address, head))
+        head = head._replace(signature=signature)
+    return replace(address, head=head)
+
+
+def _head_text(address: JoinAddress, head: RecentHead) -> bytes:
+    """Return the bytes that the owner signs: the run's name, which has no slash, and the head."""
+    return f"{address.run}/{head.round}-{head.digest.hex()}".encode()
 
 
 def with_entrances(address: JoinAddress, nodes: Iterable[str]) -> JoinAddress:

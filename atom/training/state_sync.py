@@ -24,6 +24,7 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swap.host_store import FROZEN
+from atom.swarm.addresses import RecentHead
 from atom.swarm.chain.commit import Commit, Head, Value, Voter, valid_votes
 from atom.swarm.chain.commit_chain import (
     PAGE_BYTES,
@@ -145,8 +146,9 @@ class FirstState:
     """Fills it in, if it can be made here."""
 
 
-def _has_head(heads: Sequence[Head], number: int, digest: bytes) -> bool:
-    return [head.digest for head in heads[number : number + 1]] == [digest]
+def _has_head(heads: Sequence[Head], wanted: RecentHead) -> bool:
+    at = heads[wanted.round : wanted.round + 1]
+    return [head.digest for head in at] == [wanted.digest]
 
 
 class StateSync:
@@ -161,7 +163,7 @@ class StateSync:
         first: FirstState,
         events: EventSink,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
-        pinned: tuple[int, bytes] | None = None,
+        pinned: RecentHead | None = None,
     ) -> None:
         """Begin with the state and the chain on this disk.
 
@@ -173,7 +175,7 @@ class StateSync:
             first: State of round 0.
             events: Event log.
             on_progress: Called with the rounds replayed, and their number; 0: it broke off.
-            pinned: Round and digest of a head that every chain must have, from the join address.
+            pinned: Head that every chain must have, from the join address.
         """
         self._mine = [me]
         self.pinned = pinned
@@ -211,25 +213,29 @@ class StateSync:
     def restore(self) -> None:
         """From our own disk to the newest head whose state can be rebuilt.
 
-        Journal entries beyond it are cut off: those rounds have to be fetched. Not `usable` if not
-        even the run's first state is at hand: then `run` has to bring one.
+        Journal entries beyond it are cut off: those rounds have to be fetched. Not `usable` if even
+        the run's first state is missing, or if the run's owner has signed another chain: then `run`
+        has to bring a state. Until then our own chain stays on the disk.
 
         Raises:
             PeerRefused: with SUPERSEDED, as this peer ends.
-            StorageError: the chain here is not the one that the join address names.
+            StorageError: The chain here is not the one that the join address names, and the run's
+                owner did not sign that address.
         """
         heads, pinned = self._journal.heads, self.pinned
-        if pinned is not None and pinned[0] < len(heads) and not _has_head(heads, *pinned):
+        astray = pinned is not None and pinned.round < len(heads) and not _has_head(heads, pinned)
+        if astray and self._chosen is None:
             raise StorageError(
                 "the state here is of another chain than the join address names",
-                "join with another --state, or ask the run's owner for a current address",
+                "ask the run's owner for the address `with its head` that `atom info` prints at the"
+                " owner's peer; or join with another --state",
             )
         has_frozen, is_there = self._frozen_from_disk(), self._from_disk()
         try:
             self._replay(self._journal.commits[self._replica.round :] if is_there else ())
         except PeerRefused:
             self._go_on()  # a result is missing
-        self.usable = is_there and has_frozen
+        self.usable = is_there and has_frozen and not astray
         reached = self._replica.round if is_there else 0
         if reached < len(self._journal.commits):
             self._storage.replace_chain(self._journal.commits, self._journal.heads, reached)
@@ -262,7 +268,8 @@ class StateSync:
                 if forks is not None and not new <= forks:
                     raise OSError("a branch that was not agreed to")
                 head, ours = chain.heads[-1], self._journal.head
-                if not (head.prefers(ours) or (discard and head.digest == ours.digest)):
+                again = discard and head.digest == ours.digest
+                if not (head.prefers(ours) or again or self._owner_chose(chain)):
                     raise OSError("nothing better")
                 self._follow(chain, [*dict.fromkeys([donor, *donors])], discard)
                 self._storage.room.attempt(DOWNLOADS, self._donors.keep_only)
@@ -290,16 +297,34 @@ class StateSync:
         chain = self._chain_of(donor, claimed_round)
         return chain.heads[-1], self._forks(chain)
 
+    @property
+    def _chosen(self) -> RecentHead | None:
+        """Head that the run's owner signed and that our own chain lacks; None if there is none."""
+        pinned = self.pinned
+        if pinned is None or not pinned.signature or _has_head(self._journal.heads, pinned):
+            return None
+        return pinned
+
+    def _owner_chose(self, chain: _Chain) -> bool:
+        """Return True if this chain, unlike ours, has the head that the run's owner signed."""
+        chosen = self._chosen
+        return chosen is not None and _has_head(chain.heads, chosen)
+
     def _rivals(self, chain: _Chain) -> tuple[Commit, Commit] | None:
         """Return our commit and the chain's of the first round that differs, if a quorum decided
-        ours: no other round may replace it."""
+        ours: no other round may replace it, unless the run's owner chose the other chain."""
+        if self._owner_chose(chain):
+            return None
         pairs = zip(self._journal.commits, chain.commits, strict=False)
         found = next((pair for pair in pairs if pair[0].value != pair[1].value), None)
         return None if found is None or found[0].survivors else found
 
     def _refuse(self, ours: Commit, theirs: Commit) -> None:
         """Refuse a chain that replaces a round of a quorum. If a quorum decided the other round as
-        well, a voter has signed both: keep the proof, and report the voter.
+        well, voters have signed both: keep the proof, and report them.
+
+        An honest voter may sign two values at different ballots, if others lied to it. At one
+        ballot, to which both values belong, it signs one.
 
         Raises:
             PeerRefused: Always, with WRONG_HEAD.
@@ -308,7 +333,9 @@ class StateSync:
         if not theirs.survivors and self._journal.keep_proof([ours, theirs]):
             both = valid_votes(ours) & valid_votes(theirs)
             voters = sorted(voter.peer_id for voter in both)
-            self._events.emit("double-vote", round=number, voters=voters)
+            ballot = ours.ballot
+            lied = ballot == theirs.ballot >= max(ours.value.origin, theirs.value.origin)
+            self._events.emit("double-vote", round=number, voters=voters, all_lied=lied)
         raise PeerRefused(Reason.WRONG_HEAD, f"another round {number} than the one decided here")
 
     def _forks(self, chain: _Chain) -> tuple[Head, ...]:
@@ -371,10 +398,11 @@ class StateSync:
         base = self._walked
         if not base.heads[-1].prefers(ours.head):
             base = _Chain(ours.commits, ours.heads)
+        to_surpass = ours.head if self._chosen is None else ours.genesis
         chain = _Chain([], [ours.genesis])
         try:
             with self._donors.asking(donor) as ask:
-                for along, page in pages_beyond(base.heads, ask, ours.head, claimed_round):
+                for along, page in pages_beyond(base.heads, ask, to_surpass, claimed_round):
                     if chain.heads[-1] != along[0]:
                         shared = along[0].round
                         chain = _Chain(base.commits[:shared], base.heads[: shared + 1])
@@ -393,7 +421,7 @@ class StateSync:
 
     def _require_pinned(self, chain: _Chain) -> None:
         """Raises: PeerRefused: the chain does not have the head that the join address names."""
-        if self.pinned is not None and not _has_head(chain.heads, *self.pinned):
+        if self.pinned is not None and not _has_head(chain.heads, self.pinned):
             raise PeerRefused(Reason.WRONG_HEAD, "not the chain that the join address names")
 
     def _follow(self, chain: _Chain, peers: Sequence[str], discard: bool) -> None:

@@ -4,15 +4,16 @@ Every voter that once was a quorum can sign another history at any later time, a
 than the true one. A peer that has the true rounds keeps them; a newcomer is told a recent head.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from atom.base.errors import StorageError
-from atom.swarm.addresses import format_join_address, parse_join_address
+from atom.swarm.addresses import RecentHead, format_join_address, parse_join_address
 from atom.swarm.chain.commit import Commit
 from atom.swarm.chain.commit_chain import parse_commits, verified_heads
-from tests.swarm.chain_samples import a_commit
+from tests.swarm.chain_samples import a_commit, vote
 from tests.training.catching_peer import Make, Served, peer_of
 from tests.training.small_history import FOUNDER, PEERS, ROUNDS, chain_bytes, run
 
@@ -53,6 +54,24 @@ def test_a_longer_chain_of_a_quorum_does_not_replace_our_rounds(peer_of: Make) -
     assert (ours, theirs) == (run().commits[1], forged(1)[1])
     reported = [each for each in peer.events.events if each["event"] == "double-vote"]
     assert [each["voters"] for each in reported] == [[key.peer_id for key in PEERS[:2]]]
+    assert [each["all_lied"] for each in reported] == [True]
+
+
+@pytest.mark.parametrize("later", ["the ballot", "the exchange"])
+def test_signatures_that_an_honest_voter_may_give_prove_no_lie_of_each(
+    peer_of: Make, later: str
+) -> None:
+    """Others may have lied to it, so it is named, and not accused."""
+    peer, story = peer_of(at=ROUNDS), run()
+    true = story.commits[1]
+    ballot = replace(true.ballot, attempt=2)
+    origin = ballot if later == "the exchange" else true.ballot
+    value = replace(true.value, result_digest=b"o" * 32, origin=origin)
+    at = true.ballot if later == "the exchange" else ballot
+    other = Commit(value, at, tuple(vote(key, value, at) for key in PEERS[:2]))
+    assert peer.run(liar([story.commits[0], other])) != ""
+    [reported] = [each for each in peer.events.events if each["event"] == "double-vote"]
+    assert (len(reported["voters"]), reported["all_lied"]) == (2, False)
 
 
 def test_a_peer_that_saw_the_forged_chain_still_follows_the_true_one(peer_of: Make) -> None:
@@ -64,7 +83,7 @@ def test_a_peer_that_saw_the_forged_chain_still_follows_the_true_one(peer_of: Ma
 
 def test_a_newcomer_with_a_recent_head_joins_no_forged_chain(peer_of: Make) -> None:
     peer = peer_of(at=0)
-    peer.state_sync.pinned = (ROUNDS - 1, run().heads[ROUNDS - 1].digest)
+    peer.state_sync.pinned = RecentHead(ROUNDS - 1, run().heads[ROUNDS - 1].digest)
     for attacker in (liar(forged(1)), liar(run().commits[:2])):
         assert "not the chain that the join address names" in peer.run(attacker)
     assert peer.at(0)
@@ -74,7 +93,7 @@ def test_a_newcomer_with_a_recent_head_joins_no_forged_chain(peer_of: Make) -> N
 
 def test_a_state_of_another_chain_is_refused_at_the_start(peer_of: Make) -> None:
     peer = peer_of(at=ROUNDS)
-    peer.state_sync.pinned = (2, b"x" * 32)
+    peer.state_sync.pinned = RecentHead(2, b"x" * 32)
     with pytest.raises(StorageError, match="another chain than the join address names"):
         peer.state_sync.restore()
 
@@ -85,5 +104,5 @@ def test_a_join_address_carries_the_head() -> None:
         "/run/tiny/owner/12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw/head/7-" + "ab" * 32
     )
     address = parse_join_address(text)
-    assert address.head == (7, bytes.fromhex("ab" * 32))
+    assert address.head == RecentHead(7, bytes.fromhex("ab" * 32))
     assert format_join_address(address) == text

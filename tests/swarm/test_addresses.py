@@ -1,4 +1,5 @@
 import contextlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,12 +13,14 @@ from atom.swarm.addresses import (
     EXAMPLE_PEER,
     JoinAddress,
     ListenAddress,
+    RecentHead,
     format_join_address,
     parse_join_address,
     parse_listen,
     parse_multiaddr,
     rank_addresses,
     with_entrances,
+    with_head,
 )
 from atom.swarm.identity import Identity
 
@@ -125,3 +128,43 @@ def test_the_address_most_worth_pasting_comes_first():
     ranked = rank_addresses(visible, primary_host="192.168.1.7")
     assert ranked == tuple(visible[place] for place in order)
     assert rank_addresses([]) == ()
+
+
+HEAD = RecentHead(7, b"\xab" * 32)
+
+
+def test_the_owner_s_own_peer_signs_the_head_in_its_address():
+    owner, other = Identity.create(), Identity.create()
+    address = JoinAddress((EXAMPLE_MULTIADDR,), "words", owner.peer_id)
+    plain = with_head(address, *HEAD[:2], other)
+    assert plain.head == HEAD
+    signed = with_head(address, *HEAD[:2], owner)
+    assert signed.head._replace(signature=b"") == HEAD
+    assert len(signed.head.signature) == 64
+    for each in (plain, signed):
+        assert parse_join_address(format_join_address(each)) == each
+
+
+@pytest.mark.parametrize("part", ["owner", "run", "round", "digest", "signature", "domain"])
+def test_a_head_that_the_owner_did_not_sign_is_refused(part):
+    owner, other = Identity.create(), Identity.create()
+    address = with_head(JoinAddress((EXAMPLE_MULTIADDR,), "words", owner.peer_id), *HEAD[:2], owner)
+    parse_join_address(format_join_address(address))
+    outer = {"owner": {"owner": other.peer_id}, "run": {"run": "word"}}
+    changes = {
+        "round": {"round": 8},
+        "digest": {"digest": b"\xcd" * 32},
+        "signature": {"signature": bytes(64)},
+        "domain": {"signature": owner.sign("vote", b"words/7-" + HEAD.digest.hex().encode())},
+    }
+    forged = replace(address, head=address.head._replace(**changes.get(part, {})))
+    forged = replace(forged, **outer.get(part, {}))
+    with pytest.raises(AddressError, match="owner did not sign the head") as caught:
+        parse_join_address(format_join_address(forged))
+    assert "atom info" in caught.value.hint
+
+
+@pytest.mark.parametrize("end", ["-", "-ab", f"-{'ab' * 63}", f"-{'AB' * 64}", f"-{'ab' * 64}-"])
+def test_a_malformed_signature_is_no_part_of_an_address(end):
+    with pytest.raises(AddressError, match="is not a join address"):
+        parse_join_address(f"{EXAMPLE_JOIN}/head/7-{'ab' * 32}{end}")

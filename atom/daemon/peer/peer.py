@@ -4,7 +4,6 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from signal import Signals
 from typing import Any
 
@@ -40,7 +39,7 @@ from atom.daemon.peer.wiring import (
     transport_of,
 )
 from atom.swap.voided import PassVoided
-from atom.swarm.addresses import JoinAddress, format_join_address, with_entrances
+from atom.swarm.addresses import JoinAddress, format_join_address, with_entrances, with_head
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.lease import (
     PROTOCOL_VERSION,
@@ -410,7 +409,8 @@ class Peer:
     def info(self) -> Mapping[str, Any]:
         """Return the figures of `atom info`. Thread-safe."""
         address = with_entrances(self._entrance, self._directory.contacts())
-        head = self._machine.head.round, self._machine.head.digest
+        head = self._machine.head
+        pinned = with_head(address, head.round, head.digest, self._box.identity)
         return {
             **self._status.info(self._life.facts, self._loop.view),
             "clock": self._clock_watch.problem or None,
@@ -420,7 +420,7 @@ class Peer:
             "text": None if self._text is None else self._text.figures(),
             # with the entrances of other peers: ours may be gone before the run is
             "join_address": format_join_address(address),
-            "pinned_address": format_join_address(replace(address, head=head)),
+            "pinned_address": format_join_address(pinned),
             "state_directory": str(self._box.state.root),
         }
 

@@ -9,6 +9,7 @@ from atom.daemon.peer.addresses import data_place, dialled_by
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.own_code import blob_name
+from atom.swarm.addresses import RecentHead
 from atom.swarm.exchange.codec import Codec
 from atom.swarm.records.manifest import listed_peers
 from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
@@ -74,7 +75,7 @@ def state_sync_of(
     transport: Transport,
     storage: RunStorage,
     clock: Clock,
-    pinned: tuple[int, bytes] | None,
+    pinned: RecentHead | None,
 ) -> StateSync:
     donors = PeerDonors(
         transport,

@@ -113,8 +113,8 @@ class HeadCandidates:
 
     def learn(self, event: CaughtUp) -> None:
         """Note the outcome of catching up. A peer that brought us on, though not all the way, may
-        go on with it."""
-        if event.head.digest == self._context.head.digest:
+        go on with it. Without a state we are nowhere, whatever chain is on our disk."""
+        if not event.state_digest or event.head.digest == self._context.head.digest:
             for peer in event.failed:
                 self._proven.pop(peer, None)
                 self._doubts.fail(peer, self._context.now)

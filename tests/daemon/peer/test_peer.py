@@ -18,6 +18,7 @@ from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lifecycle import LEAVE_S, Ending, noted_signals
 from atom.daemon.peer.peer import TWIN_HINT, TWIN_S, TWIN_WORDS, Peer
 from atom.swap.voided import Cause, PassVoided
+from atom.swarm.addresses import RecentHead, parse_join_address
 from atom.swarm.records.lease import PeerState
 from atom.training.round.events import CaughtUp
 from tests.daemon.peer.small_peer import SMALL_BOX, Notes, found_in, small_peer
@@ -276,6 +277,16 @@ def test_before_its_state_is_rebuilt_it_is_at_the_beginning(peer: Peer, member: 
     assert told["voters"] == [member.manifest.owner]
     assert told["data_addresses"] == []
     assert json.loads(json.dumps(told)) == told
+
+
+def test_only_the_owner_s_peer_signs_the_head_in_its_address(peer: Peer) -> None:
+    head = parse_join_address(peer.info()["pinned_address"]).head
+    assert head == RecentHead(0, peer._machine.head.digest)
+    peer._entrance = replace(peer._entrance, owner=peer._me.peer_id)
+    signed = parse_join_address(peer.info()["pinned_address"]).head
+    assert signed is not None
+    assert signed[:2] == head[:2]
+    assert len(signed.signature) == 64
 
 
 @pytest.mark.parametrize("tokens", [8, 1])

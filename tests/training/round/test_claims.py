@@ -132,3 +132,17 @@ def test_a_crowd_that_claims_more_hides_nobody_from_a_joiner_for_ever() -> None:
         now += 40.0
         machine.handle(CaughtUp(HEAD, b"", fetch.donors), now)
     assert MATE.peer_id in asked
+
+
+@pytest.mark.parametrize("on_disk", [HEAD, FAR])
+def test_without_a_state_all_are_asked_in_turn_whatever_chain_is_on_disk(on_disk: Head) -> None:
+    """The chain on disk may be one that the run's owner gave up: its peers cannot help."""
+    machine, now = RoundMachine(ME, HEAD, b"", RoundTerms(BATCH), US.sign, 0.0), 0.0
+    leases = {each.peer_id: lease(each, 0) for each in strangers(40).values()}
+    asked = set[str]()
+    for _ in range(5):
+        now += 30.0
+        [fetch] = [a for a in machine.handle(Tick(View(leases)), now) if isinstance(a, CatchUp)]
+        asked.update(fetch.donors)
+        machine.handle(CaughtUp(on_disk, b"", fetch.donors), now)
+    assert asked == leases.keys()
