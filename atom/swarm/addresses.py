@@ -67,7 +67,7 @@ class JoinAddress:
     owner: str
     """Peer id of the founder."""
     head: RecentHead | None = None
-    """None: any chain is joined."""
+    """Head that the chain must have; None: any chain is joined."""
 
 
 @dataclass(frozen=True)

@@ -1,132 +1,37 @@
-"""Bringing a replica to a head: after a restart from disk, after an absence from the others.
+"""Bringing a replica to a head: from disk after a restart, from other peers after an absence.
 
-A state is a snapshot plus the results since, and the chain says which results those are. The
-chain comes first and is verified from genesis; whatever bytes follow are accepted only under the
-digests it gives them. So it does not matter who delivers.
+A state is a snapshot plus the results since, and the chain says which results those are. The chain
+is fetched first and verified from genesis. All bytes after it are accepted only under the digests
+that it gives. So any peer may deliver them.
 
-How a peer recovers: a few missed rounds are replayed, from our own state. After more of them it
-fetches the newest state that a commit vouches for, and replays the rounds since.
+A peer that missed a few rounds replays them from its own state. A peer that missed more fetches the
+newest state that a commit certifies, and replays the rounds since.
 """
 
 import contextlib
 import itertools
 import math
-import shutil
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import torch
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swap.host_store import FROZEN
 from atom.swarm.addresses import RecentHead
 from atom.swarm.chain.commit import Commit, Head, Value, Voter, valid_votes
-from atom.swarm.chain.commit_chain import (
-    PAGE_BYTES,
-    Ask,
-    certified_state,
-    pages_beyond,
-)
-from atom.swarm.exchange.encoded import EncodedMean
-from atom.swarm.state.arenas import DIGEST_BYTES, state_digest
-from atom.swarm.state.fetch import UNCHECKED_PACE, Wanted, Watch, asking, fetch
+from atom.swarm.chain.commit_chain import certified_state, pages_beyond
+from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
-from atom.swarm.transport.transport import Transport
+from atom.training.peer_donors import Arenas, PeerDonors
 from atom.training.replica.replica import Replica
-from atom.training.storage.run_storage import OFFERS, STILL, RunStorage
+from atom.training.storage.run_storage import STILL, RunStorage
 
-Arenas = Mapping[str, torch.Tensor]
 DOWNLOADS = "downloads"
-
-
-class PeerDonors:
-    """What other peers serve. Every fetch raises PeerRefused or OSError when it fails."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        result_bytes: int,
-        state_bytes: int,
-        downloads: Path,
-        watch: Watch,
-    ) -> None:
-        """`result_bytes`: what one result takes, but for a few per chunk. `downloads`: where a
-        state of `state_bytes` lies until it is whole. `watch`: hears also of lies."""
-        self._transport = transport
-        self._max_result_bytes = result_bytes + result_bytes // 32 + (1 << 20)
-        self._max_bytes = state_bytes + (1 << 20)
-        self._downloads = downloads
-        self._watch = watch
-        self.stop = threading.Event()
-        """Set when this peer ends: fetches under way end, and whatever else is done to have a
-        state. From any thread."""
-
-    def asking(self, peer_id: str) -> AbstractContextManager[Ask]:
-        """For a page of that peer's chain, or its list of states."""
-        return asking(self._transport, peer_id, UNCHECKED_PACE, self.stop, self._watch)
-
-    def offered(self, heads: Sequence[Head], peer_id: str) -> list[Head]:
-        """Of these heads, those whose states that peer offers: first those of which an earlier
-        fetch left something here, then the newest."""
-        with self.asking(peer_id) as ask:
-            raw = ask(OFFERS, PAGE_BYTES)
-        told = {raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)}
-        found = [head for head in heads if head.digest in told]
-        return sorted(
-            found, key=lambda head: (self._folder(head.digest).exists(), head.round), reverse=True
-        )
-
-    def state(self, head: bytes, peers: Sequence[str], digest: bytes) -> Arenas:
-        """Fetch the state at a head into files, where an interrupted fetch goes on.
-
-        Args:
-            head: digest of the head.
-            peers: those to ask.
-            digest: digest of the whole state.
-
-        Raises:
-            PeerRefused: nobody gives it.
-            OSError: the connection failed.
-            StorageError: the disk takes nothing.
-        """
-        wanted = Wanted(f"state/{head.hex()}", peers, digest, self._max_bytes)
-        return fetch(self._transport, wanted, self._folder(head), self.stop, self._watch)
-
-    def frozen(self, peers: Sequence[str], digest: bytes, size_bytes: int) -> Arenas:
-        """What no step changes, as `state`."""
-        wanted = Wanted(FROZEN, peers, digest, size_bytes + (1 << 20))
-        return fetch(self._transport, wanted, self._downloads / FROZEN, self.stop, self._watch)
-
-    def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> EncodedMean:
-        """Fetch a round's mean by its digest.
-
-        Args:
-            pace: the slowest that is acceptable; None: any.
-        """
-        most = self._max_result_bytes
-        wanted = Wanted(f"result/{digest.hex()}", peers, digest, most, pace)
-        quiet = replace(self._watch, on_progress=lambda done, total: None)
-        return EncodedMean.of(fetch(self._transport, wanted, None, self.stop, quiet))
-
-    def keep_only(self, heads: Collection[bytes] = ()) -> None:
-        """Whatever was downloaded may go, but for the states at the heads of these digests."""
-        kept = {self._folder(head) for head in heads}
-        for folder in self._downloads.glob("*"):
-            if folder not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _folder(self, head: bytes) -> Path:
-        return self._downloads / head.hex()[:16]
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """A verified chain that somebody serves."""
+    """A verified chain."""
 
     commits: list[Commit]
     heads: list[Head]
@@ -135,15 +40,15 @@ class _Chain:
 
 @dataclass(frozen=True)
 class FirstState:
-    """Round 0, which no commit names but the run's manifest."""
+    """State of round 0, which only the run's manifest names."""
 
     digest: bytes
     initialise: Callable[[], bool]
-    """Sets the replica to it, if it can be made here; whether it is bit for bit the run's."""
+    """Sets the replica to it, if possible here; returns whether it is exactly the run's."""
     frozen_digest: bytes = b""
-    """Of what no step changes; empty: nothing is frozen."""
+    """Digest of the parameters that no step changes; empty: there are none."""
     fill_frozen: Callable[[], bool] = lambda: False
-    """Fills it in, if it can be made here."""
+    """Fills in these parameters, if possible here."""
 
 
 def _has_head(heads: Sequence[Head], wanted: RecentHead) -> bool:
@@ -190,35 +95,34 @@ class StateSync:
         self._events = events
         self._on_progress = on_progress
         self.usable = False
-        """Whether the replica holds the state of the journal's head."""
+        """True if the replica holds the state of the journal's head."""
         self._walked = _Chain([], [storage.journal.genesis])
-        """The chain that was checked last, as far as it was checked: it is not asked for again."""
+        """Verified part of the last chain: it is not fetched again."""
 
     def goes_on_from(self, incarnation: bytes) -> None:
-        """What an earlier process of this peer has offered is in the replica, which goes on with
-        its state."""
+        """Count contributions of an earlier process as ours: the replica has its state."""
         self._mine.append(replace(self._mine[0], incarnation=incarnation))
 
     def ours_in(self, value: Value) -> int:
-        """How many of its sequences are of what is, or was, in the replica."""
+        """Return the number of sequences in `value` that this replica contributed."""
         return sum(map(value.given_by, self._mine))
 
     @property
     def lacks(self) -> str:
-        """What others have to give before the replica is `usable`, in words; empty: nothing."""
+        """Name of the data without which the replica is not `usable`; empty if it is."""
         if self.usable:
             return ""
         return "the run's state" if self._has_frozen else "what the run keeps frozen"
 
     def restore(self) -> None:
-        """From our own disk to the newest head whose state can be rebuilt.
+        """Rebuild the newest state that our own disk allows.
 
         Journal entries beyond it are cut off: those rounds have to be fetched. Not `usable` if even
         the run's first state is missing, or if the run's owner has signed another chain: then `run`
         has to bring a state. Until then our own chain stays on the disk.
 
         Raises:
-            PeerRefused: with SUPERSEDED, as this peer ends.
+            PeerRefused: This peer ends (SUPERSEDED).
             StorageError: The chain here is not the one that the join address names, and the run's
                 owner did not sign that address.
         """
@@ -348,15 +252,15 @@ class StateSync:
         )
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> None:
-        """A result by its digest, from whoever holds it and gives it no slower than `pace`. It is
-        held from now on. From any thread. Raises: PeerRefused, OSError."""
+        """Fetch a result by its digest, from a peer that serves it no slower than `pace`, and hold
+        it. Thread-safe. Raises: PeerRefused, OSError."""
         result = self._results.get(digest) or self._donors.result(digest, peers, pace)
         self._results.hold(digest, result)
 
     # ---- from our own disk
 
     def _from_disk(self) -> bool:
-        """Loads the newest snapshot on our chain, else round 0; whether any is there."""
+        """Load the newest snapshot on our chain, or else round 0; return False without either."""
         for snapshot in self._storage.snapshots():
             self._go_on()
             certified = self._certified(snapshot.round, self._journal.commits)
@@ -369,7 +273,7 @@ class StateSync:
         return self._first.initialise()
 
     def _frozen_from_disk(self) -> bool:
-        """Loads what is frozen, or makes it; whether it is there."""
+        """Load or compute the frozen parameters; return False if neither is possible."""
         if not self._has_frozen:
             saved, first = self._storage.frozen() or {}, self._first
             if state_digest(saved) == first.frozen_digest:
@@ -425,8 +329,8 @@ class StateSync:
             raise PeerRefused(Reason.WRONG_HEAD, "not the chain that the join address names")
 
     def _follow(self, chain: _Chain, peers: Sequence[str], discard: bool) -> None:
-        """To its end, with what these peers serve and the first one offers. An offer that does not
-        hold must not stand in the way of another one. Raises: PeerRefused, OSError."""
+        """Bring the replica to the end of the chain, from our state or one that the first peer
+        offers. An offer that fails does not prevent the next one. Raises: PeerRefused, OSError."""
         self._fetch_frozen(peers)
         here = self._journal.head
         on_chain = chain.heads[here.round : here.round + 1] == [here]
@@ -470,7 +374,7 @@ class StateSync:
         return certified_state(round_number, self._first.digest, commits)
 
     def _begin_at(self, head: Head, chain: _Chain, peers: Sequence[str]) -> None:
-        """Loads a state that others offer. Raises: PeerRefused, OSError."""
+        """Load a state that others offer. Raises: PeerRefused, OSError."""
         digest = self._certified(head.round, chain.commits)
         if digest is None:
             raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {head.round} yet")
@@ -480,7 +384,7 @@ class StateSync:
         self.usable = True
 
     def _downloaded(self, fetched: Callable[[], Arenas]) -> Arenas:
-        """A full disk is told. Raises: PeerRefused, OSError."""
+        """Return the download; report a full disk. Raises: PeerRefused, OSError."""
         found, room = list[Arenas](), self._storage.room
         if not room.attempt(DOWNLOADS, lambda: found.append(fetched())):
             raise OSError(room.paused[DOWNLOADS])
@@ -492,8 +396,8 @@ class StateSync:
         self._replay(chain.commits[len(self._journal.commits) :], peers)
 
     def _replay(self, commits: Sequence[Commit], peers: Sequence[str] = ()) -> None:
-        """Applies these to our state, one after the other. Raises: PeerRefused, OSError, with some
-        applied, if a result is neither here nor served."""
+        """Apply these commits to our state in order. Raises: PeerRefused, OSError, after some of
+        them, if a result is neither here nor served."""
         done, total = 0, len(commits)
         try:
             for done, commit in enumerate(commits):
@@ -517,6 +421,6 @@ class StateSync:
         self._results.keep(frozenset())
 
     def _go_on(self) -> None:
-        """Between two steps, each of which may take a while. Raises: PeerRefused(SUPERSEDED)."""
+        """Stop between two steps if this peer ends. Raises: PeerRefused (SUPERSEDED)."""
         if self.stop.is_set():
             raise PeerRefused(Reason.SUPERSEDED, "this peer ends")

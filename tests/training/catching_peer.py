@@ -11,7 +11,8 @@ from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
-from atom.training.state_sync import FirstState, PeerDonors, StateSync
+from atom.training.peer_donors import PeerDonors
+from atom.training.state_sync import FirstState, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import Journal, RunStorage, write_snapshot

@@ -20,8 +20,9 @@ from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.fetch import Watch
+from atom.training.peer_donors import PeerDonors
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.state_sync import DOWNLOADS, FirstState, PeerDonors, StateSync
+from atom.training.state_sync import DOWNLOADS, FirstState, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import STILL, Journal, RunStorage

@@ -11,7 +11,7 @@ from atom.base.errors import PeerRefused
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content, plain_bytes
 from atom.swarm.stream.frames import Pace
-from atom.training import state_sync as serving
+from atom.training import peer_donors as serving
 from atom.training.storage.run_storage import list_snapshots, write_snapshot
 from tests.swarm.means import encoded
 from tests.swarm.trickle import Trickle

@@ -20,8 +20,9 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers, KnownPeers, offend
 from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
+from atom.training.peer_donors import PeerDonors
 from atom.training.round import RoundPatience, RoundTerms
-from atom.training.state_sync import FirstState, PeerDonors, StateSync
+from atom.training.state_sync import FirstState, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import Journal, RunStorage
