@@ -1,3 +1,6 @@
-"""What every room may use: errors, reasons, clocks, events, units. Imports nothing of Atom."""
+"""Foundation of all packages: errors, refusal reasons, clocks, events, files, units.
+
+Imports no other package of Atom.
+"""
 
 __version__ = "0.2.0"

@@ -1,9 +1,12 @@
-"""Compiles the rooms' kernels: `python -m atom.base.build_kernels`, and at every installation; and
-loads them. Calls through ctypes release the interpreter's lock.
+"""Compilation and loading of the C kernels.
 
-Each `<name>_kernels.c` of a room becomes a library beside it, with `kernel.h` in it. Needs a C
-compiler (`$CC`, else `cc`) and nothing of Python's headers. `setup.py` runs this file alone,
-before anything is installed, so it imports the standard library only, but for an error.
+`python -m atom.base.build_kernels` compiles them in place; so does every installation. Each file
+`<name>_kernels.c` of a package, which includes `kernel.h`, becomes a shared library in its own
+folder. Compiling needs a C compiler (`$CC`, else `cc`), but no headers of Python. Calls through
+ctypes release the interpreter's lock.
+
+`setup.py` runs this file by itself before Atom is installed. Therefore the file imports only the
+standard library, except where `load` raises an error.
 """
 
 import ctypes
@@ -18,53 +21,64 @@ PACKAGE = Path(__file__).parent.parent
 SHARED = Path(__file__).with_name("kernel.h")
 FLAGS = (
     "-std=c11", "-O3", "-fPIC", "-shared",
-    "-ffp-contract=off",  # a multiply and an add are two roundings, except where it says fmaf
-    "-fno-math-errno", "-fno-trapping-math",  # nobody looks at either: square roots vectorise
+    "-ffp-contract=off",  # multiplying and adding round twice, except where the source says fmaf
+    "-fno-math-errno", "-fno-trapping-math",  # unused here; without them square roots vectorise
 )  # fmt: skip
 
 
 BUILDING = shlex.join([sys.executable or "python3", "-m", "atom.base.build_kernels"])
-"""With the Python that runs this: no shell may have activated its folder."""
+"""Shell command that compiles the kernels. It names this interpreter by its full path, because the
+virtual environment may not be activated."""
 
 
 def sources() -> list[Path]:
-    """All there are."""
+    """Return all C sources that become libraries."""
     return sorted(PACKAGE.glob("**/*_kernels.c"))
 
 
 def library_of(source: Path) -> Path:
-    """Where the library made from `source` lies."""
+    """Return the usual path of the library that is compiled from `source`."""
     return source.with_name(f"lib{source.stem.replace('_', '')}.so")
 
 
 def source_digest(source: Path) -> str:
-    """Of the sources and flags as they are now: a library made from others is not used."""
+    """Return the SHA-256 (hexadecimal) of a source, its headers and the compiler flags.
+
+    `load` refuses a library that was compiled from another digest.
+    """
     files = [source, SHARED, *sorted(source.parent.glob("*.h"))]
     content = b"".join(map(Path.read_bytes, files)) + " ".join(FLAGS).encode()
     return hashlib.sha256(content).hexdigest()
 
 
 def compile_kernels(source: Path, library: Path) -> None:
-    """Makes `library`, or replaces it while others may be using it.
+    """Compile `source` into `library`; processes that have loaded an older library keep it.
 
-    Raises: OSError without a compiler; subprocess.CalledProcessError when it fails; ValueError for
-    a CC that is no command.
+    Raises:
+        OSError: there is no compiler, or the library cannot be written.
+        subprocess.CalledProcessError: the compiler failed.
+        ValueError: the environment variable CC is not a valid command line.
     """
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
-    aside = library.with_suffix(f".{os.getpid()}.partial")
+    partial = library.with_suffix(f".{os.getpid()}.partial")
     define = f'-DSOURCE_DIGEST="{source_digest(source)}"'
-    command = [*compiler, *FLAGS, define, str(source), "-o", str(aside), "-lm"]
+    command = [*compiler, *FLAGS, define, str(source), "-o", str(partial), "-lm"]
     try:
         subprocess.run(command, check=True)
-        os.replace(aside, library)
+        os.replace(partial, library)
     finally:
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def load(source: Path, library: Path | None = None) -> ctypes.CDLL:
-    """The library made from `source` as it is now; `library` if it lies elsewhere than usual.
+    """Load the library that was compiled from the present content of `source`.
 
-    Raises: MismatchError when it is missing, or was made from another source.
+    Args:
+        source: the C source.
+        library: path of the library if it is not `library_of(source)`.
+
+    Raises:
+        MismatchError: the library is missing or was compiled from another version of the source.
     """
     from atom.base.errors import MismatchError
 
@@ -82,6 +96,7 @@ def load(source: Path, library: Path | None = None) -> ctypes.CDLL:
 
 
 def main() -> None:
+    """Compile all kernels; exit with an error and a hint if that fails."""
     try:
         for source in sources():
             compile_kernels(source, library_of(source))

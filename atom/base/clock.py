@@ -1,17 +1,22 @@
-"""Time as an argument: whatever decides is given a clock, tests give it one they turn by hand."""
+"""Injected time: code that makes decisions takes a clock; tests pass one that they set by hand."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds since an arbitrary start; goes on while the machine sleeps or a process is frozen."""
+    """Clock that also advances while the machine sleeps or the process is stopped."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Return the seconds since an arbitrary start."""
 
 
 class BootClock:
-    """The real one. CLOCK_BOOTTIME counts suspended time too, so a standstill shows as a jump."""
+    """Clock of this machine since its boot.
+
+    CLOCK_BOOTTIME also counts the time that the machine was suspended, so a suspension appears as a
+    jump.
+    """
 
     def now(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,14 +1,21 @@
-"""The one tree of exceptions.
+"""All exceptions of Atom, in one tree.
 
-AtomError has UserError below it, with a class for each kind of mistake that a user can mend
-(printed as error and hint, with an exit code each), and PeerRefused.
+AtomError
+├── UserError      one subclass for each kind of mistake that a user can correct; each has an exit
+│                  code and is printed as an error and a hint
+└── PeerRefused    a remote peer's message or connection was refused
 """
 
 from atom.base.reasons import Reason
 
 
 class AtomError(Exception):
-    """What happened, and (optionally) what to do about it."""
+    """Base of all exceptions: a message, and optionally a hint.
+
+    Attributes:
+        message: the failure and the thing that failed.
+        hint: advice on how the user can correct it; may be empty.
+    """
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -17,62 +24,67 @@ class AtomError(Exception):
 
 
 class UserError(AtomError, ValueError):
-    """Something the user did or can mend."""
+    """Mistake that the user made, or a fault that the user can correct."""
 
 
 class ConfigError(UserError):
-    """A run or peer file cannot be used: missing, malformed, an unknown key, a wrong unit."""
+    """Unusable run or peer file: missing, malformed, with an unknown key or a wrong unit."""
 
 
 class AddressError(UserError):
-    """A join address is malformed, unreachable, or names no known run."""
+    """Join address that is malformed, is unreachable or names no known run."""
 
 
 class PortInUseError(UserError):
-    """Another program listens on the requested port."""
+    """Requested port on which another program already listens."""
 
 
 class StorageError(UserError):
-    """The disk is full, or the state directory unwritable, locked, or of another run."""
+    """Full disk, or a state directory that is not writable, is locked or belongs to another run."""
 
 
 class MismatchError(UserError):
-    """This installation would not compute what the swarm agreed on: versions, program, state."""
+    """Installation whose versions, program or state are not the ones agreed on by the swarm."""
 
 
 class DeviceError(UserError):
-    """The device is missing, too small, or lacks a number format."""
+    """Device that is missing, is too small or lacks a number format."""
 
 
 class ShortageError(UserError):
-    """The box has enough of it, and not now: memory, threads or open files."""
+    """Memory, threads or open files of this machine that other programs use at present."""
 
 
 class AllowanceError(UserError):
-    """The line of this machine has carried all that its owner allows in a month."""
+    """Used-up monthly allowance of network traffic, which the owner of this machine set."""
 
 
 class ModelError(UserError):
-    """A model cannot be traced, cut or run faithfully."""
+    """Model that cannot be traced, cut or run faithfully."""
 
 
 class TrustError(UserError):
-    """The run brings code that the person at the keyboard has not said to trust, or is open to
-    listed peers only, and this is none of them."""
+    """Missing trust between this user and a run.
+
+    Either the run contains code that the user has not trusted explicitly, or the run accepts only
+    listed peers and this peer is not on the list.
+    """
 
 
 class IdentityError(UserError):
-    """Another process uses this peer's key."""
+    """Key of this peer that another process already uses."""
 
 
 class ControlError(UserError):
-    """The local daemon cannot be reached, or refused a command."""
+    """Local daemon that cannot be reached, or that refused a command."""
 
 
 class PeerRefused(AtomError):
-    """A remote peer's message or connection is not accepted.
+    """Refused message or connection of a remote peer.
 
-    `reason` goes onto the wire and into the log; the text is for the log alone.
+    Attributes:
+        reason: named reason, sent to the peer and logged.
+        detail: explanation for the local log only.
     """
 
     def __init__(self, reason: Reason, detail: str = "") -> None:

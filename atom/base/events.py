@@ -1,4 +1,4 @@
-"""Events: one JSON object per line, appended, readable while the daemon writes."""
+"""Event log: a file with one JSON object per line, readable while the daemon appends to it."""
 
 import contextlib
 import json
@@ -12,23 +12,38 @@ from pathlib import Path
 from typing import Any, Protocol
 
 _MAX_WAITING = 1000
-_LOOK_BYTES = 1 << 16
+"""Lines kept in memory while the file cannot be written."""
+_SEARCH_BYTES = 1 << 16
+"""Bytes read at once in the search for the last newline."""
 MAX_LOG_BYTES = 64 << 20
-"""Rounds of a second each fill that in a day or so."""
+"""Default size at which a log is rotated. Rounds of one second each fill it in about a day."""
 
 
 class EventSink(Protocol):
-    """Takes `kind` and JSON-serialisable fields; must be safe to call from any thread."""
+    """Receiver of events."""
 
-    def emit(self, kind: str, **fields: Any) -> None: ...
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Record one event. Thread-safe.
+
+        Args:
+            kind: name of the event.
+            fields: JSON-serialisable values.
+        """
 
 
 class EventLog:
-    """Appends events to a file, one line each, flushed at once. `time` is Unix seconds.
+    """Event sink that appends each event to a file as one line, unbuffered.
 
-    A log that cannot be written is no reason to stop what it reports on. Its last lines wait for
-    room on the disk; older ones are lost. A log that is full is set aside as `older_log`, in the
-    place of the one before.
+    Each line has the fields `time` (Unix seconds) and `event` (the kind), and the event's own
+    fields.
+
+    A log that cannot be written must not stop the program that writes it. The latest lines then
+    stay in memory until they can be written; older ones are lost. A full log is renamed to
+    `older_log`, replacing the previous one.
+
+    Args:
+        path: the file; created by the first event.
+        max_bytes: size in bytes at which the file is rotated.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
@@ -37,62 +52,70 @@ class EventLog:
         self._waiting: deque[bytes] = deque(maxlen=_MAX_WAITING)
 
     def emit(self, kind: str, **fields: Any) -> None:
-        line = json.dumps(_finite({"time": round(time.time(), 3), "event": kind, **fields}))
+        """Append one event, or keep it for the next call if the file cannot be written."""
+        line = json.dumps(_nulls_for_nan({"time": round(time.time(), 3), "event": kind, **fields}))
         with self._lock:
             self._waiting.append(line.encode() + b"\n")
             with contextlib.suppress(OSError):
                 self._write()
 
     def _write(self) -> None:
-        """All lines or none: half of one would make the next unreadable."""
+        """Append all waiting lines or none: half a line would make the next one unreadable.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         raw = b"".join(self._waiting)
         with self._path.open("a+b", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
-            before = _end_of_lines(file.fileno(), size)
-            if before < size:
-                file.truncate(before)
+            end = _end_of_lines(file.fileno(), size)
+            if end < size:
+                file.truncate(end)
             written = file.write(raw)
             if written == len(raw):
                 self._waiting.clear()
             else:
-                file.truncate(before)
-        if before + len(raw) > self._max_bytes and not self._waiting:
+                file.truncate(end)
+        if end + len(raw) > self._max_bytes and not self._waiting:
             os.replace(self._path, older_log(self._path))
             self._path.touch()
 
 
 def _end_of_lines(descriptor: int, size: int) -> int:
-    """Of a file of that size. A crash may have left half a line behind it, or blank bytes: what
-    came next would stand in the same line, and whoever reads the log would stop there."""
+    """Return the offset in bytes after the last newline of a file that has `size` bytes.
+
+    A crash may have left half a line or zero bytes at the end. The next event would continue that
+    line, and readers of the log would fail there.
+    """
     end, step = size, 1
     while end:
         start = max(0, end - step)
         newline = os.pread(descriptor, end - start, start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1
-        end, step = start, _LOOK_BYTES
+        end, step = start, _SEARCH_BYTES
     return 0
 
 
 def older_log(path: Path) -> Path:
-    """events.jsonl → events.1.jsonl: what was written before it, if that is kept."""
+    """Return the path of the rotated log, which may not exist: events.jsonl → events.1.jsonl."""
     return path.with_stem(f"{path.stem}.1")
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: what is not finite is written as null."""
+def _nulls_for_nan(value: Any) -> Any:
+    """Replace every number that is not finite by None: JSON has no NaN and no infinity."""
     match value:
         case float():
             return value if math.isfinite(value) else None
         case Mapping():
-            return {key: _finite(each) for key, each in value.items()}
+            return {key: _nulls_for_nan(each) for key, each in value.items()}
         case list() | tuple():
-            return [_finite(each) for each in value]
+            return [_nulls_for_nan(each) for each in value]
     return value
 
 
 class EventFan:
-    """Tells several sinks, in order; none: for those who keep no log."""
+    """Event sink that forwards each event to several sinks in order; without sinks, it drops it."""
 
     def __init__(self, *sinks: EventSink) -> None:
         self._sinks = sinks

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
-_ABOVE = Path(__file__).resolve().parents[2]
+_PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 """Folder that contains the package `atom`."""
-_MOST_TRIES, _TRY_S = 100, 0.02
+_MAX_TRIES, _RETRY_S = 100, 0.02
+"""Attempts to take a lock, and seconds between two of them."""
 
 
 def why_not_written(problem: Exception) -> str:
@@ -63,9 +64,9 @@ def rename_durably(source: Path, target: Path) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Return True if any process, this one included, holds an exclusive lock on the file.
+    """Return True if any process, including the caller, holds an exclusive lock on the file.
 
-    The kernel releases the lock however that process ends.
+    The kernel releases such a lock when its process ends, even by a crash.
 
     Raises:
         OSError: the file system does not answer.
@@ -83,7 +84,7 @@ def is_held(path: Path) -> bool:
 def is_claimed(file: IO[str], path: Path) -> bool:
     """Lock `file` exclusively until it is closed; return False if another process holds it.
 
-    `is_held` takes a shared lock for a moment. Such a lock is no holder, so it is waited for.
+    `is_held` takes a shared lock for a moment. This function waits until that lock is released.
 
     Args:
         file: the file, open at `path`.
@@ -92,7 +93,7 @@ def is_claimed(file: IO[str], path: Path) -> bool:
     Raises:
         OSError: the file system has no locks.
     """
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -100,7 +101,7 @@ def is_claimed(file: IO[str], path: Path) -> bool:
                 return False
         else:
             return True
-        time.sleep(_TRY_S)  # a blocking lock could not tell a look from a holder
+        time.sleep(_RETRY_S)  # a blocking lock cannot tell a check by `is_held` from a holder
     return False
 
 
@@ -136,7 +137,7 @@ def nearest_folder(path: Path) -> Path:
 def disk_bytes(folders: Iterable[Path]) -> int:
     """Return the bytes that the files below `folders` occupy on the disk. Holes take no space.
 
-    Files that a daemon removes meanwhile are not counted.
+    Files that a daemon removes during the count are left out.
     """
     total = 0
     for folder in folders:
@@ -148,7 +149,7 @@ def disk_bytes(folders: Iterable[Path]) -> int:
 
 def child_environment() -> dict[str, str]:
     """Return the environment of a child process: this Atom, no GPU, one arithmetic thread."""
-    paths = [str(_ABOVE), os.environ.get("PYTHONPATH", "")]
+    paths = [str(_PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "CUDA_VISIBLE_DEVICES": "",

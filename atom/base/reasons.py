@@ -1,9 +1,11 @@
-"""Why a peer, a message or an attempt was turned away: names used on the wire and in logs."""
+"""Named reasons for refusing a peer, a message or an attempt at a round."""
 
 from enum import StrEnum
 
 
 class Reason(StrEnum):
+    """Reason of a refusal; its value is sent on the wire and logged."""
+
     # connections and frames
     BAD_HANDSHAKE = "bad-handshake"
     WRONG_IDENTITY = "wrong-identity"

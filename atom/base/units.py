@@ -13,34 +13,50 @@ _BITS_PER_S = {
     "bit/s": 1, "kbit/s": 10**3, "Mbit/s": 10**6, "Gbit/s": 10**9,
 }  # fmt: skip
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-_MOST = 2.0**62
-"""Of anything: what is counted in it stays a number of 64 bits."""
+_LIMIT = 2.0**62
+"""Largest accepted quantity: counts of bytes or bits then fit a signed 64-bit integer."""
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]+)\s*")
 
 
 def _parse(units: Mapping[str, float], text: str) -> float:
-    """Raises: ValueError naming the accepted units."""
+    """Convert a quantity to the base unit.
+
+    Args:
+        units: accepted unit → its size in base units.
+        text: a number and a unit, such as "8 GiB".
+
+    Raises:
+        ValueError: malformed, too large, or with an unknown unit; it names the accepted units.
+    """
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in units:
         raise ValueError(f"{text!r} is not a quantity with one of the units {', '.join(units)}")
     quantity = float(match[1]) * units[match[2]]
-    if quantity > _MOST:
-        raise ValueError(f"{text!r} is more than there is anywhere")
+    if quantity > _LIMIT:
+        raise ValueError(f"{text!r} is too large: at most 2**62 of its base unit")
     return quantity
 
 
 def parse_bytes(text: str) -> int:
-    """ "8 GiB" → 8589934592. Raises: ValueError naming the accepted units."""
+    """Convert a size such as "8 GiB" to bytes (8589934592).
+
+    Raises:
+        ValueError: not a size; it names the accepted units.
+    """
     return int(_parse(_BYTES, text))
 
 
 parse_bits_per_s = partial(_parse, _BITS_PER_S)
 parse_seconds = partial(_parse, _SECONDS)
-"""They raise as `parse_bytes` does."""
+"""Functions that convert "400 Mbit/s" to bits per second, and "2.5 s" to seconds.
+
+Raises:
+    ValueError: not such a quantity; it names the accepted units.
+"""
 
 
 def format_bytes(count: float) -> str:
-    """8589934592 → "8.0 GiB"."""
+    """Format a number of bytes for people: 8589934592 → "8.0 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -49,11 +65,11 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """8280.0 → "2.3 h", 600.0 → "10 min", 90.0 → "90 s", 0.012 → "12 ms"."""
+    """Format a duration for people: 8280.0 → "2.3 h", 90.0 → "90 s", 0.012 → "12 ms"."""
     for unit, length_s in ("days", 86400.0), ("h", 3600.0), ("min", 60.0):
         if seconds >= 2 * length_s:
-            many = round(seconds / length_s, 1)
-            return f"{many:,.{int(many < 10 and many % 1 > 0)}f} {unit}"
+            count = round(seconds / length_s, 1)
+            return f"{count:,.{int(count < 10 and count % 1 > 0)}f} {unit}"
     for unit, length_s in ("s", 1.0), ("ms", 1e-3):
         if seconds >= length_s or not seconds:
             return f"{seconds / length_s:.3g} {unit}"
