@@ -1,12 +1,14 @@
-"""The compiler: a module becomes a graph, the graph is cut, what is cut becomes readable source.
+"""Compiler: traces a module to a graph, cuts the graph into sub-models and prints them as Python.
 
-ir         what a program is: the contract with whoever runs it
-trace      module → graph (traced: what a graph is; tracing/: how its traps are closed)
-layers     graph → layers and pieces of layers, at legal cuts
-costs/     graph → bytes and kernels of every operation
-profile/   graph → chain with seconds: measured here, or assumed for a device of a table
-source     graph and cut → Python source
-program    graph and cut → program; source → modules (segment: how one is run, and its backward)
-chain      what placement plans with: operations, values, a machine
-verify     sub-models run plainly, and compared with the module bit by bit
+ir            programs, sub-models and parameter layouts: the contract with the code that runs them
+trace         module → graph (traced: definition of a graph; tracing/: guards against wrong traces)
+layers        graph → layers and pieces of layers, at legal cuts
+matrix_parts  graph → graph with large matrices split into parts
+costs/        graph → bytes and kernels of every operation
+profile/      graph → chain with seconds: measured here, or assumed from a table of devices
+source        graph and cut → Python source
+program       graph and cut → program; program → modules
+segment       forward and backward of one sub-model
+chain         input of the placement: operations, values and a machine
+verify        bit-by-bit comparison of the sub-models with the module
 """

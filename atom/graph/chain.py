@@ -1,8 +1,8 @@
-"""A model as a planner sees it: a chain of operations, and the machine that they run on.
+"""Model as the planner sees it: a chain of operations, and the machine that runs them.
 
-Operations stand in the order in which they run. A sub-model is a run of consecutive operations.
-Nothing here knows graphs or devices: seconds and bytes come from a profile (measured) or from
-rates (assumed).
+Operations are listed in the order in which they run. A sub-model is a sequence of consecutive
+operations. This file knows no graphs and no devices: seconds and bytes come from a profile
+(measured) or from rates (assumed).
 """
 
 import math
@@ -14,8 +14,13 @@ import torch
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of a layer or a call on one micro-batch. `backward_s` without a recomputed forward, with the
-    sums of parameters' gradients in float32."""
+    """Seconds that a layer or a call takes for one micro-batch.
+
+    Attributes:
+        forward_s: seconds of the forward pass.
+        backward_s: seconds of the backward pass. They include adding the parameters' gradients to
+            float32 sums, but no recomputed forward.
+    """
 
     forward_s: float
     backward_s: float
@@ -23,91 +28,106 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch: products are counted as two operations each, all else only by its bytes."""
+    """Work of one kernel launch."""
 
     flops: float
+    """Floating-point operations of matrix products (a multiply-add is two); 0 for other kernels."""
     moved_bytes: int
-    """Read and written."""
+    """Bytes read and written."""
     dtype: torch.dtype
-    """Of the result: which of a device's rates holds."""
+    """Dtype of the result. It selects the compute rate of the device."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of the traced graph, for one micro-batch."""
+    """Cost of one call of the traced graph, for one micro-batch."""
 
     name: str
-    """For messages: the module's path and the operator, `blocks.3.mlp linear`."""
+    """Module path and operator, for messages: `blocks.3.mlp linear`."""
     parameters: Mapping[str, int]
-    """Name in the layout → elements, alignment included; a tied parameter is listed by every
-    operation using it."""
+    """Name in the layout → elements, including padding. Every operation that uses a tied parameter
+    lists it."""
     forward_s: float
     backward_s: float
-    """Without the recomputed forward."""
+    """Seconds of the backward pass, without a recomputed forward of the whole sub-model."""
     working_bytes: int
-    """What forward keeps for backward."""
+    """Bytes made by this operation that autograd keeps from forward to backward."""
     transient_bytes: int
-    """The most it holds besides while it runs, forward or backward: scratch, and gradients of
-    its inputs and outputs."""
+    """Peak bytes in addition to all kept bytes while it runs, forward or backward: scratch memory,
+    and gradients of its inputs and outputs."""
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     frozen: frozenset[str] = frozenset()
-    """Of its parameters, those without gradient."""
+    """Names of its parameters that take no gradient."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """Memory that operations hand on: a tensor and its views. `made_by` -1: an entry of the
-    batch."""
+    """Memory of a tensor and its views, which one operation makes and later ones use."""
 
     size_bytes: int
     made_by: int
+    """Position of the operation that makes the value; -1 for an entry of the batch."""
     last_used_by: int
     used_by: tuple[int, ...] = ()
-    """Every operation that uses it, ascending; empty: only the last one is known."""
+    """Positions of all operations that use the value, ascending. If empty, only the last user is
+    known."""
     has_gradient: bool = True
     shared: bool = False
-    """The same in every micro-batch: one of it is enough for all."""
+    """True if the value is the same in every micro-batch, so that one copy serves all."""
 
 
 @dataclass(frozen=True)
 class Chain:
+    """Operations of a model in the order in which they run, and the values between them."""
+
     operations: tuple[Operation, ...]
     values: tuple[Value, ...]
     forbidden: frozenset[int] = frozenset()
-    """Position p: no sub-model may begin at operation p. Tuples and their picks, memory and its
-    last change in place stay together."""
+    """Positions of operations at which no sub-model may begin.
+
+    A call that returns several tensors stays together with the calls that pick them, and memory
+    stays together with its last change in place.
+    """
     remembering: "Chain | None" = None
-    """The same operations where nothing within a sub-model is computed again: faster, with more
-    memory. None: it is this one."""
+    """Chain of the same operations without the recomputation that the model itself requests
+    (`torch.utils.checkpoint`): faster, with more memory. None if the model requests none."""
 
 
 ADDED = 3
-"""Times its size: what the host reads and writes to add a gradient."""
+"""Bytes that the host reads and writes to add one byte of a gradient to a sum: two read, one
+written."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How fast bytes move between host and device, both ways at once, and what the host makes of
-    them. Where the device is the CPU, gradients are added as they move."""
+    """Transfer rates between host and device, and rates of the host's memory.
+
+    The model assumes that copies in both directions run at the same time at these rates.
+    """
 
     load_bytes_per_s: float
+    """Rate of copies from the host to the device."""
     gradient_bytes_per_s: float
+    """Rate of copies of gradients from the device to the host. If the device is the CPU, adding
+    them is part of the copy."""
     sum_bytes_per_s: float = math.inf
-    """That the host reads and writes where it adds gradients and does nothing else."""
+    """Bytes per second that the host reads and writes while it only adds gradients. Infinite if
+    adding is part of the copy."""
     memory_bytes_per_s: float = math.inf
-    """That the host reads and writes, whoever asks: copies, additions and the optimizer's step."""
+    """Bytes per second that the host's memory moves in total, for copies, additions and the
+    optimizer's step together."""
 
     @property
     def adds_apart(self) -> bool:
-        """Whether the host adds gradients beside the copies of others."""
+        """True if the host adds gradients in a separate step, while other copies run."""
         return math.isfinite(self.sum_bytes_per_s)
 
     def share(self, bytes_per_s: float) -> float:
-        """Of what the host's memory moves."""
+        """Return the fraction (0 to 1) of the host's memory bandwidth that such traffic takes."""
         return min(bytes_per_s / self.memory_bytes_per_s, 1.0)
 
     @property
     def gradient_byte_s(self) -> float:
-        """From a byte of gradients to the next, where many leave one after the other."""
+        """Seconds per byte in a long sequence of gradients, where copies and additions overlap."""
         return max(1 / self.gradient_bytes_per_s, ADDED / self.sum_bytes_per_s)

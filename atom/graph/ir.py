@@ -1,9 +1,9 @@
-"""The compiler's vocabulary: where parameters live, and what a program of sub-models is.
+"""Vocabulary of the compiler: layout of parameters, and programs of sub-models.
 
-Every replica keeps its parameters, moments and gradients in *arenas*: one flat tensor for the
-whole model, laid out by a `ParameterLayout` that depends on the model alone. How a peer cuts the
-model into sub-models differs from peer to peer; the arenas do not, so any two peers can average,
-compare and hand over arenas byte by byte.
+Every replica keeps its parameters, moments and gradients in *arenas*. An arena is one flat tensor
+for the whole model; its `ParameterLayout` depends on the model only. Peers cut the model into
+different sub-models, but their arenas are equal. So any two peers can average, compare and transfer
+arenas byte by byte.
 """
 
 import math
@@ -18,41 +18,45 @@ import torch
 from atom.base.errors import ModelError
 
 ALIGNMENT_ELEMENTS = 128
-"""Every parameter starts at a multiple of this: elementwise kernels treat it alike in any cut, and
-matrix products as they do a tensor of its own, which a GPU's allocator puts at 256 bytes or more:
-cuBLAS asks how a matrix is aligned, up to these, before it picks a kernel."""
+"""Every parameter starts at a multiple of this many elements.
+
+The alignment of operands influences the choice of kernels, and another kernel gives other last
+bits. Elementwise kernels treat an aligned parameter alike in every cut. Matrix products treat it
+like a separate tensor, which a GPU allocator aligns to at least 256 bytes (128 elements
+of 16 bits): cuBLAS considers alignments up to that size.
+"""
 
 
 def padded_elements(numel: int) -> int:
-    """Elements a parameter takes up in an arena or slot, padding included."""
+    """Return the elements that `numel` elements occupy in an arena or slot, including padding."""
     return -(-numel // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One parameter's place in an arena. `offset` and `numel` count elements, not bytes."""
+    """Place of one parameter in an arena. `offset` and `numel` count elements, not bytes."""
 
     name: str
     shape: tuple[int, ...]
     offset: int
     numel: int
     hidden_matrix: bool = False
-    """It maps one layer's activations to the next one's: see `atom.graph.tracing.hidden_matrices`.
-    No embedding, no output head."""
+    """True if the parameter maps activations of one layer to activations of the next, so it is
+    neither an embedding nor the output head. See `atom.graph.tracing.hidden_matrices`."""
     frozen: bool = False
-    """It takes no gradient, and no step changes it."""
+    """True if the parameter takes no gradient and no optimizer step changes it."""
 
 
 def part_name(name: str, begin: int, end: int) -> str:
-    """Of some rows of a parameter: "blocks.3.expand.weight[0:256]"."""
+    """Return the name of some rows of a parameter: "blocks.3.expand.weight[0:256]"."""
     return f"{name}[{begin}:{end}]"
 
 
 _PART = re.compile(r"(.+)\[(\d+):(\d+)\]")
 
 
-class _Places(dict[str, ParameterSpec]):
-    """By name. Rows of a parameter are found by theirs; they are no entries."""
+class _SpecsByName(dict[str, ParameterSpec]):
+    """Parameters by name. A `part_name` is found too, but is not an entry of the dictionary."""
 
     def __missing__(self, name: str) -> ParameterSpec:
         if not (part := _PART.fullmatch(name)):
@@ -67,9 +71,9 @@ class _Places(dict[str, ParameterSpec]):
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Where each parameter lives in a flat arena of `total_elements`; gaps hold zeros.
+    """Offsets of all parameters in a flat arena of `total_elements`. Padding holds zeros.
 
-    Frozen parameters come last: arenas of gradients and state end before them, after
+    Frozen parameters come last. Arenas of gradients and of optimizer state have only the first
     `trained_elements`.
     """
 
@@ -84,157 +88,172 @@ class ParameterLayout:
         hidden_matrices: Container[str] = (),
         frozen: Container[str] = (),
     ) -> "ParameterLayout":
-        """Lays parameters out in the order given (order of first use in the graph), those that
-        are trained before the `frozen` ones."""
+        """Lay out parameters in the given order, with all frozen ones at the end.
+
+        Args:
+            shapes: parameter name → shape, in the order of first use in the graph.
+            hidden_matrices: names of the hidden matrices.
+            frozen: names of the parameters that are not trained.
+        """
         specs, offset, trained = list[ParameterSpec](), 0, 0
         for name in sorted(shapes, key=lambda name: name in frozen):
-            shape, still = tuple(shapes[name]), name in frozen
+            shape, fixed = tuple(shapes[name]), name in frozen
             numel = math.prod(shape)
-            specs.append(ParameterSpec(name, shape, offset, numel, name in hidden_matrices, still))
+            specs.append(ParameterSpec(name, shape, offset, numel, name in hidden_matrices, fixed))
             offset += padded_elements(numel)
-            trained = trained if still else offset
+            trained = trained if fixed else offset
         return cls(tuple(specs), offset, trained)
 
     @cached_property
     def trained(self) -> tuple[ParameterSpec, ...]:
-        """All but the frozen ones."""
+        """All parameters that are not frozen."""
         return tuple(spec for spec in self.specs if not spec.frozen)
 
     @cached_property
     def by_name(self) -> Mapping[str, ParameterSpec]:
-        """Some rows of a parameter are found by their `part_name` as well."""
-        return _Places({spec.name: spec for spec in self.specs})
+        """Parameters by name; rows of a parameter are found by their `part_name`."""
+        return _SpecsByName({spec.name: spec for spec in self.specs})
 
     def whole_name(self, name: str) -> str:
-        """Of the parameter that it names, or of which it names rows."""
+        """Return the name of the whole parameter, given its name or a `part_name`."""
         return name if name in self.by_name else name.rpartition("[")[0]
 
     def elements(self, sub_model: "SubModel") -> dict[str, int]:
-        """Of each of its parameters, padding included."""
+        """Return the elements, including padding, of each parameter of a sub-model."""
         names = sub_model.parameter_names
         return {name: padded_elements(self.by_name[name].numel) for name in names}
 
     def view(self, arena: torch.Tensor, name: str) -> torch.Tensor:
-        """The named parameter's part of `arena`, in the parameter's own shape."""
+        """Return the view of `arena` that holds the named parameter (or part), in its shape."""
         spec = self.by_name[name]
         return arena[spec.offset : spec.offset + spec.numel].view(spec.shape)
 
 
 @dataclass(frozen=True)
 class ValueSpec:
-    """What a tensor of the graph looks like for one micro-batch. Equal for those that look alike,
-    whatever memory they lie in."""
+    """Form of one tensor of the graph, for one micro-batch.
+
+    Two specs are equal if their forms are, even if the tensors do not share memory.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     needs_grad: bool
-    """Does a gradient flow back through it (static, decided at trace time)."""
+    """True if a gradient flows back through the tensor. Decided when the model is traced."""
     memory: str = field(default="", compare=False)
-    """Name of the memory that calls made and it lies in: the same for values that share it."""
+    """Name of the memory that contains the tensor, equal for tensors that share memory. Empty if no
+    call made the memory (batch, parameter, constant)."""
     memory_bytes: int = field(default=0, compare=False)
-    """Of that memory."""
+    """Size of the named memory in bytes; 0 if `memory` is empty."""
 
     @property
     def size_bytes(self) -> int:
-        """Along an axis that it is expanded over it lies in memory once."""
+        """Bytes of its elements; an expanded axis (stride 0) counts once."""
         once = (n for n, step in zip(self.shape, self.stride, strict=True) if step)
         return math.prod(once) * self.dtype.itemsize
 
     def empty(self) -> torch.Tensor:
-        """A leaf that looks like it, in memory of its own."""
+        """Return a new uninitialised leaf tensor of this form."""
         tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
         return tensor.requires_grad_(self.needs_grad)
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A call of one generated class within a sub-model. The sub-model's values are numbered: first
-    its inputs, then what its layers give."""
+    """Call of one generated class within a sub-model.
+
+    Values of a sub-model are numbered: first its inputs, then the results of its layers.
+    """
 
     class_name: str
     takes: tuple[int, ...]
+    """Numbers of the values that are passed to the call."""
     gives: tuple[int, ...]
+    """Numbers of the values that the call returns."""
 
 
 @dataclass(frozen=True)
 class SubModel:
-    """A run of consecutive calls that is loaded, computed and dropped together.
+    """Sequence of consecutive calls that is loaded, computed and dropped together.
 
     Its module has one `nn.Parameter` per entry of `parameters` and a `forward(*inputs) -> tuple`
-    that returns one value per entry of `outputs`. Sub-models with equal `layers` and `gives` have
-    the same module but for the parameters' values.
+    that returns one value per entry of `outputs`. The modules of sub-models with equal `layers` and
+    `gives` differ only in the values of their parameters.
     """
 
     index: int
     parameters: tuple[tuple[str, str], ...]
-    """(attribute path in the module, name in the layout), in the module's order. One that several
-    layers use (tied weights) has several paths."""
+    """Pairs (attribute path in the module, name in the layout), in the order of the module. A
+    parameter that several layers use (tied weights) has several paths."""
     inputs: tuple[str, ...]
-    """Names of the values taken: batch entries and outputs of earlier sub-models."""
+    """Names of the values that it uses: batch entries and outputs of earlier sub-models."""
     outputs: tuple[str, ...]
-    """Names of the values given to later sub-models; the last one gives the program's `loss`."""
+    """Names of the values for later sub-models; the last sub-model returns the program's `loss`."""
     inputs_need_grad: tuple[bool, ...]
-    """Per input: does a gradient flow back through it (static, decided at trace time)."""
+    """Per input, True if a gradient flows back through it. Decided when the model is traced."""
     name: str = ""
-    """For people: "blocks.3", "blocks.3 (1/2)", "blocks.3 (2/2) … blocks.5"."""
+    """Readable name: "blocks.3", "blocks.3 (1/2)", "blocks.3 (2/2) … blocks.5"."""
     layers: tuple[LayerCall, ...] = ()
     gives: tuple[int, ...] = ()
-    """The outputs, by their numbers among the sub-model's values."""
+    """Numbers of the outputs among the sub-model's values (see `LayerCall`)."""
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        """In the layout, each once."""
+        """Names in the layout of its parameters, without repetitions."""
         return tuple(dict.fromkeys(name for _, name in self.parameters))
 
 
 @dataclass(frozen=True)
 class Program:
-    """A model as a chain of sub-models, with the readable source that computes them."""
+    """Model as a chain of sub-models, with the Python source that computes them."""
 
     layout: ParameterLayout
     sub_models: tuple[SubModel, ...]
     batch_inputs: tuple[str, ...]
     """Names of the batch's entries, in the order of the model's forward arguments."""
     loss: str
-    """Name of the value that is the mean loss of a micro-batch (a scalar)."""
+    """Name of the scalar value that is the mean loss of a micro-batch."""
     source: str
     graph_hash: str
-    """sha256 hex of the traced graph: the same on every peer with the same model and versions."""
+    """SHA-256 (hexadecimal) of the traced graph: equal on all peers with the same model and
+    versions."""
     values: Mapping[str, ValueSpec] = field(default_factory=dict)
-    """Every batch entry and every value that crosses a cut, by name."""
+    """Forms of all batch entries and of all values that cross a cut, by name."""
     parameter_dtype: torch.dtype = torch.float32
-    """The one dtype of all parameters: the dtype the model was traced in."""
+    """Common dtype of all parameters, in which the model was traced."""
     shared: frozenset[str] = frozenset()
-    """Of `values`, those that are the same in every micro-batch: one of each is enough."""
+    """Names of the `values` that are the same in every micro-batch, so that one copy serves all."""
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
-    """On the CPU, by the hashes of their values, by which the source names them."""
+    """Constant tensors on the CPU, by their names in the source (hashes of their values)."""
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict, compare=False)
-    """The operators for custom `autograd.Function`s, by the source's names for them."""
+    """Operators for custom `autograd.Function`s, by their names in the source."""
     own_backwards: bool = False
-    """Whether some backward is not PyTorch's own: it may clip what it is given, or the like, so it
-    has to be given the gradient of the mean loss, and no multiple of that."""
+    """True if any operator is not PyTorch's own. Its backward need not be linear (it may clip, for
+    example), so it must receive the gradient of the mean loss itself, not a multiple."""
 
 
 def require_fit(program: Program, batch: Mapping[str, torch.Tensor]) -> None:
-    """A program has the shapes, dtypes and `None`s that it was traced with: anything else would
-    fail deep inside it, or be silently ignored.
+    """Raise an error unless a micro-batch has the form of the example that was traced.
 
-    Raises: ModelError naming the first entry that is missing, unknown, or of another shape or
-    dtype.
+    The shapes, dtypes and absent entries of the example are part of the program. Without this check
+    another batch would fail deep inside the program, or an entry would be ignored silently.
+
+    Raises:
+        ModelError: names the first entry that is missing, unknown, or has another shape or dtype.
     """
     for name in dict.fromkeys([*program.batch_inputs, *batch]):
         value = batch.get(name)
         known = program.values.get(name, value) if name in program.batch_inputs else None
-        given, wanted = _look(value), _look(known)
+        given, wanted = _form(value), _form(known)
         if given != wanted:
             raise ModelError(
-                f"the micro-batch's {name} is {given}, and was {wanted} when the program was made",
-                "every micro-batch has the entries, shapes and dtypes of the example",
+                f"the micro-batch's {name} is {given}, but was {wanted} when the program was made",
+                "give every micro-batch the entries, shapes and dtypes of the example batch",
             )
 
 
-def _look(value: object) -> str:
+def _form(value: object) -> str:
     if isinstance(value, torch.Tensor | ValueSpec):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return "left out" if value is None else f"{type(value).__name__}, no tensor"
+    return "left out" if value is None else f"{type(value).__name__}, not a tensor"

@@ -1,11 +1,11 @@
-"""Layers: the parts of a model that have a name, and the pieces that a cut makes of them.
+"""Layers: the named parts of a model, and the pieces into which cuts divide them.
 
-A *layer* is a run of consecutive calls made in the same numbered module ("blocks.3"). What comes
-before the first numbered module is the embedding, what follows the last is the head. A model
-without numbered modules is grouped by its top-level modules instead.
+A *layer* is a sequence of consecutive calls made in the same numbered module ("blocks.3"). The
+calls before the first numbered module are the embedding, the calls after the last are the head. If
+a model has no numbered modules, its top-level modules are the layers.
 
-A cut may fall between any two calls that belong to different memory. Where it falls inside a
-layer, the layer becomes several *pieces*: "blocks.3 (1/2)", "blocks.3 (2/2)".
+A cut is legal between any two calls except at the graph's `forbidden_cuts`. A cut inside a layer
+divides it into *pieces*: "blocks.3 (1/2)", "blocks.3 (2/2)".
 """
 
 import re
@@ -23,31 +23,31 @@ _Calls = tuple[fx.Node, ...]
 
 @dataclass(frozen=True)
 class Layer:
-    """A run of consecutive calls; or a piece of one."""
+    """Named sequence of consecutive calls, or a piece of one."""
 
     name: str
     kind: str
-    """Name of the user's class, or of the role (Embedding, Head): for the generated class."""
+    """Class of the user, or role (Embedding, Head), after which generated classes are named."""
     prefix: str
-    """Path of the module; names inside the layer are relative to it. Empty: the whole model."""
+    """Path of the module, to which names in the layer are relative. Empty for the whole model."""
     calls: _Calls
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What calls in a row read and give."""
+    """Values that a sequence of consecutive calls reads and provides."""
 
     parameters: _Calls
-    """Placeholders in order of first use."""
+    """Placeholders of parameters, in order of first use."""
     constants: _Calls
     inputs: _Calls
     """Batch entries and earlier values, in order of first use."""
     outputs: _Calls
-    """Values that later calls use, and the loss, in the order they are made."""
+    """Values used outside the sequence, and the loss, in the order in which they are made."""
 
 
 def layers_of(graph: Graph) -> tuple[Layer, ...]:
-    """The finest cut: every boundary between two layers is a legal place to cut."""
+    """Return the layers of a graph in order. Each boundary between two of them is a legal cut."""
     named = numbered_module if any(map(numbered_module, graph.calls)) else _top_level
     runs = list(_runs(graph, named))
     last = len(runs) - 1
@@ -55,8 +55,11 @@ def layers_of(graph: Graph) -> tuple[Layer, ...]:
 
 
 def _runs(graph: Graph, named: Callable[[fx.Node], str]) -> Iterator[_Calls]:
-    """A run ends where the module changes, or at the next legal place to cut. One without
-    parameters (an activation, a sum of skips) belongs to the run before it."""
+    """Yield the calls of each layer.
+
+    A layer ends where the module changes, or at the next legal cut. Calls without parameters (an
+    activation, a sum of skip connections) belong to the layer before them.
+    """
     run: _Calls = ()
     end = reached = 0
     for _, calls in groupby(graph.calls, named):
@@ -65,7 +68,7 @@ def _runs(graph: Graph, named: Callable[[fx.Node], str]) -> Iterator[_Calls]:
         while stop in graph.forbidden_cuts and stop < len(graph.calls):
             stop += 1
         added, reached = graph.calls[reached:stop], stop
-        if _reading(graph, run) and _reading(graph, added):
+        if _parameter_readers(graph, run) and _parameter_readers(graph, added):
             yield run
             run = added
         else:
@@ -74,7 +77,10 @@ def _runs(graph: Graph, named: Callable[[fx.Node], str]) -> Iterator[_Calls]:
 
 
 def numbered_module(node: fx.Node) -> str:
-    """The outermost numbered module, or an empty string. A region's is that of its calls."""
+    """Return the path of the outermost numbered module of a call, or an empty string.
+
+    For a region, the calls inside it decide.
+    """
     paths = (path for call in with_nested(node) for path, _ in layer_path(call))
     return next((path for path in paths if _NUMBERED.search(path)), "")
 
@@ -84,15 +90,15 @@ def _top_level(node: fx.Node) -> str:
     return path[0][0] if path else ""
 
 
-def _reading(graph: Graph, calls: Iterable[fx.Node]) -> list[fx.Node]:
-    """Those that read parameters."""
+def _parameter_readers(graph: Graph, calls: Iterable[fx.Node]) -> list[fx.Node]:
+    """Return the calls that read parameters."""
     return [call for call in calls if any(n in graph.parameters for n in call.all_input_nodes)]
 
 
 def _layer(
     graph: Graph, calls: _Calls, named: Callable[[fx.Node], str], index: int, last: int
 ) -> Layer:
-    paths = list(dict.fromkeys(map(named, _reading(graph, calls) or calls)))
+    paths = list(dict.fromkeys(map(named, _parameter_readers(graph, calls) or calls)))
     path = paths[0].partition("@")[0]
     if len(paths) > 1:
         name, kind, path = f"{paths[0] or 'embedding'} … {paths[-1] or 'head'}", "Layers", ""
@@ -109,22 +115,34 @@ def _layer(
 
 
 def layer_ends(layers: Sequence[Layer]) -> tuple[int, ...]:
-    """Positions in the graph's calls where the layers end."""
+    """Return the positions in the graph's calls at which the layers end."""
     return tuple(accumulate(len(layer.calls) for layer in layers))
 
 
 def ends_alike(graph: Graph, other: Graph, ends: tuple[int, ...]) -> tuple[int, ...]:
-    """Cuts `other`, the same layers with other calls in them, as `ends` cut `graph`: at the same
-    layers; a cut within a layer falls as far into it, at the next legal place. If the layers
-    are not the same, at every one."""
+    """Return a cut of `other` that corresponds to the cut `ends` of `graph`.
+
+    Both graphs have the same layers, with different calls inside (training and evaluation, for
+    example). Cuts between layers stay between the same layers. A cut inside a layer moves to the
+    same fraction of the layer, then to the next legal position. If the numbers of layers differ,
+    `other` is cut after every layer.
+
+    Args:
+        graph: the graph that `ends` cut.
+        other: the graph to cut.
+        ends: positions in the calls of `graph` at which sub-models end, ascending.
+
+    Returns:
+        Positions in the calls of `other`, ascending.
+    """
     found = []
     borders, others = layer_ends(layers_of(graph)), layer_ends(layers_of(other))
     if len(borders) != len(others):
         return others
     spans = list(zip(pairwise([0, *borders]), pairwise([0, *others]), strict=True))
     for end in ends:
-        (start, stop), (there, past) = next(pair for pair in spans if end <= pair[0][1])
-        place = there + -(-(end - start) * (past - there) // (stop - start))
+        (start, stop), (begin, past) = next(pair for pair in spans if end <= pair[0][1])
+        place = begin + -(-(end - start) * (past - begin) // (stop - start))
         while place in other.forbidden_cuts:
             place += 1
         found.append(min(place, len(other.calls)))
@@ -134,8 +152,13 @@ def ends_alike(graph: Graph, other: Graph, ends: tuple[int, ...]) -> tuple[int, 
 def pieces_of(
     graph: Graph, layers: Sequence[Layer], ends: Sequence[int]
 ) -> list[tuple[Layer, ...]]:
-    """Layers and pieces of layers, in runs that end at the positions `ends`. These grow, are legal
-    places to cut, and reach the last call."""
+    """Return, for each sub-model, its layers and pieces of layers.
+
+    Args:
+        graph: the traced model.
+        layers: all layers of `graph`.
+        ends: positions at which sub-models end: ascending legal cuts, the last one after all calls.
+    """
     last = len(graph.calls)
     legal = {*range(1, last)} - graph.forbidden_cuts | {last}
     assert [*ends] == sorted(legal.intersection([*ends, last])), f"no legal cut: {ends}"
@@ -161,7 +184,7 @@ def _piece(layer: Layer, calls: _Calls, number: int, count: int) -> Layer:
 
 
 def flow_of(graph: Graph, calls: Sequence[fx.Node]) -> Flow:
-    """Of calls in a row."""
+    """Return the values that consecutive calls read and provide."""
     inside = set(calls)
     read = dict.fromkeys(node for call in calls for node in call.all_input_nodes)
     outside = graph.call_set - inside

@@ -1,4 +1,4 @@
-"""Models to programs, programs to modules."""
+"""Compilation of models to programs, and of programs to modules."""
 
 import hashlib
 import linecache
@@ -18,20 +18,26 @@ from atom.graph.traced import Graph, shared_values
 
 
 def compile_program(model: nn.Module, example_batch: Mapping[str, torch.Tensor]) -> Program:
-    """Traces a model whose forward returns the mean loss; one sub-model per layer.
+    """Trace a model and compile it to a program with one sub-model per layer.
 
-    The model may be on `meta`; it and the batch are left as they were.
+    Args:
+        model: its forward returns the mean loss. It may be on the `meta` device; it is not changed.
+        example_batch: tensors by the names of forward's arguments; it is not changed.
 
-    Raises: ModelError naming what cannot be traced.
+    Raises:
+        ModelError: the model cannot be traced; the message names the obstacle.
     """
     return build_program(trace(model, example_batch))
 
 
 def build_program(graph: Graph, ends: Sequence[int] | None = None) -> Program:
-    """Cuts and prints a traced graph: several cuts cost one trace.
+    """Cut a traced graph into sub-models and print them as Python source.
 
-    `ends`: positions in `graph.calls` where sub-models end, growing, none of them in
-    `graph.forbidden_cuts`, the last one `len(graph.calls)`. None: where layers end.
+    Args:
+        graph: the traced model. It can be cut several times.
+        ends: positions in `graph.calls` at which sub-models end: ascending, none of them in
+            `graph.forbidden_cuts`, the last one `len(graph.calls)`. By default, each layer is a
+            sub-model.
     """
     layers = layers_of(graph)
     ends = layer_ends(layers) if ends is None else tuple(ends)
@@ -57,17 +63,21 @@ def build_program(graph: Graph, ends: Sequence[int] | None = None) -> Program:
 
 
 def load(program: Program, device: torch.device | str) -> list[Callable[[], nn.Module]]:
-    """One factory per sub-model. Each call builds a new module: parameters on `meta`, to be
-    bound by whoever runs it; constants on `device`.
+    """Return one factory per sub-model. Each call of a factory builds a new module.
 
-    Runs the program's source, so only give it programs that this process generated.
+    This executes the program's source, so pass only programs that this process generated.
+
+    Args:
+        program: the program.
+        device: device of the modules' constants. Their parameters are on `meta`; the caller binds
+            tensors to them (`atom.graph.segment.bind`).
     """
     classes = _execute(program, torch.device(device))
     return [partial(_Layers, sub_model, classes) for sub_model in program.sub_models]
 
 
 class _Layers(nn.ModuleList):
-    """A sub-model: its layers, called in turn."""
+    """Module of a sub-model, which calls its layers in order."""
 
     def __init__(self, sub_model: SubModel, classes: Mapping[str, Any]) -> None:
         super().__init__(classes[call.class_name]() for call in sub_model.layers)
@@ -85,7 +95,7 @@ class _Layers(nn.ModuleList):
             for number in done:
                 values.pop(number, None)
             values.update(zip(call.gives, results, strict=True))
-            del results  # a name holds its memory
+            del results  # this name would keep the memory of dropped values
         return tuple(values[number] for number in self._gives)
 
 
@@ -93,7 +103,8 @@ def _execute(program: Program, device: torch.device) -> dict[str, Any]:
     name = f"sub_models_{hashlib.sha256(program.source.encode()).hexdigest()[:12]}"
     filename = f"<{name}>"
     lines = program.source.splitlines(keepends=True)
-    # Without a modification time the entry is never checked against a file: tracebacks show it.
+    # Without a modification time the entry is never compared with a file, so that tracebacks can
+    # show its lines.
     linecache.cache[filename] = (len(program.source), None, lines, filename)
     namespace: dict[str, Any] = {
         "__name__": f"atom_{name}",

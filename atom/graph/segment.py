@@ -1,15 +1,15 @@
-"""One sub-model on one micro-batch: forward, recompute and backward, bit-equal to the whole model.
+"""Forward, recomputation and backward of one sub-model, with the same bits as in the whole model.
 
-Four habits make a cut invisible in the bits:
+Four rules keep the bits independent of the cut:
 
-* The forward pass runs with gradients enabled and inputs that require them exactly as in the
-  recompute, though its graph is thrown away: attention picks its kernel by `requires_grad`, and
-  two kernels give two results.
-* A gradient that later sub-models already summed for a value (or a tied parameter) enters the
-  earlier sub-model's backward as one more root. Autograd then adds up in the order in which it
-  would have in the uncut model; adding afterwards gives other bits.
-* Random operations replay from the generator state that the first forward began with.
-* Values and gradients cross with their strides: sums are made in the order of memory.
+* The first forward pass runs with gradients enabled, and its inputs require gradients exactly as in
+  the recomputation, although its autograd graph is dropped. Attention selects its kernel by
+  `requires_grad`, and different kernels give different bits.
+* If later sub-models have already summed a gradient for a value (or a tied parameter), that sum is
+  one more root of the earlier sub-model's backward. Autograd then adds in the same order as in the
+  uncut model; adding afterwards gives other bits.
+* The recomputation starts from the state of the random generators at the first forward.
+* Values and gradients keep their strides across cuts, because sums follow the order of memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,14 @@ from atom.graph.ir import SubModel
 
 
 def bind(module: nn.Module, sub_model: SubModel, parameters: Mapping[str, Tensor]) -> None:
-    """Puts tensors in the place of the module's `meta` parameters; no copy.
+    """Replace a module's `meta` parameters by tensors, without copies.
 
-    `parameters` is keyed by names in the layout. A tied one is one parameter. Whether it trains
-    stays as generated.
+    Tied paths share one parameter. `requires_grad` stays as generated.
+
+    Args:
+        module: the module of `sub_model`, changed in place.
+        sub_model: names the parameters.
+        parameters: name in the layout → tensor of the parameter's shape.
     """
     bound: dict[str, nn.Parameter] = {}
     for path, name in sub_model.parameters:
@@ -39,18 +43,27 @@ def bind(module: nn.Module, sub_model: SubModel, parameters: Mapping[str, Tensor
 
 @dataclass(frozen=True)
 class Computed:
-    """A sub-model's graph on one micro-batch: its inputs as leaves, and what came of them."""
+    """Result of a sub-model's forward on one micro-batch, with its autograd graph."""
 
     inputs: dict[str, Tensor]
+    """Leaf tensors by value name."""
     outputs: dict[str, Tensor]
+    """Computed tensors by value name."""
     parameters: tuple[nn.Parameter, ...]
-    """The module's, whose gradients the backward gives."""
+    """Parameters of the module, for which the backward computes gradients."""
 
 
 def compute(
     module: nn.Module, sub_model: SubModel, values: Mapping[str, Tensor], record: bool = True
 ) -> Computed:
-    """Runs the sub-model on `values`, recording a graph from its inputs and parameters."""
+    """Run the forward of a sub-model.
+
+    Args:
+        module: the sub-model's module, with bound parameters.
+        sub_model: names the inputs and outputs.
+        values: tensors by name, including all inputs.
+        record: record the autograd graph that `push_back` needs.
+    """
     needs = zip(sub_model.inputs, sub_model.inputs_need_grad, strict=True)
     inputs = {name: values[name].detach().requires_grad_(need) for name, need in needs}
     with torch.set_grad_enabled(record):
@@ -64,10 +77,14 @@ def push_back(
     gradients: dict[str, Tensor],
     carried: Sequence[tuple[nn.Parameter, Tensor]] = (),
 ) -> None:
-    """Backward through one graph: from gradients of its outputs to those of its inputs.
+    """Run the backward of a sub-model.
 
-    Takes the outputs' entries out of `gradients` and leaves the inputs'. Parameters receive
-    theirs in `.grad`, which for `carried` ones includes the gradient given.
+    Args:
+        computed: result of the forward.
+        gradients: gradients by value name, changed in place: entries of the outputs are removed and
+            entries of the inputs added. An input's entry, if present, is included in its new one.
+        carried: parameters with the gradients that later sub-models have computed for them (tied
+            weights). The new `.grad` of such a parameter includes that gradient.
     """
     ends = [(output, gradients.pop(name, None)) for name, output in computed.outputs.items()]
     leaves = {name: leaf for name, leaf in computed.inputs.items() if leaf.requires_grad}
@@ -75,8 +92,8 @@ def push_back(
     roots = [(end, g) for end, g in ends if g is not None and end.requires_grad] + [*carried]
     if not roots:
         return
-    # Not backward(): a leaf's `.grad` takes the leaf's strides. What flows on must keep its own,
-    # because sums over it are made in the order of its memory.
+    # backward() would give the `.grad` of a leaf the strides of the leaf. The gradients of inputs
+    # must keep their own strides, because sums over them follow the order of memory.
     parameters = [parameter for parameter in computed.parameters if parameter.requires_grad]
     found = torch.autograd.grad(
         [root for root, _ in roots],
