@@ -1,10 +1,11 @@
-"""A cut graph as Python source: one class per distinct layer, and a table of what runs when.
+"""Generation of Python source from a cut graph: one class per distinct layer.
 
-Forwards are printed by `torch.fx`: every call as the operator that was traced, every value with its
-dtype and shape, and dropped after its last use. Names come from the layer's own modules and
-operators, never from the whole graph, so layers that compute the same give the same text and share
-one class. The source is a pure function of the graph and the cut: the same bytes on every peer.
-What a sub-model of several layers calls in which order is data (`SubModel.layers`), not text.
+`torch.fx` prints the forwards: each call as the operator that was traced, each value with its dtype
+and shape, and dropped after its last use. Names come from the layer's own modules and operators,
+never from the whole graph. So layers that compute the same give the same text and share one class.
+
+The source is a pure function of the graph and the cut, with the same bytes on every peer. The order
+in which a sub-model calls its layers is data (`SubModel.layers`), not text.
 """
 
 import hashlib
@@ -29,10 +30,10 @@ from atom.graph.traced import (
     Span,
     is_assertion,
     is_getitem,
+    is_repeatable,
     layer_path,
     nested_graph,
     operator_text,
-    repeats,
     tensor_bytes,
     with_nested,
 )
@@ -47,11 +48,11 @@ import torch
 from torch import nn
 
 aten = torch.ops.aten
-# `device`, `constants` and `functions` are given by whoever runs this.
+# The code that executes this file defines `device`, `constants` and `functions`.
 
 
 def weight(*shape: int, trains: bool = True) -> nn.Parameter:
-    """A parameter without memory; whoever runs the sub-model puts the values in."""
+    """Return a parameter without memory; the caller of the sub-model binds values to it."""
     empty = torch.empty(shape, dtype={dtype}, device="meta")
     return nn.Parameter(empty, requires_grad=trains)
 {classes}'''
@@ -66,32 +67,39 @@ class {name}(nn.Module):
 """
 
 TRACE_DEVICE = torch.device("cpu")
-"""Models are traced on this device; in the program it stands for whichever device runs it."""
+"""Device on which models are traced. In a program it stands for the device that runs it."""
 
-_TAKEN = {"self", "torch", "nn", "aten", "weight", "constants", "functions", *dir(nn.Module())}
-"""What the source uses itself, and what modules have already."""
+_RESERVED = {"self", "torch", "nn", "aten", "weight", "constants", "functions", *dir(nn.Module())}
+"""Names that the source uses itself, and attributes of every module."""
 
 
 class Source:
-    """Generates the source. `text`, `sub_models` and `constants` are ready after construction.
+    """Generated source of a cut graph, with its sub-models; complete after construction.
 
-    `runs`: of every sub-model, its layers and pieces of layers.
+    Args:
+        graph: the traced model.
+        pieces: the layers and pieces of layers of each sub-model.
+
+    Attributes:
+        text: the Python source.
+        sub_models: descriptions of the sub-models, in order.
+        constants: constant tensors on the CPU.
     """
 
-    def __init__(self, graph: Graph, runs: Iterable[Sequence[Layer]]) -> None:
+    def __init__(self, graph: Graph, pieces: Iterable[Sequence[Layer]]) -> None:
         self.graph = graph
         self.constants: dict[str, torch.Tensor] = {}
-        """On the CPU, by what the source calls them: the beginning of a hash of their values."""
+        """Tensors by their names in the source (the first digits of a hash of their values)."""
         self._classes: dict[tuple[str, str, str], str] = {}
-        """Name by role, what `__init__` makes, and forward."""
-        self.sub_models = tuple(self._sub_model(*each) for each in enumerate(runs))
+        """(base of the name, lines of `__init__`, forward) → name of the class."""
+        self.sub_models = tuple(self._sub_model(*each) for each in enumerate(pieces))
         self.text = self._file()
 
     def class_name(self, role: str, made: str, forward: str) -> str:
-        """The name of the class with this text."""
+        """Return the name of the class with this text; add the class if it is new."""
         words = re.findall(r"[A-Za-z0-9]+", role)
         base = "".join(word[0].upper() + word[1:] for word in words)
-        if not base or base[0].isdigit() or keyword.iskeyword(base):  # a class called `none`
+        if not base or base[0].isdigit() or keyword.iskeyword(base):  # a class named `none`
             base = f"Layer{base}"
         used = {name for (other, _, _), name in self._classes.items() if other == base}
         name = f"{base}_{len(used) + 1}" if used else base
@@ -102,7 +110,7 @@ class Source:
         values = {node: number for number, node in enumerate(through.inputs)}
         calls, parameters = list[LayerCall](), list[tuple[str, str]]()
         for piece in pieces:
-            flow, layer = flow_of(self.graph, piece.calls), _Class(self, piece.prefix, piece.kind)
+            flow, layer = flow_of(self.graph, piece.calls), _Printer(self, piece.prefix, piece.kind)
             parameters += [(f"{len(calls)}.{path}", name) for path, name in layer.hold(flow)]
             name = layer.finish(piece.calls, flow.inputs, flow.outputs, self.graph.span_of)
             taken = tuple(values[node] for node in flow.inputs)
@@ -128,10 +136,10 @@ class Source:
             f"Graph {graph.graph_hash[:32]}: {total:,} parameters in {graph.parameter_dtype}.",
             "Sub-models in the order of the forward, with the classes that they call:",
             "",
-            *map(_row, self.sub_models),
+            *map(_title_line, self.sub_models),
         ]
         return _FILE.format(
-            # Names come from the user's model: none may end the docstring that it is printed in.
+            # Names come from the user's model: no name may end the docstring that contains it.
             title="\n".join(title).replace("\\", "/").replace('"', "'"),
             dtype=graph.parameter_dtype,
             classes="".join(
@@ -141,15 +149,15 @@ class Source:
         )
 
 
-def _row(sub_model: SubModel) -> str:
-    """`3  blocks.4 … blocks.6: 3 x Block`"""
+def _title_line(sub_model: SubModel) -> str:
+    """Return a line of the title: `3  blocks.4 … blocks.6: 3 x Block`."""
     counted = Counter(call.class_name for call in sub_model.layers)
     classes = ", ".join(name if n == 1 else f"{n} x {name}" for name, n in counted.items())
     return f"    {sub_model.index}  {sub_model.name}: {classes}"
 
 
-class _Text:
-    """An argument that is printed as it stands."""
+class _Verbatim:
+    """Argument of a call that is printed verbatim."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -158,22 +166,28 @@ class _Text:
         return self._text
 
 
-class _Class:
-    """A class that is being printed: a layer or a piece of one; or what it computes in a region
-    (`no_grad`, autocast) or again in backward, which is a class of its own."""
+class _Printer:
+    """Printer of one class.
+
+    A class is a layer, a piece of a layer, or calls inside one: a region (`no_grad`, autocast) or
+    calls that are computed again in backward.
+    """
 
     def __init__(self, source: Source, prefix: str, role: str) -> None:
         self._source, self._graph = source, source.graph
         self._prefix, self._role = prefix, role
-        self._forward, self._attributes = fx.Graph(), fx.Graph()  # each makes names unique
+        self._forward, self._attributes = fx.Graph(), fx.Graph()  # both make names unique
         self._values: dict[fx.Node, Any] = {}
-        """What stands for a value of the traced graph here."""
-        self._made: list[str] = []
-        self._inners: dict[str, _Text] = {}
+        """Value of the traced graph → node or text that represents it in this class."""
+        self._init_lines: list[str] = []
+        self._inners: dict[str, _Verbatim] = {}
 
     def hold(self, flow: Flow) -> list[tuple[str, str]]:
-        """Makes the layer's parameters and constants attributes. Gives the parameters: (attribute,
-        name in the layout), in order of first use."""
+        """Make the parameters and constants of the layer attributes of the class.
+
+        Returns:
+            Pairs (attribute, name in the layout) of the parameters, in order of first use.
+        """
         paths = []
         for node in flow.parameters:
             name, shape = self._graph.parameters[node], self._graph.specs[node].shape
@@ -188,7 +202,8 @@ class _Class:
             key = hashlib.sha256(kind.encode() + tensor_bytes(tensor)).hexdigest()[:32]
             self._source.constants[key] = tensor
             made = f'constants["{key}"]  # {tensor.dtype} {list(tensor.shape)}'
-            # Tensors that forward makes from numbers are counted over the whole model by torch.
+            # Torch counts the tensors that forward makes from numbers over the whole model. Such a
+            # count in a name would make equal layers differ.
             wanted = re.sub(r"^lifted_tensor_\d+$", "tensor", constant.name)
             self._values[node] = self._attribute(wanted, made)
         return paths
@@ -200,8 +215,14 @@ class _Class:
         gives: Iterable[fx.Node],
         spans: Mapping[fx.Node, Span],
     ) -> str:
-        """The name of the class whose forward makes these calls. `spans`: what of them is computed
-        again in backward."""
+        """Return the name of the class whose forward makes these calls.
+
+        Args:
+            calls: consecutive calls.
+            takes: values that are the arguments of forward.
+            gives: values that forward returns.
+            spans: for the calls that are computed again in backward, their span.
+        """
         for node in takes:
             named = self._graph.batch.get(node) or self._graph.parameters.get(node, "x")
             argument = self._add(node, self._relative(named), "placeholder", "x", (), {})
@@ -216,7 +237,7 @@ class _Class:
         printed = self._forward.python_code("self", verbose=True).src.splitlines()
         lines = (line for line in printed if line.strip() and not line.lstrip().startswith("# "))
         forward = "\n".join(f"    {line.replace('torch.ops.aten.', 'aten.')}" for line in lines)
-        return self._source.class_name(self._role, "".join(self._made), forward)
+        return self._source.class_name(self._role, "".join(self._init_lines), forward)
 
     def _call(self, node: fx.Node) -> None:
         for argument in node.all_input_nodes:
@@ -225,25 +246,25 @@ class _Class:
                 calls = [n for n in nodes if n.op == "call_function" and not is_assertion(n)]
                 takes, gives = [n for n in nodes if n.op == "placeholder"], nodes[-1].args[0]
                 self._values[argument] = self._inner("region", calls, takes, gives)
-        args: Any = map_aggregate(node.args, self._here)
-        kwargs = map_aggregate(node.kwargs, self._here)
-        name, op, target = self._called(node), "call_function", node.target
+        args: Any = map_aggregate(node.args, self._translated)
+        kwargs = map_aggregate(node.kwargs, self._translated)
+        name, op, target = self._value_name(node), "call_function", node.target
         if getattr(target, "namespace", "") == FUNCTIONS:
-            op, target, args = "call_method", operator_text(target), (_Text("functions"), *args)
+            op, target, args = "call_method", operator_text(target), (_Verbatim("functions"), *args)
         self._add(node, name, op, target, args, kwargs)
 
     def _checkpoint(self, calls: Sequence[fx.Node]) -> None:
-        """The calls are computed again in backward."""
+        """Add calls that are computed again in backward."""
         through = flow_of(self._graph, calls)
         takes = [*through.inputs, *through.parameters, *through.constants]
         inner = self._inner("recomputed", calls, takes, through.outputs)
         settings: dict[str, Any] = {"use_reentrant": False}
-        if all(repeats(each) for call in calls for each in with_nested(call)):
+        if all(is_repeatable(each) for call in calls for each in with_nested(call)):
             settings["preserve_rng_state"] = False
         given: Any = (inner, *(self._values[node] for node in takes))
         made = self._forward.create_node("call_function", checkpoint, given, settings, "recomputed")
         for number, node in enumerate(through.outputs):
-            name = self._called(node)
+            name = self._value_name(node)
             self._add(node, name, "call_function", operator.getitem, (made, number), {})
 
     def _inner(
@@ -252,9 +273,9 @@ class _Class:
         calls: Iterable[fx.Node],
         takes: Iterable[fx.Node],
         gives: Iterable[fx.Node],
-    ) -> _Text:
-        """A module of a class of its own; one for all that compute the same."""
-        inner = _Class(self._source, self._prefix, f"{self._role}{wanted.capitalize()}")
+    ) -> _Verbatim:
+        """Return the attribute of an inner module that makes these calls; equal ones are shared."""
+        inner = _Printer(self._source, self._prefix, f"{self._role}{wanted.capitalize()}")
         name = inner.finish(calls, takes, gives, {})
         if name not in self._inners:
             self._inners[name] = self._attribute(wanted, f"{name}()")
@@ -263,25 +284,25 @@ class _Class:
     def _add(
         self, node: fx.Node, name: str, op: str, target: Any, args: Any, kwargs: Any
     ) -> fx.Node:
-        """Stands for a value of the traced graph from now on."""
-        made = self._forward.create_node(op, target, args, kwargs, _free(name))
+        """Add a node that represents a value of the traced graph from now on."""
+        made = self._forward.create_node(op, target, args, kwargs, _identifier(name))
         made.meta["val"] = node.meta.get("val")
         self._values[node] = made
         return made
 
-    def _here(self, value: Any) -> Any:
-        """What a traced call was given, as it is here."""
+    def _translated(self, value: Any) -> Any:
+        """Translate an argument of a traced call to this class."""
         if isinstance(value, torch.device):
-            return _Text("device" if value == TRACE_DEVICE else f'torch.device("{value}")')
+            return _Verbatim("device" if value == TRACE_DEVICE else f'torch.device("{value}")')
         return self._values[value] if isinstance(value, fx.Node) else value
 
-    def _attribute(self, wanted: str, made: str) -> _Text:
-        name = self._attributes.placeholder(_free(self._relative(wanted))).name
-        self._made.append(f"        self.{name} = {made}\n")
-        return _Text(f"self.{name}")
+    def _attribute(self, wanted: str, made: str) -> _Verbatim:
+        name = self._attributes.placeholder(_identifier(self._relative(wanted))).name
+        self._init_lines.append(f"        self.{name} = {made}\n")
+        return _Verbatim(f"self.{name}")
 
-    def _called(self, node: fx.Node) -> str:
-        """After the module of PyTorch's own that made the value (a Linear), or the operator."""
+    def _value_name(self, node: fx.Node) -> str:
+        """Return a name for a value: the PyTorch module (Linear) that made it, or the operator."""
         path, kind = (layer_path(node) or [("", "")])[-1]
         if is_getitem(node):
             return "part"
@@ -290,11 +311,11 @@ class _Class:
         return str(getattr(node.target, "_opname", "region"))
 
     def _relative(self, path: str) -> str:
-        """A path in the model as seen from the layer."""
+        """Return a path in the model, relative to the layer."""
         return path.removeprefix(f"{self._prefix}.") if self._prefix else path
 
 
-def _free(wanted: str) -> str:
-    """An identifier like `wanted`, which nothing here has yet."""
+def _identifier(wanted: str) -> str:
+    """Return an identifier like `wanted` that is not reserved."""
     name = re.sub(r"\W+", "_", wanted, flags=re.ASCII).strip("_") or "value"
-    return f"{name}_" if name in _TAKEN or keyword.iskeyword(name) else name
+    return f"{name}_" if name in _RESERVED or keyword.iskeyword(name) else name

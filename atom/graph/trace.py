@@ -1,8 +1,8 @@
-"""From a module to a graph: `torch.export` in training mode, with its silent traps closed.
+"""Tracing of a module to a graph, by `torch.export` with guards against silently wrong results.
 
-No weight is read and nothing is allocated: parameters are stood in for by fake tensors, so a
-model on the `meta` device, of any size, gives the same graph as the real one. The shapes of the
-example batch and the dtype of the parameters are part of the graph.
+No weight is read and no memory is allocated, because fake tensors replace the parameters. So a
+model of any size on the `meta` device gives the same graph as a model with weights. The shapes of
+the example batch and the dtype of the parameters are part of the graph.
 """
 
 import inspect
@@ -39,14 +39,20 @@ def trace(
     training: bool = True,
     gives_loss: bool = True,
 ) -> Graph:
-    """The graph of `model(**example_batch)`, which must return the scalar mean loss; or, unless it
-    `gives_loss`, any one tensor, for passes without backward.
+    """Return the graph of `model(**example_batch)`.
 
-    The model and the batch are left as they were. Needs no weights: the model may be on `meta`.
-    Optional inputs that the batch leaves out are `None` in the graph. Without `training`: the
-    graph of the model in evaluation mode, for a loss without dropout.
+    Args:
+        model: its forward returns the scalar mean loss. It may be on the `meta` device; it is not
+            changed.
+        example_batch: tensors by the names of forward's arguments; it is not changed. Optional
+            arguments that are left out are `None` in the graph.
+        training: trace in training mode; otherwise in evaluation mode (a loss without dropout).
+        gives_loss: require a scalar loss with a gradient; otherwise forward may return any single
+            tensor, for passes without backward.
 
-    Raises: ModelError naming what cannot be traced faithfully; MemoryError.
+    Raises:
+        ModelError: the model cannot be traced faithfully; the message names the obstacle.
+        MemoryError: this machine has too little memory.
     """
     batch = _in_forward_order(model, example_batch)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -68,7 +74,7 @@ def _in_forward_order(
     except TypeError as error:
         raise Refusal.BATCH.error(model=type(model).__name__, error=error) from error
     ordered = [name for name in bound.arguments if name in batch]
-    # Entries that forward takes as **kwargs come last, as given.
+    # Entries that forward takes as **kwargs come last, in the given order.
     return {name: batch[name] for name in [*ordered, *(n for n in batch if n not in ordered)]}
 
 
@@ -86,14 +92,14 @@ def _export(
             marked_checkpoints(),
             quiet(),
         ):
-            # A fresh tensor per entry: one given under two names would be merged into one input.
+            # A new tensor per entry: export would merge a tensor with two names into one input.
             with mode:
                 fakes = {
                     n: torch.empty(v.shape, dtype=v.dtype, device="cpu") for n, v in batch.items()
                 }
             return torch.export.export(model, (), fakes, strict=False)
-    except (ModelError, MemoryError):  # a box without memory says nothing about the model
+    except (ModelError, MemoryError):  # a machine without memory says nothing about the model
         raise
-    # Tracing runs the user's forward: whatever that or torch raises is about the model.
+    # Tracing runs the user's forward: any exception of it or of torch is about the model.
     except (Exception, SystemExit) as error:
         raise untraceable(type(model).__name__, error) from error

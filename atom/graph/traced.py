@@ -1,10 +1,10 @@
-"""A model as one flat list of aten calls: what tracing gives and every later step reads.
+"""Traced graph: a model as one flat list of aten calls, the result of tracing.
 
-Names: a *value* is one tensor of one micro-batch; a batch entry keeps its own name, every other
-value has the name of the call that made it. A *position* counts calls; "a cut at p" separates
-call p-1 from call p.
+Terms: a *value* is one tensor of one micro-batch. A batch entry keeps its own name; every other
+value has the name of the call that made it. A *position* is an index of a call; a cut at p
+separates call p-1 from call p.
 
-The graph's hash is its identity: what is computed, from which shapes, not how anything is called.
+The hash identifies a graph by its computations and shapes; names do not influence it.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ from torch.utils._pytree import tree_leaves
 from atom.graph.ir import ParameterLayout, ValueSpec
 
 Span = tuple[int, int]
-"""Positions [first, end)."""
+"""Range of positions [first, end)."""
 
 CHECKPOINT_MARK = "atom_checkpoint"
-"""Where a traced call carries the number of the checkpointed region that it was made in."""
+"""Key of a traced call's metadata for the number of the checkpointed region that made it."""
 
 FUNCTIONS = "atom_function"
-"""Namespace of the operators that stand for custom `autograd.Function`s."""
+"""Namespace of the operators that represent custom `autograd.Function`s."""
 
 _PYTORCH = ("aten", "prims")
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A buffer, or a tensor that the model's forward makes from numbers. `tensor` is on the CPU."""
+    """Buffer, or tensor that the model's forward makes from numbers. `tensor` is on the CPU."""
 
     name: str
     tensor: torch.Tensor
@@ -43,58 +43,58 @@ class Constant:
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced model. The fx nodes must not be changed."""
+    """Traced model. Its fx nodes must not be changed."""
 
     model_name: str
     calls: tuple[fx.Node, ...]
-    """Calls in topological order, without assertions and without what nobody uses."""
+    """Calls in topological order, without assertions and without calls whose results are unused."""
     parameters: Mapping[fx.Node, str]
     """Placeholder → name in the layout."""
     constants: Mapping[fx.Node, Constant]
     batch: Mapping[fx.Node, str]
     """Placeholder → name of the batch's entry, in the order of the model's forward arguments."""
     loss: fx.Node
-    """What it returns: the mean loss, unless it was traced for something else."""
+    """Returned value: the mean loss, or any tensor if traced without `gives_loss`."""
     layout: ParameterLayout
     parameter_dtype: torch.dtype
     specs: Mapping[fx.Node, ValueSpec]
-    """What every tensor of the graph looks like."""
+    """Forms of the values, except of nodes in `several`."""
     several: Mapping[fx.Node, tuple[ValueSpec, ...]]
-    """Those of nodes that give several, or none, and are absent in `specs`."""
+    """Forms of the results of nodes that return several tensors, or none."""
     forbidden_cuts: frozenset[int]
-    """Positions where a cut would give wrong results, or part a span of `recomputed`."""
+    """Positions at which a cut would give wrong results or divide a span of `recomputed`."""
     graph_hash: str
     recomputed: tuple[Span, ...] = ()
-    """Spans of calls of which backward is given what goes in and comes out, and computes the rest
-    again: regions that the model itself checkpoints."""
+    """Spans of calls that the model itself checkpoints: only their inputs and outputs are kept for
+    backward, which computes all other values again."""
 
     @cached_property
     def call_set(self) -> frozenset[fx.Node]:
         return frozenset(self.calls)
 
     def remembering(self) -> "Graph":
-        """The same model, where backward is given what it needs and computes nothing again."""
+        """Return the same model without recomputation: all values are kept for backward."""
         return replace(self, recomputed=())
 
     @cached_property
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """The operators that stand for custom `autograd.Function`s, by `operator_text`."""
+        """Operators that represent custom `autograd.Function`s, by `operator_text`."""
         targets: Iterator[Any] = (n.target for call in self.calls for n in with_nested(call))
         own = (each for each in targets if getattr(each, "namespace", "") == FUNCTIONS)
         return {operator_text(each): each for each in own}
 
     @cached_property
     def own_backwards(self) -> bool:
-        """Whether it calls what is not PyTorch's own, whose backward need not be linear."""
-        return not all(_is_pytorchs(inner) for call in self.calls for inner in with_nested(call))
+        """True if any operator is not PyTorch's own. Its backward need not be linear."""
+        return not all(_is_pytorch(inner) for call in self.calls for inner in with_nested(call))
 
     @cached_property
     def span_of(self) -> Mapping[fx.Node, Span]:
-        """The span of `recomputed` that a call is in; other calls are absent."""
+        """Call → span of `recomputed` that contains it. Calls outside all spans are absent."""
         return {node: span for span in self.recomputed for node in self.calls[slice(*span)]}
 
     def value_name(self, node: fx.Node) -> str:
-        """The name of a batch entry or of a call's result between sub-models."""
+        """Return the name of a batch entry or of a call's result, as used between sub-models."""
         if node in self.batch:
             return self.batch[node]
         taken = node.name in self.batch.values()
@@ -102,24 +102,25 @@ class Graph:
 
 
 def is_getitem(node: fx.Node) -> bool:
-    """Whether the node picks one result of a call that gives several."""
+    """Return True if the node picks one result of a call that returns several."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
 def is_assertion(node: fx.Node) -> bool:
-    """A check that tracing adds; it repeats what static shapes already say."""
+    """Return True for checks of metadata that tracing adds; static shapes make them redundant."""
     return "_assert_tensor_metadata" in str(node.target)
 
 
 def is_region(node: fx.Node) -> bool:
-    """Whether the call runs a nested graph: `no_grad`, autocast."""
+    """Return True if the call runs a nested graph (`no_grad`, autocast)."""
     return isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def layer_path(node: fx.Node) -> list[tuple[str, str]]:
-    """The modules a call was made in, outermost first: (path, qualified class name).
+    """Return the modules in which a call was made, outermost first.
 
-    A module called for the second time has a path that ends in "@1".
+    Returns:
+        Pairs (path, qualified class name). At the second call of a module, its path ends in "@1".
     """
     stack = node.meta.get("nn_module_stack") or {}
     return [
@@ -130,13 +131,13 @@ def layer_path(node: fx.Node) -> list[tuple[str, str]]:
 
 
 def operator_text(target: Any) -> str:
-    """What is called, the same in every process: `aten.add.Tensor`."""
+    """Return the name of an operator, equal in all processes: `aten.add.Tensor`."""
     own = getattr(target, "namespace", "") == FUNCTIONS
     return str(target._opname if own else target)
 
 
 def nested_graph(node: fx.Node) -> fx.GraphModule:
-    """The graph that a `get_attr` node names."""
+    """Return the graph to which a `get_attr` node refers."""
     owner = node.graph.owning_module
     assert isinstance(owner, fx.GraphModule)
     nested = owner.get_submodule(str(node.target))
@@ -145,7 +146,7 @@ def nested_graph(node: fx.Node) -> fx.GraphModule:
 
 
 def with_nested(node: fx.Node) -> Iterator[fx.Node]:
-    """The call itself, and for a region the calls inside it."""
+    """Yield the call itself and, for a region, the calls inside it."""
     yield node
     for argument in node.args:
         if isinstance(argument, fx.Node) and argument.op == "get_attr":
@@ -155,28 +156,28 @@ def with_nested(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def arguments_of(node: fx.Node) -> list[fx.Node]:
-    """The tensors a call reads, each once; nested graphs are none."""
+    """Return the nodes whose tensors a call reads, without repetitions and nested graphs."""
     return [argument for argument in node.all_input_nodes if argument.op != "get_attr"]
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Those in a value of whatever structure, in order."""
+    """Return the tensors in a nested structure, in order."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The same for tensors that share memory."""
+    """Return an identifier of a tensor's memory, equal for tensors that share it."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def bind(node: fx.Node) -> Mapping[str, Any]:
-    """Arguments of a call by their names in the operator's schema; defaults left out."""
+    """Return the arguments of a call by their names in the operator's schema, without defaults."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def written_arguments(node: fx.Node) -> list[str]:
-    """Names of the arguments that the call's schema says are changed in place."""
+    """Return the names of the arguments that a call changes in place, according to its schema."""
     schema = getattr(node.target, "_schema", None)
     return [
         argument.name
@@ -186,34 +187,37 @@ def written_arguments(node: fx.Node) -> list[str]:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the call draws from the default generator."""
+    """Return True if the call draws from the default random generator."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def repeats(call: fx.Node) -> bool:
-    """Whether the call gives the same for the same, as far as is known: no random numbers.
-    Operators of others than PyTorch may draw them, or count their calls, and not say so."""
-    return _is_pytorchs(call) and not is_random(call)
+def is_repeatable(call: fx.Node) -> bool:
+    """Return True if the call is known to give equal results for equal arguments.
+
+    Only PyTorch's own operators declare random numbers. Other operators may draw them, or count
+    their calls, without declaring it.
+    """
+    return _is_pytorch(call) and not is_random(call)
 
 
-def _is_pytorchs(call: fx.Node) -> bool:
+def _is_pytorch(call: fx.Node) -> bool:
     target = call.target
     return not isinstance(target, torch._ops.OpOverload) or target.namespace in _PYTORCH
 
 
 def shared_values(graph: Graph) -> frozenset[fx.Node]:
-    """Calls whose results are the same in every micro-batch: masks, positions, rotary tables.
+    """Return the calls whose results are the same in every micro-batch (masks, rotary tables).
 
-    They are made of sizes and constants alone: no batch entry, no parameter, no random number goes
-    into them. One of each is enough for any number of micro-batches.
+    Their results depend on sizes and constants only, not on batch entries, parameters or random
+    numbers. So one result of each serves any number of micro-batches.
     """
     shared: set[fx.Node] = set()
-    # Other values with a shared one among their ancestors: they might alias its memory.
+    # Other values that descend from a shared one: they might share its memory.
     touched: set[fx.Node] = set()
     for node in graph.calls:
         given = arguments_of(node)
         same = all(argument in shared or argument in graph.constants for argument in given)
-        if same and all(map(repeats, with_nested(node))):
+        if same and all(map(is_repeatable, with_nested(node))):
             shared.add(node)
         elif any(argument in shared or argument in touched for argument in given):
             if any(map(written_arguments, with_nested(node))):
@@ -223,7 +227,7 @@ def shared_values(graph: Graph) -> frozenset[fx.Node]:
 
 
 def place_of(node: fx.Node) -> str:
-    """ "file:line" of the user's code that made a call or, for a region, its first call."""
+    """Return "file:line" of the user's code that made a call (for a region, its first call)."""
     return next(filter(None, map(_source_line, with_nested(node))), node.name)
 
 
@@ -234,7 +238,7 @@ def _source_line(node: fx.Node) -> str:
 
 
 def drawing_place(graph: Graph) -> str:
-    """Where the graph draws random numbers; empty: nowhere."""
+    """Return "file:line" of the first call that draws random numbers, or an empty string."""
     for call in graph.calls:
         for node in with_nested(call):
             if is_random(node) and not _drops_nothing(bind(node)):
@@ -243,7 +247,7 @@ def drawing_place(graph: Graph) -> str:
 
 
 def _drops_nothing(arguments: Mapping[str, Any]) -> bool:
-    """Dropout in evaluation mode, or with probability 0; attention's is 0 when left out."""
+    """Return True for dropout in evaluation mode or with probability 0 (attention's default)."""
     if arguments.get("train") is False:
         return True
     otherwise = 0.0 if "query" in arguments else None
@@ -258,11 +262,19 @@ def graph_hash(
     constants: Mapping[fx.Node, Constant],
     recomputed: Sequence[Span] = (),
 ) -> str:
-    """sha256 hex over operators, arguments, shapes, dtypes, gradients, constants' values, and what
-    is recomputed.
+    """Return the SHA-256 (hexadecimal) that identifies a graph.
 
-    `inputs` are the placeholders in a canonical order: parameters in layout order, constants,
-    batch entries. A tied parameter is one input used twice, so tying is part of the identity.
+    It covers operators, arguments, shapes, dtypes, gradients, the values of constants, and the
+    recomputed spans. A tied parameter is one input that is used twice, so ties are covered too.
+
+    Args:
+        inputs: placeholders in canonical order: parameters in layout order, constants, batch
+            entries.
+        calls: calls in order.
+        loss: node of the returned value.
+        specs: forms of the values.
+        constants: values of the constant placeholders.
+        recomputed: spans that backward computes again.
     """
     digest = hashlib.sha256()
     index: dict[fx.Node, int] = {}
@@ -280,7 +292,7 @@ def graph_hash(
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
-    """The elements in row-major order, little-endian (every machine we run on is)."""
+    """Return the elements in row-major order; little-endian, as is every supported machine."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
@@ -298,7 +310,12 @@ def _lines(
 
 
 def arguments_text(node: fx.Node, index: Mapping[fx.Node, int]) -> str:
-    """What a call is given, values by their numbers in `index`, nested graphs as they are."""
+    """Return the arguments of a call as text, with values as numbers and nested graphs as text.
+
+    Args:
+        node: the call.
+        index: node → number of its value.
+    """
 
     def text(given: fx.Node) -> str:
         return _nested(given) if given.op == "get_attr" else f"%{index[given]}"
