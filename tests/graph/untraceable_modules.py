@@ -274,7 +274,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "parameter held aside": (HoldsAParameterAside, r"parameter other\.weight from outside"),
     "large buffers": (
         partial(LargeTables, alike=False),
-        "table has 12000000 bytes, all of them 24000000; at most 16777216",
+        "table has 12000000 bytes, and all buffers together 24000000; .* limit .* 16777216",
     ),
     "generator of its own": (
         does(lambda m, x: (m.layer(x) * torch.rand(WIDTH, generator=torch.Generator())).sum()),
@@ -316,7 +316,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         r"to_sparse.* at \S+modules\.py:\d+ is sparse",
     ),
     "sparse buffer": (SparseTable, "the buffer table is sparse"),
-    "complex weights": (ComplexWeights, "parameters mixing is torch.complex64"),
+    "complex weights": (ComplexWeights, r"dtypes \(mixing is torch.complex64"),
     "weights across memory": (Transposed, "parameter across is not contiguous"),
     "parameters made in forward": (
         does(lambda m, x: nn.Linear(WIDTH, WIDTH)(m.layer(x)).sum()),

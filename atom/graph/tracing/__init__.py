@@ -1,1 +1,1 @@
-"""From a module to a flat graph, with the silent traps of tracing closed."""
+"""Tracing of a module to a flat graph, with guards against silently wrong results."""

@@ -1,7 +1,7 @@
-"""What calls do besides computing: which values carry gradients, what is changed in place.
+"""Properties of calls that tracing does not record: gradients, shared memory, changes in place.
 
-Both are found by running the graph once on fake tensors with gradients on, not from schemas
-alone: a schema does not say which values share memory.
+One run of the graph on fake tensors with gradients enabled shows them. Schemas alone do not
+suffice, because a schema does not state which values share memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,27 +17,35 @@ from atom.graph.traced import bind, place_of, storage_of, tensors_of, written_ar
 from atom.graph.tracing.refusals import Refusal, untraceable
 
 _RUNNING_STATISTICS = {"batch_norm", "instance_norm"}
-"""Operators that write their arguments `running_mean`, `running_var` though no schema says so."""
+"""Operators that write `running_mean` and `running_var`, although their schemas do not say so."""
 
 
 @dataclass
 class Effects:
-    """What one run on fake tensors showed."""
+    """Observations of one run on fake tensors."""
 
     specs: dict[fx.Node, ValueSpec] = field(default_factory=dict)
+    """Forms of the values of nodes that give one tensor."""
     several: dict[fx.Node, tuple[ValueSpec, ...]] = field(default_factory=dict)
-    """The tensors of what gives no single one."""
+    """Forms of the results of nodes that give several tensors, or none."""
     mutating: set[fx.Node] = field(default_factory=set)
+    """Calls that change memory in place."""
     mutated_inputs: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """Placeholder → the first call that changed it in place."""
+    """Placeholder → the first call that changes it in place."""
     alias_spans: list[tuple[fx.Node, fx.Node]] = field(default_factory=list)
-    """(call that made the memory, last call that changed it in place)."""
+    """Pairs (call that makes memory, last call that changes that memory in place)."""
 
 
 def observe(root: fx.GraphModule, fakes: Sequence[torch.Tensor], mode: FakeTensorMode) -> Effects:
-    """Runs `root` on `fakes`, one per placeholder, in order.
+    """Run a graph on fake tensors and record the effects of its calls.
 
-    Raises: ModelError with the place of a call whose result cannot be foreseen from shapes.
+    Args:
+        root: the exported module.
+        fakes: one fake tensor per placeholder, in order, with the right `requires_grad`.
+        mode: mode to which the fake tensors belong.
+
+    Raises:
+        ModelError: shapes do not determine the result of a call; the message names its line.
     """
     observer = _Observer(root)
     with mode, torch.enable_grad():
@@ -48,12 +56,12 @@ def observe(root: fx.GraphModule, fakes: Sequence[torch.Tensor], mode: FakeTenso
 class _Observer(fx.Interpreter):
     def __init__(self, root: fx.GraphModule) -> None:
         super().__init__(root, garbage_collect_values=False)
-        self.extra_traceback = False  # pages, in the text of an error
+        self.extra_traceback = False  # it would add pages to the text of an error
         self._effects = Effects()
-        # Every value stays alive during the run, so a storage's address names it.
+        # Every value stays alive during the run, so addresses identify storages.
         self._maker: dict[int, fx.Node] = {}
         self._names: dict[int, str] = {}
-        """Of memory that calls made."""
+        """Storage → name of the memory, if a call made it."""
         self._last_change: dict[int, fx.Node] = {}
 
     def run_node(self, n: fx.Node) -> Any:
@@ -61,8 +69,8 @@ class _Observer(fx.Interpreter):
         versions = [tensor._version for tensor in inputs]
         try:
             result = super().run_node(n)
-        # An operator's own shape rule raises what it likes: a number or a shape that depends on
-        # data, an operator without a rule.
+        # The shape rule of an operator may raise any exception: for results that depend on data, or
+        # because the operator has no rule.
         except Exception as error:
             raise untraceable(n.target, error, f" at {place_of(n)}") from error
         written = [t for t, before in zip(inputs, versions, strict=True) if t._version != before]
@@ -72,7 +80,7 @@ class _Observer(fx.Interpreter):
         return result
 
     def finish(self) -> Effects:
-        # Asked at the end: memory made without gradient may have been written to with one.
+        # Read at the end: a later call may write values with gradients into memory without one.
         for node, value in self.env.items():
             specs = tuple(spec_of(tensor, self._names) for tensor in tensors_of(value))
             if isinstance(value, torch.Tensor):
@@ -88,7 +96,7 @@ class _Observer(fx.Interpreter):
         if isinstance(result, torch.Tensor) and node.op == "call_function":
             _require_gradient_as_traced(node, result)
         for number, tensor in enumerate(tensors_of(result)):
-            if tensor.layout is not torch.strided:  # nobody can say what memory it shares
+            if tensor.layout is not torch.strided:  # its sharing of memory cannot be observed
                 what = f"the value of {node.target} at {place_of(node)}"
                 raise Refusal.SPARSE.error(what=what)
             if self._maker.setdefault(storage_of(tensor), node).op != "placeholder":
@@ -118,9 +126,12 @@ class _Observer(fx.Interpreter):
 
 
 def _require_gradient_as_traced(node: fx.Node, result: torch.Tensor) -> None:
-    """Tracing notes whether each result carried a gradient when the user's code made it.
+    """Raise an error if a result has a gradient in the graph but not in the model, or vice versa.
 
-    Raises: ModelError where the graph does otherwise: tracing lost a region.
+    Tracing records whether each result required a gradient when the user's code made it.
+
+    Raises:
+        ModelError: they differ, so tracing has lost a region.
     """
     carried = getattr(node.meta.get("tensor_meta"), "requires_grad", result.requires_grad)
     if carried != result.requires_grad:
@@ -130,7 +141,12 @@ def _require_gradient_as_traced(node: fx.Node, result: torch.Tensor) -> None:
 
 
 def spec_of(tensor: torch.Tensor, memory_names: Mapping[int, str]) -> ValueSpec:
-    """`memory_names`: by `storage_of`, of memory that calls made."""
+    """Return the form of a tensor.
+
+    Args:
+        tensor: a tensor of the graph.
+        memory_names: names of the memory that calls made, by `storage_of`.
+    """
     memory = memory_names.get(storage_of(tensor), "")
     return ValueSpec(
         shape=tuple(tensor.shape),

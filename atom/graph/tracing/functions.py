@@ -1,8 +1,8 @@
-"""Custom `torch.autograd.Function`s: each use is one call in the graph, which keeps its backward.
+"""Tracing of custom `torch.autograd.Function`s as single calls that keep their backward.
 
-Tracing would inline a function's forward and lose its backward. So, while a model is traced, every
-use becomes a call of an operator made for it, which applies the function itself, then and later.
-Arguments that are no tensors are part of the operator.
+Tracing would inline the forward of such a function and lose its backward. Therefore each use
+becomes a call of an operator that is made for it and that applies the function, both while the
+model is traced and when the program runs. Arguments that are not tensors are part of the operator.
 """
 
 import hashlib
@@ -22,23 +22,27 @@ from atom.graph.tracing.guards import replaced
 from atom.graph.tracing.refusals import Refusal
 
 _REGISTERED = "torch._library.autograd"
-"""Where torch makes the functions of custom operators with a registered backward. Those stay one
-call in the graph as they are."""
+"""Module in which torch makes the functions of custom operators that have a registered backward.
+Calls of these operators already stay single calls in the graph."""
 
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.Size)
 _LIBRARY = Library(FUNCTIONS, "DEF")  # type: ignore[no-untyped-call]
 _operators: dict[tuple[type, str], Callable[..., Any]] = {}
 _giving_tuples: set[Callable[..., Any]] = set()
-"""Operators whose function gives a tuple, be it of one tensor."""
+"""Operators whose function returns a tuple, even of one tensor."""
 _numbers = count(1)
 
 
 @contextmanager
 def functions_as_calls() -> Iterator[None]:
-    """Raises: ModelError naming a function that takes other than tensors and numbers, or one of
-    PyTorch's own (a module's backward hook, a reentrant checkpoint)."""
-    # Not Function itself: `apply` of a subclass may have been taken before, as a plain function,
-    # and that would pass by. What it ends in is looked up here, at every call.
+    """Trace each use of a custom `autograd.Function` as one call.
+
+    Raises:
+        ModelError: a function takes anything but tensors and plain values, uses tensors from
+            elsewhere, or is PyTorch's own (a module's backward hook, a reentrant checkpoint).
+    """
+    # Replacing `apply` of Function itself would miss users that hold `Subclass.apply` already. Each
+    # call ends in this base class, which torch looks up every time.
     base: Any = torch.autograd.function._SingleLevelFunction
     inside = False
 
@@ -58,7 +62,7 @@ def functions_as_calls() -> Iterator[None]:
 
 def _call(function: Any, args: tuple[Any, ...]) -> Any:
     constants = [None if isinstance(arg, torch.Tensor) else (arg,) for arg in args]
-    if not all(_is_plain(each[0]) for each in constants if each) or not _stands_alone(function):
+    if not all(_is_plain(each[0]) for each in constants if each) or not _is_isolated(function):
         name = f"{function.__module__}.{function.__qualname__}"
         raise Refusal.CUSTOM_BACKWARD.error(function=name)
     key = function, repr(constants)
@@ -81,7 +85,7 @@ def _operator(function: Any, constants: list[tuple[Any] | None]) -> Callable[...
     text = f"{function.__module__}.{function.__qualname__}{constants}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     name = f"{re.sub(r'[^A-Za-z0-9]+', '_', function.__qualname__)}_{digest}"
-    overload = f"number_{next(_numbers)}"  # tells apart classes of one name, within this process
+    overload = f"number_{next(_numbers)}"  # distinguishes classes of equal name in this process
     _LIBRARY.define(f"{name}.{overload}(Tensor[] tensors) -> Tensor[]")  # type: ignore[no-untyped-call]
     _LIBRARY.impl(f"{name}.{overload}", kernel, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
     made: Callable[..., Any] = getattr(getattr(getattr(torch.ops, FUNCTIONS), name), overload)
@@ -92,8 +96,11 @@ def _is_plain(value: Any) -> bool:
     return all(map(_is_plain, value)) if type(value) in (tuple, list) else isinstance(value, _PLAIN)
 
 
-def _stands_alone(function: Any) -> bool:
-    """Not one of PyTorch's own, and holds no tensor or module that the graph would not see."""
+def _is_isolated(function: Any) -> bool:
+    """Return True unless a function is PyTorch's own or uses tensors from outside its arguments.
+
+    The graph would not contain tensors and modules from its class, closure or global variables.
+    """
     held = list(vars(function).values())
     for name in ("forward", "backward", "setup_context"):
         method = inspect.unwrap(getattr(function, name))

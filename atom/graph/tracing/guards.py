@@ -1,5 +1,8 @@
-"""What surrounds a model while it is traced: stand-ins for what it holds, and guards that turn
-what would be silently wrong into a named refusal. Afterwards the model is as it was."""
+"""Context managers around tracing: fake tensors for weights, and guards against wrong traces.
+
+A guard turns a construct that tracing would get silently wrong into a named refusal. Afterwards the
+model is unchanged.
+"""
 
 import io
 import logging
@@ -32,12 +35,13 @@ from torch.nn.parameter import is_lazy
 from atom.graph.traced import CHECKPOINT_MARK
 from atom.graph.tracing.refusals import Refusal
 
-_HELD_APART = {"_parameters", "_buffers", "_modules"}
+_TENSOR_DICTIONARIES = {"_parameters", "_buffers", "_modules"}
+"""Attributes of modules that are not restored as Python state."""
 
 
 @contextmanager
 def replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
-    """Exchanges attributes of a module or class for a while, inherited ones by own ones."""
+    """Replace attributes of a module or class temporarily; inherited ones are only hidden."""
     own = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
     try:
         for name, value in attributes.items():
@@ -50,8 +54,10 @@ def replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def mode_of_use(model: nn.Module, training: bool) -> Iterator[None]:
-    """Traces as it is used: a model given in the other mode is switched, and switched back. Within
-    a model that trains, modules that the user put in evaluation mode stay there.
+    """Put the model in training or evaluation mode temporarily.
+
+    If the model is already in training mode, submodules that the user put in evaluation mode stay
+    there.
     """
     modes = [(module, module.training) for module in model.modules()]
     if model.training != training or not training:
@@ -65,17 +71,20 @@ def mode_of_use(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def plain_context() -> Iterator[None]:
-    """Gradients on, autocast off: a caller's own regions are no part of the model."""
+    """Enable gradients and disable autocast: the caller's regions do not belong to the model."""
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
         yield
 
 
 @contextmanager
 def stand_ins(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """Fake CPU tensors for all parameters, so that a model on any device, `meta` included, gives
-    the same graph and no weight is ever read; tied parameters stay tied. CPU copies of buffers.
+    """Replace parameters by fake CPU tensors and buffers by CPU copies, temporarily.
 
-    Raises: ModelError for a buffer without values.
+    So a model on any device, including `meta`, gives the same graph, and no weight is read. Tied
+    parameters stay tied.
+
+    Raises:
+        ModelError: a buffer has no values.
     """
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
@@ -84,7 +93,7 @@ def stand_ins(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     saved = [(kept, dict(kept)) for kept in held]
     fakes = {id(parameter): _fake(parameter, mode) for parameter in model.parameters()}
     try:
-        for kept, content in saved:  # modules may share one of these
+        for kept, content in saved:  # modules may share a dictionary
             for key, value in content.items():
                 if value is not None:
                     fake = fakes.get(id(value))
@@ -103,9 +112,10 @@ def _fake(parameter: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
 
 
 def refuse_untraceable_parts(model: nn.Module) -> None:
-    """What a model is made of, looked at before it is run.
+    """Raise an error if a parameter is not contiguous or has a gradient hook.
 
-    Raises: ModelError naming the parameter.
+    Raises:
+        ModelError: names the parameter.
     """
     for name, parameter in model.named_parameters():
         if not is_lazy(parameter) and not parameter.is_contiguous():
@@ -116,7 +126,11 @@ def refuse_untraceable_parts(model: nn.Module) -> None:
 
 @contextmanager
 def refuse_gradient_hooks() -> Iterator[None]:
-    """Tracing loses a hook that forward puts on a tensor's gradient. Raises: ModelError."""
+    """Refuse `Tensor.register_hook` in forward, because tracing loses such hooks.
+
+    Raises:
+        ModelError: forward registers a hook on a tensor's gradient.
+    """
 
     def hook(*_: Any, **__: Any) -> Any:
         raise Refusal.GRADIENT_HOOK.error(what="a tensor (Tensor.register_hook in forward)")
@@ -127,10 +141,12 @@ def refuse_gradient_hooks() -> Iterator[None]:
 
 @contextmanager
 def refuse_python_randomness() -> Iterator[None]:
-    """A number drawn by Python while tracing becomes a constant of the program: refuse it. The
-    generators are left as they were.
+    """Refuse random numbers of Python and NumPy, which would become constants of the program.
 
-    Raises: ModelError naming the generator.
+    The states of the generators are restored.
+
+    Raises:
+        ModelError: forward drew a number; the message names the generator.
     """
     python: Any = random.getstate()
     arrays: Any = numpy.random.get_state()
@@ -150,11 +166,13 @@ def refuse_python_randomness() -> Iterator[None]:
 
 @contextmanager
 def marked_checkpoints() -> Iterator[None]:
-    """While tracing: calls within a checkpointed region (the outermost, where regions are nested)
-    carry its number. What the region does besides, keeping random states and hooks, is left out.
+    """Mark each traced call in a checkpointed region with the region's number.
+
+    The outermost of nested regions counts. The other work of a region (saving random states,
+    setting hooks) is skipped.
     """
-    # Not `checkpoint` itself: users have it under names of their own. What it ends in is looked
-    # up here, at every call.
+    # Replacing `checkpoint` itself would miss users that imported it under another name. Each call
+    # ends in this generator, which torch looks up every time.
     numbers = count()
     inside = False
 
@@ -176,8 +194,10 @@ def marked_checkpoints() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Torch prints, warns and logs the whole graph when tracing fails; the error says it in one
-    line."""
+    """Suppress output, warnings and logs of torch: it prints the whole graph when tracing fails.
+
+    The error that Atom raises then contains the reason in one line.
+    """
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -192,22 +212,24 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-# `transformers` computes some things in another way while it is exported than while it runs: it
-# gives attention an explicit mask, so as not to freeze a decision, or does without an operator that
-# other formats lack. Other kernels compute other last bits. Our shapes are static and our operators
-# are PyTorch's: these guards let it decide as in eager. Without `transformers` there is nothing to
-# guard.
+# `transformers` computes some results differently while it is exported: it passes an explicit mask
+# to attention, in order not to freeze a decision, or avoids an operator that other formats lack.
+# Then other kernels run and the last bits differ. Here shapes are static and operators are
+# PyTorch's, so these guards make the library decide as in eager mode. They do nothing without
+# `transformers`.
 _MASKS = "transformers.masking_utils"
 _EXPORTING, _COMPILING = "is_torchdynamo_exporting", "is_torchdynamo_compiling"
 
 
 @contextmanager
 def decided_as_in_eager() -> Iterator[None]:
-    """While tracing: the library is not told that it is exported. So a causal mask is left to the
-    kernel. Position ids that the model made itself count up, so they pack no sequences; those that
-    come with the batch might.
+    """Hide from `transformers` that it is being exported.
 
-    Where it asks whether it is compiled as well, it does in an export what it does in eager.
+    Then attention kernels apply causal masks themselves. Position ids that the model itself makes
+    count up, so they never denote packed sequences; position ids from the batch may.
+
+    Modules that also check for compilation are not changed: they already act as in eager mode while
+    they are exported.
     """
 
     def find_packed(find: Any, position_ids: torch.Tensor) -> Any:
@@ -228,13 +250,15 @@ def decided_as_in_eager() -> Iterator[None]:
 
 @contextmanager
 def masks_whatever_the_values() -> Iterator[None]:
-    """While running eagerly, to compare with a traced program: a padding mask that masks nothing
-    is applied like any other, because a program does not look at values.
+    """Apply padding masks in eager mode even if they mask nothing.
+
+    A traced program does not depend on values, so it always applies them. This makes a comparison
+    with it possible.
     """
-    as_it_is: Any = getattr(sys.modules.get(_MASKS), "is_tracing", None)
+    original: Any = getattr(sys.modules.get(_MASKS), "is_tracing", None)
 
     def find_packed(find: Any, position_ids: torch.Tensor) -> Any:
-        with _masks("is_tracing", lambda _, *given, **named: as_it_is(*given, **named)):
+        with _masks("is_tracing", lambda _, *given, **named: original(*given, **named)):
             return find(position_ids)
 
     with (
@@ -245,7 +269,12 @@ def masks_whatever_the_values() -> Iterator[None]:
 
 
 def _masks(name: str, instead: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Replaces a function, which is given first; versions of the library may lack it."""
+    """Replace a masking function of `transformers` temporarily, if the library has it.
+
+    Args:
+        name: name of the function.
+        instead: replacement; its first argument is the original function.
+    """
     masks: Any = sys.modules.get(_MASKS)
     if not hasattr(masks, name):
         return nullcontext()
@@ -253,7 +282,7 @@ def _masks(name: str, instead: Callable[..., Any]) -> AbstractContextManager[Non
 
 
 def _is_given(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values depend on an input of the graph being traced."""
+    """Return True if the values of a tensor depend on an input of the graph being traced."""
     mode = get_proxy_mode()
     slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
     if slot is None:
@@ -261,16 +290,19 @@ def _is_given(tensor: torch.Tensor) -> bool:
     nodes = [slot.proxy.node]
     seen = set(nodes)
     for node in nodes:
-        fresh = [one for one in node.all_input_nodes if one not in seen]
-        nodes += fresh
-        seen.update(fresh)
+        unseen = [each for each in node.all_input_nodes if each not in seen]
+        nodes += unseen
+        seen.update(unseen)
     return any(node.op == "placeholder" for node in nodes)
 
 
 @contextmanager
 def python_state_restored(model: nn.Module) -> Iterator[None]:
-    """Puts attributes of the model's modules back, and what lists, dictionaries and sets among them
-    hold; attributes that were added go."""
+    """Restore the Python attributes of all modules afterwards.
+
+    The contents of lists, dictionaries and sets among them are restored too; added attributes are
+    deleted.
+    """
     saved = [(module, _attributes(module)) for module in model.modules()]
     contents: list[tuple[Any, Any]] = [
         (value, value.copy())
@@ -291,17 +323,25 @@ def python_state_restored(model: nn.Module) -> Iterator[None]:
 
 
 def settled(model: nn.Module, run: Callable[[], ExportedProgram]) -> ExportedProgram:
-    """`run` runs forward once and freezes what it read. What forward itself changes would have been
-    different at the next call, unless it was a cache that settles: then it is run once more.
-    (Dictionaries are caches more often than not: they are not watched.)
+    """Export a model, and refuse it if forward changes its own numbers at every call.
 
-    Raises: ModelError naming a number, or the length of a list, that goes on changing.
+    An export runs forward once and freezes the attributes that it reads. If forward changes one of
+    them, the next call would compute something else, unless the attribute is a cache that has
+    settled. So after a change the export runs a second time, with the changed values. Dictionaries
+    are not watched, because most of them are caches.
+
+    Args:
+        model: the model.
+        run: the export.
+
+    Raises:
+        ModelError: a number or the length of a list changed again; the message names it.
     """
     after: dict[tuple[str, str], float] = {}
     what = ""
     for _ in range(2):
         before = _numbers(model)
-        # As forward ends: export itself puts attributes back later.
+        # Read when forward ends, because export itself restores attributes later.
         hook = model.register_forward_hook(lambda *_: after.update(_numbers(model)))
         try:
             result = run()
@@ -323,7 +363,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {
         key: value
         for key, value in vars(module).items()
-        if key not in _HELD_APART and not key.endswith("_hooks") and "_hooks_" not in key
+        if key not in _TENSOR_DICTIONARIES and not key.endswith("_hooks") and "_hooks_" not in key
     }
 
 

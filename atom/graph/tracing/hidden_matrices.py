@@ -1,11 +1,11 @@
-"""Which matrices map one layer's activations to the next one's: by what a graph does with them.
+"""Recognition of hidden matrices, which map activations of one layer to the next layer.
 
-A parameter is a *hidden matrix* if it has two dimensions, all that the model does with it is to
-multiply by it, and it is not the last one multiplied by: that is the output head. An embedding is
-looked up in or added, so it is none, tied to the head or not.
+A parameter is a *hidden matrix* if it has two dimensions, the model uses it in matrix products
+only, and it is not in the last product, which is the output head. An embedding is looked up or
+added, so it is not a hidden matrix, whether it is tied to the head or not.
 
-Optimizers that treat a matrix as one linear map (`atom.optim.muon`) take these. A matrix that is
-used within a region of its own (`no_grad`, autocast) is not recognised.
+Optimizers that treat a matrix as one linear map (`atom.optim.muon`) apply to hidden matrices. A
+matrix that is used inside a nested region (`no_grad`, autocast) is not recognised.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -16,11 +16,16 @@ PRODUCTS = frozenset({"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "eins
 SAME_MATRIX = frozenset(
     {"t", "transpose", "permute", "numpy_T", "view", "reshape", "contiguous", "to", "_to_copy"}
 )
-"""What gives the same matrix: its axes in another order, or its numbers in another type."""
+"""Operations that give the same matrix, with its axes in another order or in another dtype."""
 
 
 def hidden_matrices(calls: Sequence[fx.Node], parameters: Mapping[fx.Node, str]) -> frozenset[str]:
-    """`calls`: of a graph, in order. `parameters`: placeholder → name; tied ones share a name."""
+    """Return the names of the hidden matrices of a graph.
+
+    Args:
+        calls: calls of the graph, in order.
+        parameters: placeholder → name; tied placeholders have the same name.
+    """
     position = {call: place for place, call in enumerate(calls)}
     uses: dict[str, list[fx.Node]] = {}
     for node, name in parameters.items():
@@ -34,7 +39,7 @@ def hidden_matrices(calls: Sequence[fx.Node], parameters: Mapping[fx.Node, str])
 
 
 def _uses(node: fx.Node, live: Container[fx.Node]) -> Iterator[fx.Node]:
-    """The calls that take a parameter, whichever way its axes lie."""
+    """Yield the calls that use a parameter, directly or through `SAME_MATRIX` operations."""
     for user in node.users:
         if user in live and _operation(user) in SAME_MATRIX:
             yield from _uses(user, live)
@@ -43,5 +48,5 @@ def _uses(node: fx.Node, live: Container[fx.Node]) -> Iterator[fx.Node]:
 
 
 def _operation(call: fx.Node) -> str:
-    """The name of an aten operation, without its overload."""
+    """Return the name of an aten operation, without its overload."""
     return str(getattr(call.target, "overloadpacket", call.target)).removeprefix("aten.")

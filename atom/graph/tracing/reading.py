@@ -1,4 +1,4 @@
-"""From what `torch.export` gives to a `Graph`, refusing by name what would not be faithful."""
+"""Conversion of an exported program to a `Graph`; refuses by name what would not be faithful."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,10 +37,10 @@ from atom.graph.tracing.hidden_matrices import hidden_matrices
 from atom.graph.tracing.refusals import Refusal
 
 CONSTANT_BYTES = 16 * 2**20
-"""Of all buffers, equal ones once: they are held on the device beside the sub-models."""
+"""Limit for all buffers together; equal ones count once. The device holds them permanently."""
 
 _REGIONS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
-"""The only nested graphs we know: `with torch.no_grad()`, `with torch.autocast(…)`."""
+"""Supported nested graphs: `with torch.no_grad()` and `with torch.autocast(…)`."""
 
 
 def read_exported(
@@ -50,11 +50,20 @@ def read_exported(
     mode: FakeTensorMode,
     gives_loss: bool,
 ) -> Graph:
-    """The graph in an exported program. `batch` is in the order of forward's arguments.
+    """Convert an exported program to a graph.
 
-    Raises: ModelError naming what would not be computed faithfully.
+    Args:
+        model: the model that was exported.
+        batch: example batch in the order of forward's arguments.
+        exported: result of `torch.export`.
+        mode: mode for the fake tensors on which the graph is run once.
+        gives_loss: require a scalar loss with a gradient.
+
+    Raises:
+        ModelError: the graph would not compute the model faithfully; the message names the reason.
     """
-    # Before the graph is run: entering one half would leave torch's own state in disorder.
+    # Check before the graph is run: a functorch call without its counterpart would corrupt the
+    # state of torch.
     for node in exported.graph.nodes:
         if "_functorch" in str(getattr(node.target, "__module__", "")):
             what = "torch.vmap or torch.func"
@@ -110,7 +119,7 @@ def read_exported(
 
 
 def _calls(exported: ExportedProgram, loss: fx.Node, effects: Effects) -> tuple[fx.Node, ...]:
-    """What the loss needs, and whatever draws random numbers or changes memory."""
+    """Return the calls that the loss needs, draw random numbers or change memory in place."""
     live = {loss}
     body = [
         node
@@ -125,7 +134,11 @@ def _calls(exported: ExportedProgram, loss: fx.Node, effects: Effects) -> tuple[
 
 
 def _check(calls: Sequence[fx.Node], constants: Iterable[Constant]) -> None:
-    """Raises: ModelError for what would not be computed faithfully."""
+    """Check all calls and the size of the constants.
+
+    Raises:
+        ModelError: a call would not be computed faithfully, or the constants are too large.
+    """
     functions: dict[str, Any] = {}
     for node in calls:
         _refuse_unfaithful(node)
@@ -133,7 +146,7 @@ def _check(calls: Sequence[fx.Node], constants: Iterable[Constant]) -> None:
             name = operator_text(inner.target)
             if functions.setdefault(name, inner.target) is not inner.target:
                 raise Refusal.CUSTOM_BACKWARD.error(function=name)
-    sizes = {_identity(one.tensor): (one.tensor.nbytes, one.name) for one in constants}
+    sizes = {_identity(each.tensor): (each.tensor.nbytes, each.name) for each in constants}
     total = sum(size for size, _ in sizes.values())
     if total > CONSTANT_BYTES:
         size, name = max(sizes.values())
@@ -145,7 +158,14 @@ def _identity(constant: torch.Tensor) -> tuple[object, ...]:
 
 
 def _parameter_dtype(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
-    """The one of all parameters, which are given by name. Raises: ModelError."""
+    """Return the common dtype of all parameters.
+
+    Args:
+        dtypes: parameter name → dtype.
+
+    Raises:
+        ModelError: the dtypes differ, or are not floating-point.
+    """
     first = {dtype: name for name, dtype in reversed(list(dtypes.items()))}
     if len(first) > 1 or not all(dtype.is_floating_point for dtype in first):
         kinds = ", ".join(f"{name} is {dtype}" for dtype, name in first.items())
@@ -154,7 +174,12 @@ def _parameter_dtype(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
 
 
 def _refuse_unfaithful(node: fx.Node) -> None:
-    """Raises: ModelError with the place, unless the call gives tensors whose gradients we keep."""
+    """Raise an error for a call that a program could not compute with its gradients.
+
+    Raises:
+        ModelError: the call is an unknown region, returns something else than tensors, has results
+            that are not picked one by one, or gives sparse gradients. The message names its line.
+    """
     place, target, value = place_of(node), node.target, node.meta.get("val")
     tensors = all(each is None or isinstance(each, torch.Tensor) for each in tree_leaves(value))
     faithful = str(target) in _REGIONS if is_region(node) else tensors
@@ -168,9 +193,16 @@ def _refuse_unfaithful(node: fx.Node) -> None:
 def _constant_of(
     model: nn.Module, exported: ExportedProgram, node: fx.Node, target: str
 ) -> Constant:
-    """A buffer or lifted tensor by its name in the exported program, as values on the CPU.
+    """Return a buffer or lifted tensor of an exported program, with values on the CPU.
 
-    Raises: ModelError if it has no values of its own, or is a parameter's memory.
+    Args:
+        model: the model that was exported.
+        exported: result of `torch.export`.
+        node: placeholder of the tensor.
+        target: name of the tensor in `exported`.
+
+    Raises:
+        ModelError: the tensor has no values, is sparse, or shares the memory of a parameter.
     """
     source = exported.constants if target in exported.constants else exported.state_dict
     found = source[target]
@@ -181,20 +213,20 @@ def _constant_of(
             what = f"a parameter's data ({target})"
             raise Refusal.CHANGED_IN_PLACE.error(what=what, place=place_of(user))
         places = ", ".join(dict.fromkeys(map(place_of, node.users)))
-        raise Refusal.HELD_ASIDE.error(name=f"{target} (at {places})")
+        raise Refusal.OUTSIDE_MODULES.error(name=f"{target} (at {places})")
     if found.layout is not torch.strided:
         raise Refusal.SPARSE.error(what=f"the buffer {target}")
     tensor = found.detach()
     for name, parameter in model.named_parameters():
         if parameter.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
-            raise Refusal.HELD_ASIDE.error(name=f"the parameter {name}")
+            raise Refusal.OUTSIDE_MODULES.error(name=f"the parameter {name}")
     if tensor.is_meta:
         raise Refusal.NO_VALUES.error(name=target)
     return Constant(target, tensor.cpu())
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """Every path of a parameter → the first of its paths, so that tied ones are one."""
+    """Return, for every path of a parameter, its first path: equal for all paths of a tied one."""
     first: dict[int, str] = {}
     return {
         name: first.setdefault(id(parameter), name)
@@ -208,8 +240,12 @@ def _result(
     specs: Mapping[fx.Node, ValueSpec],
     gives_loss: bool,
 ) -> fx.Node:
-    """Raises: ModelError unless forward returns one tensor and, if it `gives_loss`, a scalar with a
-    gradient."""
+    """Return the node of the value that forward returns.
+
+    Raises:
+        ModelError: forward does not return exactly one tensor that it computed or, with
+            `gives_loss`, not a scalar with a gradient.
+    """
     outputs, returned = exported.graph_signature.user_outputs, exported.call_spec.out_spec
     made = {node.name: node for node in specs if node.op == "call_function"}
     node = made.get(str(outputs[0]))
@@ -242,8 +278,11 @@ def _forbidden_cuts(
     effects: Effects,
     recomputed: Iterable[Span],
 ) -> frozenset[int]:
-    """Between a call and the picks of its results, between making memory and its last change in
-    place, within what is recomputed together, and after the loss."""
+    """Return the positions at which a cut would be wrong.
+
+    These are positions between a call and the picks of its results, between the creation of memory
+    and its last change in place, inside a recomputed span, and after the loss.
+    """
     position = {node: index for index, node in enumerate(calls)}
     spans = [(position[first], position[last]) for first, last in effects.alias_spans]
     picks = filter(is_getitem, calls)
@@ -254,26 +293,27 @@ def _forbidden_cuts(
 
 
 def _recomputed_spans(calls: Sequence[fx.Node], loss: fx.Node) -> tuple[Span, ...]:
-    """What the model computes again in backward by its own wish: `torch.utils.checkpoint` regions.
-    Tracing runs them like any other function, and marks every call made there; what is still
-    together afterwards is a span.
+    """Return the spans of calls that the model itself checkpoints (`torch.utils.checkpoint`).
 
-    Left out is a region around a whole numbered module: that is what a sub-model is, and a
-    sub-model is computed again as it is. Left out, too, is what gives nothing to others.
+    Tracing runs such a region like any other function and marks every call in it. Consecutive calls
+    with the same mark are a span.
+
+    A region around a whole numbered module is not a span, because sub-models are recomputed as a
+    whole anyway. Neither is a region whose results no other call uses.
     """
     all_of = Counter(map(numbered_module, calls))
     spans, end = [], 0
-    for mark, run in groupby(calls, _marks(calls).__getitem__):
+    for mark, run in groupby(calls, _region_numbers(calls).__getitem__):
         nodes = list(run)
         end += len(nodes)
         made_in = Counter(map(numbered_module, nodes))
         whole = any(path and count == all_of[path] for path, count in made_in.items())
-        if mark is not None and not whole and _gives(nodes, loss, set(calls)):
+        if mark is not None and not whole and _has_usable_results(nodes, loss, set(calls)):
             spans.append((end - len(nodes), end))
     return tuple(spans)
 
 
-def _marks(calls: Iterable[fx.Node]) -> Mapping[fx.Node, int | None]:
+def _region_numbers(calls: Iterable[fx.Node]) -> Mapping[fx.Node, int | None]:
     marks: dict[fx.Node, int | None] = {}
     for node in calls:
         if is_getitem(node) and node.all_input_nodes[0] in marks:
@@ -285,9 +325,11 @@ def _marks(calls: Iterable[fx.Node]) -> Mapping[fx.Node, int | None]:
     return marks
 
 
-def _gives(nodes: Iterable[fx.Node], loss: fx.Node, calls: set[fx.Node]) -> bool:
-    """Whether others use what is made here. Results of one call that are picked apart elsewhere
-    are nothing that a span could give."""
+def _has_usable_results(nodes: Iterable[fx.Node], loss: fx.Node, calls: set[fx.Node]) -> bool:
+    """Return True if calls outside a span use its results, and the span can return these results.
+
+    A span cannot return a tuple whose elements are picked outside.
+    """
     inside = set(nodes)
     users = {user for node in inside for user in node.users if user in calls - inside}
     return bool(users or loss in inside) and not any(map(is_getitem, users))

@@ -1,4 +1,4 @@
-"""Why a model is refused: every reason in one table; and where in the user's code it lies."""
+"""Reasons for refusing a model, in one table, and the search for the line of the user's code."""
 
 import enum
 import os
@@ -12,24 +12,24 @@ from atom.base.errors import ModelError
 
 
 class Refusal(enum.Enum):
-    """What is in the way, and what to do about it."""
+    """Reason for refusing a model: templates of the message and of the hint."""
 
     BATCH = (
         "the batch does not fit {model}.forward: {error}",
-        "give a tensor for every argument; leave out what is none, or supply it from a wrapper",
+        "give a tensor for every argument; leave out other values, or pass them from a wrapper",
     )
     RETURNS = (
         "{model}.forward returns {what}, not the loss alone",
         "return the mean loss of the micro-batch as one floating-point scalar with a gradient",
     )
     DTYPES = (
-        "of the parameters {kinds}; weights have one dtype of real floating-point numbers",
-        "convert the model to one; hold complex numbers as real ones (torch.view_as_real)",
+        "the parameters have unsupported dtypes ({kinds}); they need one real floating-point dtype",
+        "convert the model to one dtype; store complex numbers as real ones (torch.view_as_real)",
     )
     ACROSS_MEMORY = (
-        "the parameter {name} is not contiguous; sub-models hold it contiguously, and other "
+        "the parameter {name} is not contiguous; sub-models hold it contiguously, and then other "
         "kernels would compute other last bits",
-        "build it with .contiguous(), and without memory_format",
+        "build the parameter with .contiguous() and without memory_format",
     )
     GRADIENT_HOOK = (
         "{what} has a gradient hook, which would never be called",
@@ -37,20 +37,20 @@ class Refusal(enum.Enum):
         "with register_autograd)",
     )
     CUSTOM_BACKWARD = (
-        "the model uses {function}, an autograd.Function of PyTorch's own, or one that takes other "
-        "things than tensors and numbers, or has the name of another one",
-        "hand tensors and numbers to its apply; remove backward hooks of modules; checkpoint with "
-        "use_reentrant=False",
+        "the model uses the autograd.Function {function}, which is PyTorch's own, takes more than "
+        "tensors and numbers, uses other tensors than its arguments, or has the name of another",
+        "pass only tensors and numbers to its apply; remove backward hooks of modules; checkpoint "
+        "with use_reentrant=False",
     )
     RANDOMNESS = (
-        "the model's forward draws random numbers with {generator}; tracing would freeze them to "
-        "what was drawn once",
+        "the model's forward draws random numbers with {generator}; tracing would make the drawn "
+        "numbers constants of the program",
         "draw them with torch, from its default generator",
     )
     STATE = (
-        "the model's forward changes {what} at every call; tracing would freeze it to what it was "
-        "once",
-        "keep it out of forward, or hand it in with the batch",
+        "the model's forward changes {what} at every call; tracing would make its present value a "
+        "constant of the program",
+        "do not use it in forward, or pass it with the batch",
     )
     CHANGED_IN_PLACE = (
         "the model changes {what} in place, at {place}",
@@ -61,35 +61,35 @@ class Refusal(enum.Enum):
         "the buffer {name} is on the meta device and has no values",
         "build it on the CPU, or compute it in forward",
     )
-    HELD_ASIDE = (
+    OUTSIDE_MODULES = (
         "the model's forward reads {name} from outside its modules, or as a parameter's data; "
-        "tracing would freeze its values",
-        "use it as an attribute of its module, not from a list or dictionary; "
-        "parameter.detach() in place of its data",
+        "tracing would make its values constants of the program",
+        "make it an attribute of its module instead of an entry of a list or dictionary; use "
+        "parameter.detach() instead of its data",
     )
     LARGE = (
-        "the buffer {name} has {size} bytes, all of them {total}; at most {most} are held beside "
-        "the sub-models",
+        "the buffer {name} has {size} bytes, and all buffers together {total}; the limit for all "
+        "is {most}, because they stay on the device",
         "compute it in forward from sizes (torch.arange, torch.tril), or make it a parameter with "
         "requires_grad=False",
     )
     SPARSE = (
-        "{what} is sparse; values and gradients lie in dense memory here",
-        "write it with dense tensors, or with torch.gather and torch.scatter_add; leave "
-        "sparse=True out",
+        "{what} is sparse; only dense values and gradients are supported",
+        "use dense tensors, or torch.gather and torch.scatter_add; leave out sparse=True",
     )
     GRADIENT_LOST = (
-        "the value made at {place} has {found}: tracing lost a region, or where it comes from",
+        "the value made at {place} has {found}: tracing lost a region or the value's origin",
         "use torch.no_grad() around torch.autocast() and not inside it, make parameters in "
-        "__init__, and leave torch.autograd.grad out of forward",
+        "__init__, and do not call torch.autograd.grad in forward",
     )
     UNFAITHFUL = (
         "the model uses {what} at {place}, which cannot be traced faithfully",
-        "write it with operations on whole batches that give tensors, without torch.vmap and "
-        "torch.func; of nested regions only no_grad and autocast can be traced",
+        "use operations on whole batches that return tensors, without torch.vmap and torch.func; "
+        "the only nested regions that can be traced are no_grad and autocast",
     )
 
     def error(self, **facts: object) -> ModelError:
+        """Return the error; `facts` fill the fields of the message."""
         message, hint = self.value
         return ModelError(message.format(**facts), hint)
 
@@ -100,7 +100,7 @@ _DATA_DEPENDENT = (
 )
 
 _NAMES_ONLY_AN_OPERATOR = {"DataDependentOutputException", "DynamicOutputShapeException"}
-"""Errors of torch whose whole text is the name of an inner operator."""
+"""Errors of torch whose text is only the name of an inner operator."""
 
 _TORCH, _PYTHON, _OURS = (
     os.path.join(folder, "")
@@ -113,13 +113,19 @@ _TORCH, _PYTHON, _OURS = (
 
 
 def untraceable(what: object, error: BaseException, place: str = "") -> ModelError:
-    """For what was raised while it was traced, at `place` or where the error says."""
+    """Return the error for an exception that was raised during tracing.
+
+    Args:
+        what: the model or operator that was traced.
+        error: the exception.
+        place: " at FILE:LINE"; by default taken from the exception's traceback.
+    """
     text = f"{what} cannot be traced{place or _place(error)}: {_reason(error)}"
     return ModelError(text, _hint(error))
 
 
 def unrunnable(model: nn.Module, error: BaseException) -> ModelError:
-    """For what was raised while the model itself was run."""
+    """Return the error for an exception that was raised while the model itself ran."""
     return ModelError(
         f"{type(model).__name__} fails on this batch{_place(error)}: {_reason(error)}",
         "check that the model trains on this batch without Atom",
@@ -147,6 +153,9 @@ def _hint(error: BaseException) -> str:
 
 
 def _is_users(filename: str) -> bool:
-    """Site packages lie within Python's folder: a model from one is the user's, torch is not."""
+    """Return True for files of the user.
+
+    Installed packages, except torch, count as the user's, although they are in Python's folder.
+    """
     in_python = filename.startswith(_PYTHON) and "-packages" not in filename
     return not in_python and not filename.startswith((_TORCH, _OURS, "<"))  # "<": no file
