@@ -1,8 +1,8 @@
-"""Is a program the model? Compared bit by bit, before anyone trains with it.
+"""Bit-by-bit comparison of a program with its model, before it is used for training.
 
-That takes the model's values, its gradients and the program's in memory at once, so a large model
-is represented by a smaller one of the same make; where there is none, the check is left out, and
-the user is told.
+The comparison holds the model's parameters, its gradients and the program's gradients in memory at
+once. Therefore callers compare a smaller model of the same architecture instead of a large one. If
+there is none, they skip the comparison and warn the user.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,23 +24,29 @@ from atom.graph.tracing.guards import (
 from atom.graph.tracing.refusals import unrunnable
 
 _RUNS = 3
-"""Of the model, of the model again, of its sub-models."""
+"""Number of runs: the model, the model again, and its sub-models."""
 
 _REPEAT = (
     "use operators that repeat their results and random numbers from torch's default generator, "
-    "and keep numbers that change at every call out of forward"
+    "and do not use numbers in forward that change at every call"
 )
-_UNSEEN = "the model does something that tracing cannot see (Python state, a hook), or not repeat"
+_UNSEEN = "remove Python state and hooks, which tracing cannot see, or results that vary"
 
 COPIES = 4
-"""Parameters, eager gradients, the program's gradients, and one more while a sum is made."""
+"""Parameter-sized copies in memory: the parameters, the eager gradients, the program's gradients,
+and one more during additions."""
 
 DEFAULT_LIMIT_BYTES = 4 * 2**30
+"""Memory that a comparison may take by default, without activations."""
 
 
 def too_large_to_compare(size_bytes: int, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> str:
-    """For a model with so many bytes of parameters: a warning that the user must see, or nothing.
-    The activations of one micro-batch come on top of the limit."""
+    """Return a warning for the user if a model is too large to compare, else an empty string.
+
+    Args:
+        size_bytes: bytes of the model's parameters.
+        limit_bytes: memory for the comparison. The activations of one micro-batch come on top.
+    """
     if size_bytes * COPIES <= limit_bytes:
         return ""
     return (
@@ -51,13 +57,12 @@ def too_large_to_compare(size_bytes: int, limit_bytes: int = DEFAULT_LIMIT_BYTES
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters, tied ones once; a model on `meta` has them too."""
+    """Return the bytes of a model's parameters, also on `meta`. Tied parameters count once."""
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 _Step = Mapping[str, torch.Tensor]
-"""What a micro-batch gives, by its name in messages: the loss, and the gradient of each parameter.
-"""
+"""Name in messages → result for a micro-batch: the loss, or the gradient of a parameter."""
 
 
 def verify_against_eager(
@@ -67,15 +72,23 @@ def verify_against_eager(
     training: bool = True,
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Runs the model and its program, forward and backward, from the same random state; the model
-    twice, for a model that does not repeat itself equals no program for long.
+    """Run a model and its program, forward and backward, and compare all bits.
 
-    The model needs values (not `meta`), on one device with `batch`; it and the global random
-    state are left as they were. Give it a batch other than the one traced with: values frozen
-    into the graph then show. `training` as it was given to `trace`. `told`: how many of the runs
-    have ended, and how many there are.
+    All runs start from the same random state. The model runs twice, because a program cannot equal
+    a model that does not repeat its own results. The model and the global random state are
+    restored afterwards.
 
-    Raises: ModelError naming the loss, or the first parameter whose gradient is not bit-equal.
+    Args:
+        model: the model with values (not on `meta`), on the device of `batch`.
+        program: the program compiled from `model`.
+        batch: a batch other than the example that was traced, in order to detect values that
+            tracing made constants.
+        training: the value that was passed to `trace`.
+        told: callback for progress with the arguments (finished runs, all runs).
+
+    Raises:
+        ModelError: the loss or a gradient differs in any bit or is NaN; the message names the
+            first one.
     """
     require_fit(program, batch)
     device = next(iter(batch.values())).device
@@ -92,11 +105,11 @@ def verify_against_eager(
         _require_numbers(expected)
         told(1, _RUNS)
         if difference := _difference(expected, _eager(model, batch)):
-            raise ModelError(f"the model run again gives {difference}", _REPEAT)
+            raise ModelError(f"the model run again gives another value for {difference}", _REPEAT)
         told(2, _RUNS)
         split = _split(model, program, batch, device)
         if difference := _difference(expected, split):
-            raise ModelError(f"its sub-models give {difference}", _UNSEEN)
+            raise ModelError(f"its sub-models give another value for {difference}", _UNSEEN)
         told(_RUNS, _RUNS)
 
 
@@ -106,12 +119,12 @@ def _eager(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> _Step:
     try:
         for parameter in model.parameters():
             parameter.grad = None
-        # Clones: one tensor under two names is two values, as in the program.
+        # Clone, so that one tensor under two names is two values, as in the program.
         with masks_whatever_the_values():
             loss = model(**{name: value.clone() for name, value in batch.items()})
         loss.backward()
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    # The user's forward and operators run here: whatever they raise is about the model.
+    # The user's forward and operators run here: any exception of them is about the model.
     except (Exception, SystemExit) as error:
         raise unrunnable(model, error) from error
     finally:
@@ -123,7 +136,7 @@ def _eager(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> _Step:
 def _split(
     model: nn.Module, program: Program, batch: Mapping[str, torch.Tensor], device: torch.device
 ) -> _Step:
-    """Sub-model by sub-model, each computed again when the backward reaches it."""
+    """Run the program sub-model by sub-model; each is computed again before its backward."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     values, sums = dict(batch), dict[str, torch.Tensor]()
     torch.manual_seed(0)
@@ -144,14 +157,14 @@ def _split(
         sums |= {name: p.grad for name, p in named.items() if p.grad is not None}
     whole = dict[str, torch.Tensor]()
     for name, total in sums.items():
-        of = program.layout.whole_name(name)
-        whole.setdefault(of, total if of == name else total.new_zeros(parameters[of].shape))
+        full = program.layout.whole_name(name)
+        whole.setdefault(full, total if full == name else total.new_zeros(parameters[full].shape))
         _rows(program.layout, whole, name).copy_(total)
     return _step(values[program.loss], whole)
 
 
 def _rows(layout: ParameterLayout, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Of one of them: all, or the rows that `name` says."""
+    """Return the tensor called `name`, or the rows of a tensor if `name` is a `part_name`."""
     if name in tensors:
         return tensors[name]
     whole, spec = layout.whole_name(name), layout.by_name[name]
@@ -164,26 +177,30 @@ def _step(loss: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> _Step:
 
 
 def _require_numbers(step: _Step) -> None:
-    """NaN equals nothing, not even itself. Raises: ModelError."""
+    """Raise an error for NaN, which equals nothing and would be reported as a difference.
+
+    Raises:
+        ModelError: names the first result that contains NaN.
+    """
     for name, value in step.items():
         if value.isnan().any():
             raise ModelError(
-                f"{name} of the model is nan for the batch that it is checked with",
-                "look at the first values of its parameters, and at what its forward divides by "
-                "or takes the root of",
+                f"{name} of the model is nan for the batch of the check",
+                "check the first values of its parameters, and divisions and roots in its forward",
             )
 
 
 def _difference(expected: _Step, found: _Step) -> str:
-    """What is not bit-equal, in words, or an empty string."""
+    """Return the name of the first result that is not bit-equal, or an empty string."""
     for name in dict.fromkeys([*expected, *found]):
         wanted, value = expected.get(name), found.get(name)
         if wanted is None or value is None or not torch.equal(wanted, value):
-            return f"{name} another value"
+            return name
     return ""
 
 
 RandomState = tuple[torch.Tensor, list[torch.Tensor]]
+"""States of the default generators of the CPU and of all GPUs."""
 
 
 def random_state() -> RandomState:

@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """These models are so small that they would be measured forty times."""
-    monkeypatch.setattr(measured, "_ENOUGH_S", 0.0)
+    monkeypatch.setattr(measured, "_MIN_SAMPLING_S", 0.0)
 
 
 def check(profile: Profile, graph: Graph) -> None:
@@ -150,7 +150,7 @@ def test_a_backward_costs_twice_its_forward_where_products_rule() -> None:
 
 
 def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(DeviceError, match="'rtx5090' is no device") as caught:
+    with pytest.raises(DeviceError, match="'rtx5090' is not a device") as caught:
         assume_graph(gpt3_graph(), "rtx5090")
     for name in DEVICES:
         assert name in caught.value.hint

@@ -1,1 +1,1 @@
-"""What operations cost in bytes and kernels: found on fake tensors, nothing is allocated."""
+"""Costs of operations in bytes and kernels, observed on fake tensors without allocations."""

@@ -1,9 +1,9 @@
-"""What one call costs, found by running it alone on fake tensors: nothing is allocated.
+"""Cost of one call, observed by running it alone on fake tensors without allocations.
 
-Every kernel that the call and its backward launch is counted, with the bytes it reads and writes
-and its floating-point operations, and so is what autograd keeps and how much memory is in use at
-the most. Composite operators are seen as what they are made of. All this depends on the operator
-and on its arguments' forms alone, so it is asked once for all calls of one form.
+The observation records all kernels of the call and of its backward, with the bytes that they read
+and write and their floating-point operations; the memory that autograd keeps; and the peak memory.
+Composite operators appear as the operators of which they consist. The cost depends only on the
+operator and on the forms of its arguments, so calls of equal form share one observation.
 """
 
 import math
@@ -35,34 +35,41 @@ from atom.graph.traced import (
 
 @dataclass(frozen=True)
 class CallCost:
-    """One call on one micro-batch. Arguments and results go by their positions."""
+    """Cost of one call for one micro-batch. Numbers of arguments and results are positions."""
 
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     keeps_arguments: frozenset[int] = frozenset()
+    """Positions of the arguments that autograd keeps for backward."""
     keeps_results: frozenset[int] = frozenset()
+    """Positions of the results that autograd keeps for backward."""
     keeps_more_bytes: int = 0
-    """Kept for backward besides: statistics, masks."""
+    """Other bytes that are kept for backward: statistics, masks."""
     forward_peak_bytes: int = 0
-    """The most memory that forward adds, results and what is kept included."""
+    """Peak of the memory that forward allocates, including results and kept memory."""
     backward_peak_bytes: int = 0
-    """The most that backward adds, gradients of results and arguments included."""
+    """Peak of the memory that backward allocates, including gradients of results and arguments."""
 
 
 def form_key(node: fx.Node, given: Sequence[ValueSpec]) -> Hashable:
-    """Equal for calls that do the same to tensors that look the same."""
+    """Return a key that is equal for calls of the same operator on arguments of equal form."""
     index = {argument: number for number, argument in enumerate(arguments_of(node))}
     return str(node.target), arguments_text(node, index), tuple(given)
 
 
 def dissect(node: fx.Node, given: Sequence[ValueSpec], fused: bool) -> CallCost:
-    """The cost of a call whose arguments look like `given`; `fused`: with a GPU's kernels.
+    """Return the cost of a call.
 
-    A call that cannot be run on fake tensors is judged by the tensors it gives.
+    If the call cannot run on fake tensors, the cost is estimated from the sizes of its results.
+
+    Args:
+        node: the call.
+        given: forms of its arguments.
+        fused: use the kernels of a GPU.
     """
     try:
         return _dissect(node, given, fused)
-    except Exception:  # noqa: BLE001 - a user's operator, on fakes, raises what it likes
+    except Exception:  # noqa: BLE001 - a user's operator may raise anything on fake tensors
         return _by_results(node)
 
 
@@ -78,26 +85,27 @@ def _dissect(node: fx.Node, given: Sequence[ValueSpec], fused: bool) -> CallCost
 
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             with ledger:
-                outcome = _forward(node, inputs, fused)
-            going, peak = ledger.next_phase()
+                results = _forward(node, inputs, fused)
+            forward, peak = ledger.next_phase()
             held = ledger.live_bytes
             with ledger:
-                _backward(outcome, leaves)
-            coming, backward_peak = ledger.next_phase()
+                _backward(results, leaves)
+            backward, backward_peak = ledger.next_phase()
         memory = [storage_of(inputs[argument]) for argument in arguments_of(node)]
-        own = [storage_of(tensor) for tensor in outcome]
+        made = [storage_of(tensor) for tensor in results]
         stored = {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in kept}
-        more_bytes = sum(stored[storage] for storage in stored.keys() - {*memory, *own})
+        more_bytes = sum(stored[storage] for storage in stored.keys() - {*memory, *made})
         if getattr(node.target, "namespace", "") == FUNCTIONS:
-            # It may keep tensors without telling autograd: all that it made and still holds.
-            results = {storage_of(each): each.untyped_storage().nbytes() for each in outcome}
-            given_bytes = sum(results[storage] for storage in results.keys() - set(memory))
-            more_bytes = max(more_bytes, held - given_bytes)
+            # The function may keep tensors that autograd does not know. So all memory that it made
+            # and still holds counts, except its results.
+            sizes = {storage_of(each): each.untyped_storage().nbytes() for each in results}
+            made_bytes = sum(sizes[storage] for storage in sizes.keys() - set(memory))
+            more_bytes = max(more_bytes, held - made_bytes)
         return CallCost(
-            forward=tuple(going),
-            backward=tuple(coming),
+            forward=tuple(forward),
+            backward=tuple(backward),
             keeps_arguments=frozenset(i for i, storage in enumerate(memory) if storage in stored),
-            keeps_results=frozenset(i for i, storage in enumerate(own) if storage in stored),
+            keeps_results=frozenset(i for i, storage in enumerate(made) if storage in stored),
             keeps_more_bytes=more_bytes,
             forward_peak_bytes=peak,
             backward_peak_bytes=backward_peak,
@@ -107,13 +115,13 @@ def _dissect(node: fx.Node, given: Sequence[ValueSpec], fused: bool) -> CallCost
 def _inputs(
     node: fx.Node, given: Sequence[ValueSpec]
 ) -> tuple[dict[fx.Node, torch.Tensor], list[torch.Tensor]]:
-    """Arguments by node, and the leaves among them that want a gradient."""
+    """Return fake arguments by node, and the leaves that require a gradient."""
     inputs, leaves = {}, []
     mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
     for argument, spec in zip(arguments_of(node), given, strict=True):
         tensor = spec.empty()
         leaves += [tensor] if spec.needs_grad else []
-        # A leaf that wants a gradient, and a view, may not be changed in place; a copy may.
+        # Autograd forbids changes in place of such leaves, and of some views, but not of copies.
         inputs[argument] = tensor.clone() if mutable else tensor
     return inputs, leaves
 
@@ -121,7 +129,7 @@ def _inputs(
 def _forward(
     node: fx.Node, inputs: Mapping[fx.Node, torch.Tensor], fused: bool
 ) -> list[torch.Tensor]:
-    """The call's tensors, nested ones in order; run with gradients on."""
+    """Run the call with gradients enabled and return all tensors of its result, in order."""
 
     def given(argument: fx.Node) -> Any:
         return inputs[argument] if argument in inputs else nested_graph(argument)
@@ -134,9 +142,9 @@ def _forward(
 
 
 def _as_on_gpu(node: fx.Node) -> tuple[Any, Any, Any]:
-    """The call, with the slow path that a CPU takes replaced by what a GPU runs.
+    """Return (target, args, kwargs) of a call with the memory use of a GPU's kernels.
 
-    Dropout keeps one byte per element there, and attention never its matrix of scores.
+    On a GPU, dropout keeps one byte per element and attention never keeps its matrix of scores.
     """
     name = str(getattr(node.target, "_opname", ""))
     if name == "dropout" and bind(node)["train"]:
@@ -150,8 +158,8 @@ def _dropout(hidden: torch.Tensor, probability: float) -> torch.Tensor:
     return torch.native_dropout(hidden, probability, True)[0]
 
 
-def _backward(outcome: Iterable[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
-    roots = [tensor for tensor in outcome if tensor.requires_grad]
+def _backward(results: Iterable[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
+    roots = [tensor for tensor in results if tensor.requires_grad]
     if roots and leaves:
         gradients = [torch.ones_like(root) for root in roots]
         torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
@@ -172,7 +180,11 @@ def _by_results(node: fx.Node) -> CallCost:
 
 
 class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down every kernel, and how much memory lives at any time."""
+    """Recorder of all kernels and of the memory in use.
+
+    Args:
+        given: tensors whose memory does not count, because it exists already.
+    """
 
     def __init__(self, given: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -181,7 +193,11 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes = self._peak = self._before = 0
 
     def next_phase(self) -> tuple[list[Kernel], int]:
-        """The kernels since the last phase, and the most bytes alive beyond what was then."""
+        """Start a new phase.
+
+        Returns:
+            Kernels of the last phase, and its peak of live bytes above those at its start.
+        """
         kernels, peak = self._kernels, self._peak - self._before
         self._kernels, self._before, self._peak = [], self.live_bytes, self.live_bytes
         return kernels, peak
@@ -196,7 +212,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if func.namespace == "prim":
             return result
-        read, written = _each_once((args, kwargs)), _each_once(result)
+        read, written = _distinct_tensors((args, kwargs)), _distinct_tensors(result)
         self._allocated(written)
         if not _is_free(func, read, written):
             flops = _flops(func, args, kwargs or {}, result)
@@ -221,11 +237,11 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _MEMORY_ONLY = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "ones_like",
 }  # fmt: skip
-"""What only makes memory (`ones_like` makes the gradients that others would hand in)."""
+"""Operators that only make memory. (`ones_like` makes gradients that later calls would provide.)"""
 
 
 def _is_free(func: Any, read: Iterable[torch.Tensor], written: Sequence[torch.Tensor]) -> bool:
-    """Views and memory not yet written cost nothing."""
+    """Return True for operators that move no data: views and uninitialised memory."""
     if _name(func) in _MEMORY_ONLY or not written:
         return True
     memory = {storage_of(tensor) for tensor in read}
@@ -234,19 +250,23 @@ def _is_free(func: Any, read: Iterable[torch.Tensor], written: Sequence[torch.Te
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> float:
     packet = func._overloadpacket
-    if "_for_cpu" in _name(func):  # the table has its like on a GPU
+    if "_for_cpu" in _name(func):  # the table has only the GPU operator
         packet = getattr(torch.ops.aten, _name(func).replace("_for_cpu", ""), packet)
     formula = flop_registry.get(packet)
     if formula is None:
-        return float(_flops_beyond(_name(func), args, result))
+        return float(_other_flops(_name(func), args, result))
     if "scaled_dot_product" in _name(func):
         args = _as_many_heads(args)
     return float(formula(*args, **kwargs, out_val=result))
 
 
 def _as_many_heads(attention: Sequence[Any]) -> tuple[Any, ...]:
-    """Its arguments, keys and values as shapes with a head for each of the queries: one that
-    several share is computed with as often, but the formula of PyTorch 2.11 refuses that."""
+    """Return arguments of attention in which keys and values have as many heads as queries.
+
+    Keys and values that several query heads share are computed with once per query head. The
+    formula of PyTorch 2.11 rejects different numbers of heads. The four-dimensional tensors are
+    replaced by their shapes.
+    """
     wide = [isinstance(each, torch.Tensor) and each.dim() == 4 for each in attention]
     heads = max(each.shape[1] for each, is_wide in zip(attention, wide, strict=True) if is_wide)
     return tuple(
@@ -255,13 +275,13 @@ def _as_many_heads(attention: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _flops_beyond(name: str, args: tuple[Any, ...], result: Any) -> Any:
-    """Of operators that PyTorch's own table of formulas leaves out."""
+def _other_flops(name: str, args: tuple[Any, ...], result: Any) -> Any:
+    """Return the operations of operators that PyTorch's table of formulas lacks."""
     if name in ("_grouped_mm", "grouped_mm_fallback"):
-        # Each row meets one expert's matrix: [M, K] · [E, K, N]
+        # Each row is multiplied by the matrix of one expert: [M, K] · [E, K, N]
         return 2.0 * math.prod(result.shape) * args[0].shape[-1]
     if name == "grouped_mm_fallback_backward":
-        # Gradients of the rows and of the matrices, from the [M, N] coming in.
+        # Gradients of the rows and of the matrices, from incoming gradients [M, N].
         return 4.0 * args[0].numel() * args[1].shape[-1]
     return 0.0
 
@@ -270,5 +290,5 @@ def _name(func: Any) -> str:
     return str(func._schema.name.partition("::")[2])
 
 
-def _each_once(value: Any) -> list[torch.Tensor]:
+def _distinct_tensors(value: Any) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in tensors_of(value)}.values())

@@ -1,12 +1,12 @@
-"""What every operation of a graph costs in bytes and kernels, in the order in which they run.
+"""Costs of all operations of a graph in bytes and kernels, in the order in which they run.
 
-Memory is counted where it is made: what autograd keeps of a tensor belongs to the call that
-allocated it, once, however many calls keep it and through whichever view. So the sum over any run
-of operations is what that run keeps, besides the values it takes from outside.
+Memory counts where it is made: memory that autograd keeps belongs to the call that allocated it,
+once, no matter how many calls keep it and through which views. So the sum over consecutive
+operations is the memory that they keep, besides the values that they take from outside.
 
-Of a span that is computed again in backward, what goes in and comes out is kept. The rest comes
-back when the backward reaches the span and is gone when it leaves it, so it is transient: no two
-spans' are there at once.
+Of a span that is computed again in backward, only inputs and outputs are kept. All other memory of
+the span exists again while the backward is in the span. It counts as transient, because this
+memory never exists for two spans at once.
 """
 
 import math
@@ -26,62 +26,72 @@ from atom.graph.traced import Graph, arguments_of, is_getitem, layer_path, share
 
 
 def operation_costs(graph: Graph, fused: bool = False) -> Chain:
-    """One operation per entry of `graph.calls`, without seconds.
+    """Return the costs of a graph: one operation per entry of `graph.calls`, without seconds.
 
-    `fused`: for a GPU, whose kernels keep less for the backward than a CPU's.
+    The peak memory of a sub-model is the maximum over its operations i of: the bytes kept by
+    operations up to i, the transient bytes of i, and the gradients of the parameters of operations
+    after i (in the parameters' precision, held until the backward ends). In addition it holds its
+    inputs and outputs, and the gradients of its outputs.
 
-    A run of operations holds at the most, over its members i: what is kept by those up to i, the
-    transient bytes of i, and gradients of the parameters of those behind i (in the parameters'
-    precision, until the backward is over); besides the values it takes and gives, and the
-    gradients of those it gives.
+    Args:
+        graph: the traced model.
+        fused: use the kernels of a GPU, which keep less memory for backward than a CPU's.
     """
     return _Walk(graph, fused).finish()
 
 
 def operation_chain(graph: Graph, costs: Chain, seconds: Sequence[Seconds], fused: bool) -> Chain:
-    """The graph's costs with seconds, one per call: those of the backward include what the graph
-    computes again."""
-    chain = _taking(costs, seconds)
+    """Return the costs of a graph with seconds.
+
+    Args:
+        graph: the traced model.
+        costs: result of `operation_costs`.
+        seconds: seconds of each call; backward seconds include recomputed spans.
+        fused: use the kernels of a GPU.
+    """
+    chain = _timed(costs, seconds)
     if not graph.recomputed:
         return chain
     once = list(seconds)
     for position in (p for span in graph.recomputed for p in range(*span)):
-        # Shares of a measured layer's seconds need not hold a whole forward.
+        # A call's share of measured backward seconds may be smaller than its forward seconds.
         backward_s = max(0.0, once[position].backward_s - once[position].forward_s)
         once[position] = replace(once[position], backward_s=backward_s)
-    return replace(chain, remembering=_taking(operation_costs(graph.remembering(), fused), once))
+    return replace(chain, remembering=_timed(operation_costs(graph.remembering(), fused), once))
 
 
-def _taking(chain: Chain, seconds: Sequence[Seconds]) -> Chain:
+def _timed(chain: Chain, seconds: Sequence[Seconds]) -> Chain:
     each = zip(chain.operations, seconds, strict=True)
     return replace(chain, operations=tuple(replace(one, **vars(s)) for one, s in each))
 
 
 @dataclass
 class _Memory:
-    """A piece of memory: who made it, who uses it last, and whether autograd keeps it."""
+    """Memory of a tensor and its views: maker, last user, and whether autograd keeps it."""
 
     made_by: int
-    """-1: not by a call (batch, parameters, constants)."""
+    """Position of the call that makes it; -1 for the batch, parameters and constants."""
     size_bytes: int
     last_used_by: int
     kept: bool = False
-    """From forward to backward."""
+    """True if it is kept from forward to backward."""
     kept_within: bool = False
-    """While the span that makes it is computed again and goes backward."""
+    """True if it is kept only while its span is computed again and runs its backward."""
     has_gradient: bool = False
 
 
 class _Walk:
+    """One pass over the calls of a graph that collects their costs and memory."""
+
     def __init__(self, graph: Graph, fused: bool) -> None:
         self._graph = graph
         self._fused = fused
         self._known: dict[Hashable, CallCost] = {}
         self._memories = {"": _Memory(-1, 0, -1, kept=True)}
-        """By name."""
+        """Memory by its name in `ValueSpec.memory`."""
         self._costs: list[CallCost] = []
         self._layers = [layer for layer in layers_of(graph) for _ in layer.calls]
-        """Of each call."""
+        """Layer of each call."""
         self._spans = {p: span for span in graph.recomputed for p in range(*span)}
         for position, node in enumerate(graph.calls):
             self._call(position, node)
@@ -102,7 +112,7 @@ class _Walk:
                 backward=(
                     *(self._costs[position].forward if position in self._spans else ()),
                     *self._costs[position].backward,
-                    *self._sums(node),
+                    *self._additions(node),
                 ),
                 frozen=frozenset(n for n in self._parameters(node) if layout[n].frozen),
             )
@@ -147,13 +157,19 @@ class _Walk:
         return [self._memories[spec.memory] for spec in self._results(node)]
 
     def _crosses(self, memory: _Memory, position: int) -> bool:
-        """Whether it goes into the span that the call at `position` is in, or comes out of one:
-        whoever computes a span again holds all that went into it."""
+        """Return True if a call uses memory that was made outside of its span, or in another span.
+
+        Such memory is kept, because recomputing a span needs all its inputs.
+        """
         return self._spans.get(memory.made_by) != self._spans.get(position)
 
     def _kept(self) -> tuple[list[int], list[int]]:
-        """Per call, what of its memory is kept from forward to backward, and what within the
-        backward of its span."""
+        """Return the bytes made by each call that are kept.
+
+        Returns:
+            Bytes kept from forward to backward, and bytes kept only during the backward of the
+            call's span.
+        """
         kept, within = [0] * len(self._costs), [0] * len(self._costs)
         for position, cost in enumerate(self._costs):
             (within if position in self._spans else kept)[position] = cost.keeps_more_bytes
@@ -165,9 +181,13 @@ class _Walk:
         return kept, within
 
     def _transient(self, kept: Sequence[int], within: Sequence[int]) -> list[int]:
-        """Forward: unkept values alive, and scratch. Backward: gradients of values that both an
-        earlier and a later call use, and whatever the call's own backward takes. In a span, both
-        happen in the backward, where what the span keeps within piles up to the call."""
+        """Return the transient bytes of each call.
+
+        In forward these are live values that are not kept, and scratch memory. In backward they are
+        gradients of values that both an earlier and a later call use, and the memory that the
+        backward of this call takes. In a span both happen during the backward, in addition to the
+        memory that the earlier calls of the span and the call itself keep.
+        """
         calls, memories = len(self._costs), self._memories.values()
         unkept = _alive((m for m in memories if not (m.kept or m.kept_within)), calls)
         pending = _alive((m for m in memories if m.has_gradient), calls, later=1)
@@ -182,9 +202,12 @@ class _Walk:
         return transient
 
     def _added(self) -> list[int]:
-        """Per call that gives the second gradient of a parameter in its layer, or of a view of one:
-        bytes of all gradients that it gives, and of the sum of both. PyTorch makes that anew, and
-        adds all others to it."""
+        """Return the bytes for sums of parameter gradients, per call; 0 for most calls.
+
+        A call counts if its backward gives the second gradient of a parameter (or of a view of one)
+        in its layer. PyTorch then allocates the sum of both; it adds later gradients in place. The
+        result is the bytes of these sums and of all gradients that the call gives.
+        """
         graph, behind = self._graph, Counter[tuple[fx.Node, int]]()
         added, layers = [0] * len(graph.calls), list(map(id, self._layers))
         for position, node in reversed(list(enumerate(graph.calls))):
@@ -201,8 +224,8 @@ class _Walk:
         used = (names[argument] for argument in arguments_of(node) if argument in names)
         return {name: padded_elements(layout[name].numel) for name in used}
 
-    def _sums(self, node: fx.Node) -> Iterable[Kernel]:
-        """Gradients added up: of a result that several calls use, of parameters in float32."""
+    def _additions(self, node: fx.Node) -> Iterable[Kernel]:
+        """Yield the kernels that add gradients: of a result with several users, of parameters."""
         graph, spec = self._graph, self._graph.specs.get(node)
         users = sum(user in graph.call_set for user in node.users)
         if spec is not None and spec.needs_grad and users > 1:
@@ -214,7 +237,7 @@ class _Walk:
                 yield Kernel(0.0, moved, torch.float32)
 
     def _values(self) -> Iterable[Value]:
-        """Those that share memory are one."""
+        """Yield the values that calls use. Tensors that share memory are one value."""
         graph = self._graph
         position = {node: index for index, node in enumerate(graph.calls)}
         same = shared_values(graph)
@@ -227,11 +250,11 @@ class _Walk:
         for nodes in together.values():
             first, specs = position.get(nodes[0], -1), [graph.specs[node] for node in nodes]
             memory = self._memories[specs[0].memory]
-            own = memory.made_by < 0  # of the batch, or copied out of a parameter's memory
+            is_own = memory.made_by < 0  # of the batch, or copied out of a parameter's memory
             users = {position[user] for node in nodes for user in node.users if user in position}
             yield Value(
-                size_bytes=specs[0].size_bytes if own else memory.size_bytes,
-                made_by=first if own else memory.made_by,
+                size_bytes=specs[0].size_bytes if is_own else memory.size_bytes,
+                made_by=first if is_own else memory.made_by,
                 last_used_by=max(users, default=first),
                 used_by=tuple(sorted(users)),
                 has_gradient=any(spec.needs_grad for spec in specs),
@@ -240,7 +263,11 @@ class _Walk:
 
 
 def _alive(memories: Iterable[_Memory], calls: int, later: int = 0) -> list[int]:
-    """Per call, bytes of the memory made before it and used by it, or `later` calls after it."""
+    """Return the bytes of live memory at each call.
+
+    Memory is live at a call if it was made before the call, and is used at the call or later. With
+    `later`, the last use must be at least that many calls later.
+    """
     change = [0] * (calls + 1)
     for memory in memories:
         first, last = memory.made_by + 1, memory.last_used_by + 1 - later
@@ -251,7 +278,7 @@ def _alive(memories: Iterable[_Memory], calls: int, later: int = 0) -> list[int]
 
 
 def _name_of(node: fx.Node, layer: str) -> str:
-    """A call as a person would look for it: the module's path, else the layer, and the operator."""
+    """Return a readable name of a call: the module's path (else the layer) and the operator."""
     path = layer_path(node)
     operator = getattr(node.target, "_opname", getattr(node.target, "__name__", "call"))
     return f"{path[-1][0] if path else layer} {operator}"

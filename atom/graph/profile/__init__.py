@@ -1,1 +1,1 @@
-"""Seconds of a graph's layers and operations, on a device: measured, or assumed."""
+"""Seconds of a graph's layers and operations on a device, measured or assumed."""

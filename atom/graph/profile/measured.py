@@ -1,13 +1,13 @@
-"""Seconds of layers and rates of copies, measured on the device that will run them.
+"""Measurement of layers and of copies on the device that will run them.
 
-One layer at a time, with made-up weights and inputs, so that no model is too large. Each sample
-begins as an engine's does: its inputs were made just now, its parameters were not used for a while.
-A loop over one layer keeps those in the processor's caches, and on a CPU comes out up to a tenth
-faster than the layer ever is among others. So something else goes through the caches before each
-sample.
+Layers are measured one at a time, with made-up weights and inputs, so no model is too large. Each
+sample starts in the state that a layer finds during training: its inputs have just been made, but
+its parameters have not been used for a while. A loop over one layer would keep the parameters in
+the processor's caches; on a CPU its result would be up to a tenth faster than the layer is between
+others. So other data passes through the caches before each sample.
 
-Measurements are kept on disk: one small JSON file per graph and device. A file is only ever a
-saving of time: what cannot be read as a measurement of this graph is measured anew.
+Measurements are stored on disk, in one small JSON file per graph and device. Files only save time:
+a file that is not a valid measurement of the graph is ignored, and the graph is measured again.
 """
 
 import hashlib
@@ -36,23 +36,28 @@ from atom.graph.traced import Graph
 from atom.graph.traced import bind as arguments
 
 Stopwatch = Callable[[torch.device], float]
-"""Seconds since whenever, read once the device has done what it was given."""
+"""Function that waits for the device and returns seconds since an arbitrary start."""
 Told = Callable[[int, int], None]
-"""(done, of how many); as many: that is the end; of 0: it broke off."""
-_ENOUGH_S = 0.2
-"""Small layers are measured more often than asked, until they have run this long."""
-_MOST_REPEATS = 40
+"""Callback for progress with the arguments (done, total).
+
+Equal numbers mean the end; a total of 0 means that the measurement failed.
+"""
+_MIN_SAMPLING_S = 0.2
+"""Small layers are sampled more often than requested, until all samples take this long."""
+_MAX_REPEATS = 40
 _PATTERN_ELEMENTS = 2**20
 _FORMAT = 7
+"""Version of the measurement and of its file."""
 _BUFFER_ELEMENTS = 16 * 2**20
 _HOST_ELEMENTS = 64 * 2**20
-"""More than the caches of a GPU's host."""
+"""Size of a tensor that exceeds the caches of a GPU's host."""
 _CACHES_BYTES = 16 * 2**20
-"""More than one core's own. What all share may be larger; a small model stays there in earnest."""
+"""Bytes that exceed the caches of one core. The cache shared by all cores may be larger, but then a
+small model stays in it during training, too."""
 
 
 def now(device: torch.device) -> float:
-    """The usual stopwatch: a steady clock."""
+    """Wait for the device and return the seconds of a monotonic clock (the default stopwatch)."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -65,13 +70,23 @@ def measure_layers(
     stopwatch: Stopwatch = now,
     told: Told = lambda done, total: None,
 ) -> tuple[Seconds, ...]:
-    """Runs every distinct layer forward and backward on the device, each alone; at any time the
-    parameters and inputs of one exist. Medians.
+    """Measure the forward and backward of each layer on a device. Equal layers are measured once.
 
-    `stopwatch` is read by the thread that works: one that counts a thread's own seconds leaves out
-    what other programs took meanwhile. `told`: how many layers are measured, and of how many.
+    The parameters and inputs of only one layer exist at a time.
 
-    Raises: DeviceError if a layer does not fit the device.
+    Args:
+        graph: the traced model.
+        device: device to measure.
+        repeats: least number of samples per layer.
+        stopwatch: clock, read by the working thread. A clock of thread time excludes the time that
+            other programs take.
+        told: callback with the number of layers measured so far, and of all distinct layers.
+
+    Returns:
+        Median seconds of each layer of `graph`, in order.
+
+    Raises:
+        DeviceError: a layer does not fit the device.
     """
     program, layers = build_program(graph), layers_of(graph)
     keys = [_key(program, sub_model) for sub_model in program.sub_models]
@@ -84,36 +99,39 @@ def measure_layers(
                 if key not in measured:
                     told(len(measured), distinct)
                     bound = index_bound(graph, layer)
-                    once = _sampled(program, sub_model, make(), bound, stopwatch, device)
-                    measured[key] = _median(once, repeats)
-                    del once
+                    sample = _sampler(program, sub_model, make(), bound, stopwatch, device)
+                    measured[key] = _median(sample, repeats)
+                    del sample
     except torch.OutOfMemoryError as error:
         raise DeviceError(
             f"a layer of {graph.model_name} does not fit the device with its activations",
-            "take smaller micro-batches, or profile on a larger device",
+            "use smaller micro-batches or a larger device",
         ) from error
     finally:
         told(len(measured), distinct if len(measured) == distinct else 0)
-        if device.type == "cuda":  # PyTorch keeps it for this stream, and others will compute
+        if device.type == "cuda":  # PyTorch would keep the memory, but other streams will need it
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
     return tuple(measured[key] for key in keys)
 
 
 def _key(program: Program, sub_model: SubModel) -> Hashable:
-    """Equal for layers that do the same to values that look the same."""
+    """Return a key that is equal for layers with equal computations and forms of values."""
     inputs = tuple(program.values[name] for name in sub_model.inputs)
     shapes = tuple(program.layout.by_name[name].shape for _, name in sub_model.parameters)
     return sub_model.layers, inputs, shapes
 
 
 def index_bound(graph: Graph, layer: Layer) -> int:
-    """Below what integers must stay to be valid in all tables that the layer looks up. A table
-    looked up at one row only is faster than it is in earnest, so zeros are a last resort."""
-    return min((rows for call in layer.calls for rows in _rows(graph, call)), default=1)
+    """Return the bound (exclusive) of integers that are valid indices in all tables of a layer.
+
+    Random indices below the bound matter because looking up one row only would be too fast. The
+    bound is 1 (all indices are zero) if the layer has no known table.
+    """
+    return min((rows for call in layer.calls for rows in _table_rows(graph, call)), default=1)
 
 
-def _rows(graph: Graph, call: fx.Node) -> Iterator[int]:
+def _table_rows(graph: Graph, call: fx.Node) -> Iterator[int]:
     name = str(getattr(call.target, "_opname", ""))
     table = call.args[0] if call.args else None
     if isinstance(table, fx.Node) and table in graph.specs:
@@ -126,17 +144,17 @@ def _rows(graph: Graph, call: fx.Node) -> Iterator[int]:
             yield shape[int(str(arguments(call)["dim"]))]
 
 
-def _median(once: Callable[[], tuple[float, float]], repeats: int) -> Seconds:
-    once()  # chooses kernels and fills caches
+def _median(sample: Callable[[], tuple[float, float]], repeats: int) -> Seconds:
+    sample()  # the first run chooses kernels and fills caches
     samples: list[tuple[float, float]] = []
     while len(samples) < repeats or (
-        sum(map(sum, samples)) < _ENOUGH_S and len(samples) < _MOST_REPEATS
+        sum(map(sum, samples)) < _MIN_SAMPLING_S and len(samples) < _MAX_REPEATS
     ):
-        samples.append(once())
+        samples.append(sample())
     return Seconds(*map(median, zip(*samples, strict=True)))
 
 
-def _sampled(
+def _sampler(
     program: Program,
     layer: SubModel,
     module: nn.Module,
@@ -144,7 +162,10 @@ def _sampled(
     stopwatch: Stopwatch,
     device: torch.device,
 ) -> Callable[[], tuple[float, float]]:
-    """Runs a layer with made-up parameters and inputs: seconds of its forward and its backward."""
+    """Return a function that runs a layer once and returns seconds of its forward and backward.
+
+    Parameters and inputs are made up.
+    """
     names, dtype = (name for _, name in layer.parameters), program.parameter_dtype
     specs = (program.layout.by_name[name] for name in names)
     bind(module, layer, {s.name: _made_up(s.numel, dtype, device).view(s.shape) for s in specs})
@@ -152,10 +173,10 @@ def _sampled(
         if parameter.requires_grad:
             total = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
             parameter.register_post_accumulate_grad_hook(partial(_add, total))  # type: ignore[no-untyped-call]
-    something_else = torch.zeros(_CACHES_BYTES, dtype=torch.uint8, device=device)
+    other_data = torch.zeros(_CACHES_BYTES, dtype=torch.uint8, device=device)
 
-    def once() -> tuple[float, float]:
-        something_else.add_(1)
+    def sample() -> tuple[float, float]:
+        other_data.add_(1)
         inputs = [_input(program.values[name], index_bound, device) for name in layer.inputs]
         start = stopwatch(device)
         outputs = module(*inputs)
@@ -167,7 +188,7 @@ def _sampled(
             torch.autograd.backward(roots, gradients)
         return between - start, stopwatch(device) - begin
 
-    return once
+    return sample
 
 
 def _input(spec: ValueSpec, index_bound: int, device: torch.device) -> torch.Tensor:
@@ -180,14 +201,17 @@ def _input(spec: ValueSpec, index_bound: int, device: torch.device) -> torch.Ten
 
 
 def _made_up(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Small numbers of both signs, flat. A pattern repeated: drawing billions takes minutes, and
-    equal ones give results so small that a CPU computes them many times slower."""
+    """Return a flat tensor of small numbers of both signs.
+
+    A random pattern is repeated, because drawing billions of numbers takes minutes. Equal numbers
+    would give subnormal results, which a CPU computes many times slower.
+    """
     pattern = torch.empty(min(numel, _PATTERN_ELEMENTS), device=device).uniform_(-0.05, 0.05)
     return pattern.to(dtype).repeat(-(-numel // max(1, pattern.numel())))[:numel]
 
 
 def _add(total: torch.Tensor, parameter: torch.Tensor) -> None:
-    """Each gradient is added up as soon as it is there, and dropped."""
+    """Add a parameter's gradient to `total` and drop it, as the engine does."""
     assert parameter.grad is not None
     total.add_(parameter.grad)
     parameter.grad = None
@@ -196,11 +220,17 @@ def _add(total: torch.Tensor, parameter: torch.Tensor) -> None:
 def measure_link(
     device: torch.device | str, repeats: int = 5, stopwatch: Stopwatch = now
 ) -> Machine:
-    """Plain copies of flat buffers, one way after the other.
+    """Measure the rates of copies between host and device, and of the host's memory.
 
-    On a GPU between its memory and page-locked host memory; and what the host adds, by itself and
-    beside a copy. Where the device is the CPU, by a background thread, as loads are there: a copy
-    in, and float32 sums out.
+    A background thread copies flat buffers, in one direction at a time. With a GPU, copies go
+    between its memory and page-locked host memory; then the host adds gradients, both by itself and
+    during copies. If the device is the CPU, copies to the host are replaced by float32 additions,
+    as in training, and the rates of the host's memory stay infinite.
+
+    Args:
+        device: device to measure.
+        repeats: samples per rate; medians count.
+        stopwatch: clock, read by the working thread.
     """
     device = torch.device(device)
     host = torch.ones(_BUFFER_ELEMENTS, pin_memory=device.type == "cuda")
@@ -209,7 +239,7 @@ def measure_link(
     leave = torch.Tensor.add_ if device.type == "cpu" else move
 
     def rate(action: Callable[[], object]) -> float:
-        action()  # touches the memory
+        action()  # the first run touches the memory
         samples = []
         for _ in range(repeats):
             start = stopwatch(device)
@@ -235,7 +265,7 @@ def measure_link(
 
 
 Measurement = tuple[tuple[Seconds, ...], Machine]
-"""Seconds per layer, and the link."""
+"""Seconds of each layer, and rates of copies."""
 
 
 def kept_profile(
@@ -243,17 +273,23 @@ def kept_profile(
     graph: Graph,
     device: torch.device,
     measure: Callable[[], Measurement],
-    again: bool = False,
+    remeasure: bool = False,
 ) -> Profile:
-    """From the kept measurement; where there is none of this graph, or it is to be taken `again`,
-    from a new one, which is kept if it can be.
+    """Return a graph's profile from the stored measurement, or measure and store it.
 
-    Raises: whatever `measure` raises.
+    All exceptions of `measure` are passed on. A measurement that cannot be stored is used anyway.
+
+    Args:
+        directory: folder of the stored measurements; created if needed.
+        graph: the traced model.
+        device: the device that is measured.
+        measure: takes the measurement.
+        remeasure: measure even if a measurement is stored.
     """
     path = directory / file_name(graph, device)
-    kept = None if again else _read(path, len(layers_of(graph)))
-    layers, link = kept or measure()
-    if kept is None:
+    stored = None if remeasure else _read(path, len(layers_of(graph)))
+    layers, link = stored or measure()
+    if stored is None:
         rates = list(vars(link).values())
         content = [*(list(vars(layer).values()) for layer in layers), rates[:2], rates[2:]]
         with suppress(OSError):
@@ -263,30 +299,33 @@ def kept_profile(
 
 
 def file_name(graph: Graph, device: torch.device) -> str:
-    """Of all that a measurement depends on. The graph's hash has its shapes and precision."""
-    where = [device.type, device_name(device), torch.__version__, torch.get_num_threads()]
-    key = json.dumps([_FORMAT, graph.graph_hash, *where])
+    """Return the file name of a measurement: a hash of everything that influences it.
+
+    The hash of the graph covers its shapes and precision.
+    """
+    setting = [device.type, device_name(device), torch.__version__, torch.get_num_threads()]
+    key = json.dumps([_FORMAT, graph.graph_hash, *setting])
     return f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def device_name(device: torch.device) -> str:
-    """The model of a processor: what a measurement is good for."""
+    """Return the model name of the GPU or CPU on which a measurement is valid."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     information = Path("/proc/cpuinfo")
-    told = information.read_text(encoding="utf-8", errors="replace") if information.exists() else ""
-    models = [line.partition(":")[2].strip() for line in told.splitlines() if "model name" in line]
+    text = information.read_text(encoding="utf-8", errors="replace") if information.exists() else ""
+    models = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
     return models[0] if models else platform.processor() or platform.machine()
 
 
 def _read(path: Path, layers: int) -> Measurement | None:
-    """None: there is no measurement of so many layers."""
+    """Read a stored measurement; return None if there is no valid one of so many layers."""
     try:
         pairs = [(float(first), float(second)) for first, second in json.loads(path.read_bytes())]
         link, host = pairs[layers:]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    fine = all(0 <= number < math.inf for pair in pairs[:-1] for number in pair)
-    if not (fine and min(link) > 0 and min(host) > 0):
+    valid = all(0 <= number < math.inf for pair in pairs[:-1] for number in pair)
+    if not (valid and min(link) > 0 and min(host) > 0):
         return None
     return tuple(Seconds(*pair) for pair in pairs[:layers]), Machine(*link, *host)

@@ -1,11 +1,13 @@
-"""Seconds of a graph's layers and calls on a device: reckoned from rates, or measured layer by
-layer and shared among a layer's calls as they would be reckoned. Both look the same.
+"""Profiles: seconds of a graph's layers and calls on a device.
 
-Of rates there is a table, so that a plan needs no device. `flops_per_s` and `memory_bytes_per_s`
-are what programs sustain, not what the box says: matrix products reach about three quarters of the
-tensor cores' peak (of the plain units 85 %), streaming kernels about 85 % of the memory's. Links:
-three quarters of the nominal rate, which is what a PCIe 5 x16 link was seen to give each way with
-both ways busy (47 of 63 GB/s).
+They are either estimated from the device's rates, or measured layer by layer. A layer's measured
+seconds are divided among its calls in proportion to the estimates.
+
+A table of rates makes plans possible without a device. `flops_per_s` and `memory_bytes_per_s` are
+rates that programs sustain, not nominal ones: matrix products reach about three quarters of the
+tensor cores' peak (85 % of the plain units'), streaming kernels about 85 % of the memory bandwidth.
+Links reach three quarters of the nominal rate: a PCIe 5 x16 link was measured at 47 of 63 GB/s in
+each direction while both directions were busy.
 """
 
 import math
@@ -25,31 +27,33 @@ from atom.graph.traced import Graph
 _TENSOR_CORES, _PLAIN_UNITS, _MEMORY, _LINK = 0.75, 0.85, 0.85, 0.75
 _Host = tuple[float, float]
 _DESKTOP: _Host = 60e9, 60e9
-"""Bytes per second that the host adds with, and all that its memory moves: two thirds of the
-nominal rate of two channels of DDR5-5600."""
+"""Bytes per second that the host moves while it only adds gradients, and that its memory moves in
+total: two thirds of the nominal rate of two channels of DDR5-5600."""
 _SERVER: _Host = 100e9, 140e9
-"""The second as measured beside an H200."""
+"""Rates of a server, in the same order; the second was measured on the host of an H200."""
 _USUAL_FLOPS_PER_BYTE = 75.0
-"""Of a card's memory bandwidth, in 16 bits: those of RTX 3000."""
+"""Nominal 16-bit operations per byte of memory bandwidth, as in the RTX 3000 series."""
 _PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 _DESCRIPTION = '"tflops=71,memory=24 GiB,bandwidth=936 GB/s,link=22 GB/s"'
 _LAUNCH_S = 5e-6
-"""PyTorch's eager mode launches 150,000 to 250,000 kernels per second."""
+"""Seconds per launch: PyTorch's eager mode launches 150,000 to 250,000 kernels per second."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device sustains."""
+    """Rates that a device sustains."""
 
     flops_per_s: Mapping[torch.dtype, float]
-    """Of matrix products, per precision; float32's also stands for those not named."""
+    """Rate of matrix products by dtype. The rate of float32 is also used for absent dtypes."""
     memory_bytes_per_s: float
     launch_s: float
-    """Per kernel, whatever its size."""
+    """Seconds that each kernel takes in addition, independent of its size."""
 
     def seconds(self, kernels: Iterable[Kernel]) -> float:
-        """One kernel after the other, each as slow as the slower of its computing and its memory
-        traffic, and its launch."""
+        """Return the seconds of kernels that run one after the other.
+
+        Each kernel takes the larger of its computing time and its memory time, and its launch.
+        """
         return sum(map(self._kernel_seconds, kernels))
 
     def _kernel_seconds(self, kernel: Kernel) -> float:
@@ -62,31 +66,42 @@ TYPICAL = {
     "cpu": Rates({torch.float32: 1e11}, 1.5e10, 4e-6),
     "cuda": Rates({torch.float32: 2e13, torch.float16: 2e14, torch.bfloat16: 2e14}, 1.5e12, 4e-6),
 }
-"""To share a measured layer's seconds among its calls, and where nothing can be measured."""
+"""Rates of a usual device by type.
+
+They divide a measured layer's seconds among its calls, and replace measurements that are not
+possible.
+"""
 
 
 @dataclass(frozen=True)
 class AssumedDevice:
+    """Device whose rates are known or described, for plans without that device."""
+
     name: str
     title: str
     memory_bytes: int
     rates: Rates
-    """A precision that is absent is one the device does not have."""
+    """Sustained rates. The device does not support dtypes that are absent in `flops_per_s`."""
     link: Machine
 
 
 def assumed_device(name: str, precision: torch.dtype) -> AssumedDevice:
-    """A device of the table that computes in `precision`.
+    """Return a device of the table, or a described device.
 
-    `name` may describe one, see `_described`. Raises: DeviceError for an unknown name, what
-    describes none, or a precision that the device does not have.
+    Args:
+        name: name in `DEVICES`, or a description such as `_DESCRIPTION`.
+        precision: dtype in which the device must compute.
+
+    Raises:
+        DeviceError: the name is unknown, the description is malformed, or the device does not
+            support the precision.
     """
     if "=" in name:
         return _described(name)
     if name not in DEVICES:
         raise DeviceError(
-            f"{name!r} is no device whose rates are known",
-            f"known are {', '.join(DEVICES)}; or describe it: {_DESCRIPTION}",
+            f"{name!r} is not a device with known rates",
+            f"the devices known are {', '.join(DEVICES)}; or describe yours: {_DESCRIPTION}",
         )
     device = DEVICES[name]
     if precision not in device.rates.flops_per_s:
@@ -97,19 +112,26 @@ def assumed_device(name: str, precision: torch.dtype) -> AssumedDevice:
 
 
 def _described(text: str) -> AssumedDevice:
-    """By its nominal rates: teraflops in the run's precision, memory and link. Its memory's
-    `bandwidth` may be left out. Raises: DeviceError."""
+    """Return a device that is described by its nominal rates.
+
+    Args:
+        text: comma-separated `tflops` (in the run's precision), `memory`, `link` and, optionally,
+            `bandwidth` of the memory; see `_DESCRIPTION`.
+
+    Raises:
+        DeviceError: a figure is missing, unknown, repeated or not a positive number.
+    """
     try:
         pairs = [
             (key.strip(), value) for key, _, value in (e.partition("=") for e in text.split(","))
         ]
-        said = dict(pairs)
-        if len(said) < len(pairs):
-            raise ValueError("a key stands there twice")
-        flops, memory, link = (said.pop(key) for key in ("tflops", "memory", "link"))
-        moved = said.pop("bandwidth", None)
-        if said:
-            raise ValueError(f"unknown: {', '.join(said)}")
+        figures = dict(pairs)
+        if len(figures) < len(pairs):
+            raise ValueError("a key occurs twice")
+        flops, memory, link = (figures.pop(key) for key in ("tflops", "memory", "link"))
+        moved = figures.pop("bandwidth", None)
+        if figures:
+            raise ValueError(f"unknown keys: {', '.join(figures)}")
         flops_per_s, link_bytes_per_s = float(flops) * 1e12, _bytes_per_s(link)
         moved_per_s = flops_per_s / _USUAL_FLOPS_PER_BYTE if moved is None else _bytes_per_s(moved)
         memory_bytes, rates = parse_bytes(memory), (flops_per_s, link_bytes_per_s, moved_per_s)
@@ -118,7 +140,7 @@ def _described(text: str) -> AssumedDevice:
     except KeyError as missing:
         raise DeviceError(f"{text!r}: {missing.args[0]} is missing", _DESCRIPTION) from None
     except ValueError as problem:
-        raise DeviceError(f"{text!r} describes no device: {problem}", _DESCRIPTION) from None
+        raise DeviceError(f"{text!r} is not a valid device: {problem}", _DESCRIPTION) from None
     sustained = dict.fromkeys(_PRECISIONS, flops_per_s * _TENSOR_CORES)
     described = Rates(sustained, moved_per_s * _MEMORY, _LAUNCH_S)
     title = f"device of {flops_per_s / 1e12:g} teraflops"
@@ -128,9 +150,13 @@ def _described(text: str) -> AssumedDevice:
 
 
 def _bytes_per_s(text: str) -> float:
-    """ "22 GB/s". Raises: ValueError."""
+    """Convert a rate such as "22 GB/s" to bytes per second.
+
+    Raises:
+        ValueError: not a rate.
+    """
     if not text.strip().endswith("/s"):
-        raise ValueError(f"{text!r} is no rate, such as '22 GB/s'")
+        raise ValueError(f"{text!r} is not a rate such as '22 GB/s'")
     return float(parse_bytes(text.strip().removesuffix("/s")))
 
 
@@ -145,7 +171,19 @@ def _card(
     bfloat16: bool = True,
     host: _Host = _DESKTOP,
 ) -> AssumedDevice:
-    """From nominal rates per second: `full` of float32, `half` as sustained in 16 bits."""
+    """Return a device of the table.
+
+    Args:
+        name: name by which users select the device.
+        title: name in messages.
+        gib: memory in GiB.
+        full: nominal float32 operations per second.
+        half: sustained 16-bit operations per second of matrix products.
+        memory: nominal bandwidth of the memory in bytes per second.
+        link: nominal rate of the link in bytes per second.
+        bfloat16: True if the device supports bfloat16.
+        host: rates of the host's memory.
+    """
     flops = {torch.float16: half, torch.float32: full * _PLAIN_UNITS}
     rates = Rates(
         {torch.bfloat16: half, **flops} if bfloat16 else flops, memory * _MEMORY, _LAUNCH_S
@@ -186,42 +224,52 @@ _CARDS = (
 )  # fmt: skip
 
 DEVICES: dict[str, AssumedDevice] = {device.name: device for device in _CARDS}
-"""By the name that a user gives."""
+"""Table of devices, by the name with which users select one."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What a graph costs on a device."""
+    """Costs of a graph on a device."""
 
     source: str
-    """`measured`, or `assumed` for a device of the table or a usual one."""
+    """Either `measured`, or `assumed` (rates of the table, or typical ones)."""
     layers: tuple[Seconds, ...]
+    """Seconds of each layer, in order."""
     chain: Chain
     """One operation per entry of `graph.calls`."""
     link: Machine
+    """Rates of copies and of the host's memory."""
     chain_of: Callable[[Graph], Chain] = field(compare=False, repr=False)
-    """The same for the graph with matrices in parts: its layers are the same."""
+    """Function that returns the chain of the same graph with matrices in parts. The seconds of its
+    layers are the same."""
 
 
 def assume_graph(graph: Graph, device: str) -> Profile:
-    """On a device that is not here.
+    """Return the profile of a graph on a device that need not be present.
 
-    Raises: DeviceError for a device that is not in the table, or lacks the graph's precision.
+    Args:
+        graph: the traced model.
+        device: name in `DEVICES`, or a description.
+
+    Raises:
+        DeviceError: the device is unknown or does not support the graph's precision.
     """
     assumed = assumed_device(device, graph.parameter_dtype)
     return _profile(graph, assumed.rates, assumed.link, fused=True)
 
 
 def typical_graph(graph: Graph, device: torch.device, link: Machine) -> Profile:
-    """As a usual device of this kind would take it. Right in its proportions, not in its seconds:
-    for choosing a cut where measuring is not possible."""
+    """Return a profile with the rates of a usual device, for cuts where measuring is impossible.
+
+    Its proportions are realistic, its absolute seconds are not.
+    """
     return _profile(graph, TYPICAL[device.type], link, fused=device.type == "cuda")
 
 
 def measured_graph(
     graph: Graph, device: torch.device, layers: Sequence[Seconds], link: Machine
 ) -> Profile:
-    """From what was measured: seconds per layer, and the link."""
+    """Return the profile of a graph from measured seconds of its layers and measured copy rates."""
     fused = device.type == "cuda"
     return _profile(graph, TYPICAL[device.type], link, fused, measured=tuple(layers))
 
@@ -233,28 +281,35 @@ def _profile(
     fused: bool,
     measured: tuple[Seconds, ...] | None = None,
 ) -> Profile:
-    """`rates`: what a layer's seconds are shared by among its calls, and what they are if they were
-    not measured."""
+    """Return the profile of a graph.
+
+    Args:
+        graph: the traced model.
+        rates: rates for the estimated seconds of calls.
+        link: rates of copies.
+        fused: use the kernels of a GPU.
+        measured: measured seconds of the layers; by default the estimates are used.
+    """
     chain = operation_costs(graph, fused)
     costs = iter(chain.operations)
-    reckoned = [
-        [_reckoned(cost, rates) for cost in islice(costs, len(layer.calls))]
+    estimated = [
+        [_estimated(cost, rates) for cost in islice(costs, len(layer.calls))]
         for layer in layers_of(graph)
     ]
-    layers = tuple(map(_sum, reckoned)) if measured is None else measured
+    layers = tuple(map(_sum, estimated)) if measured is None else measured
     calls = list[Seconds]()
-    for seconds, usual in zip(layers, reckoned, strict=True):
-        forward_s = _shares(seconds.forward_s, [call.forward_s for call in usual])
-        backward_s = _shares(seconds.backward_s, [call.backward_s for call in usual])
+    for seconds, estimates in zip(layers, estimated, strict=True):
+        forward_s = _shares(seconds.forward_s, [call.forward_s for call in estimates])
+        backward_s = _shares(seconds.backward_s, [call.backward_s for call in estimates])
         calls += map(Seconds, forward_s, backward_s)
     source = "assumed" if measured is None else "measured"
-    known = operation_chain(graph, chain, calls, fused)
+    timed = operation_chain(graph, chain, calls, fused)
     return Profile(
-        source, layers, known, link, lambda cut: _profile(cut, rates, link, fused, measured).chain
+        source, layers, timed, link, lambda cut: _profile(cut, rates, link, fused, measured).chain
     )
 
 
-def _reckoned(cost: Operation, rates: Rates) -> Seconds:
+def _estimated(cost: Operation, rates: Rates) -> Seconds:
     return Seconds(rates.seconds(cost.forward), rates.seconds(cost.backward))
 
 
@@ -263,6 +318,6 @@ def _sum(calls: Sequence[Seconds]) -> Seconds:
 
 
 def _shares(total: float, parts: Sequence[float]) -> list[float]:
-    """Of `total`, in the proportions of `parts`."""
+    """Divide `total` in the proportions of `parts` (equally if they are all zero)."""
     whole = sum(parts)
     return [part * (total / whole) if whole else total / len(parts) for part in parts]
