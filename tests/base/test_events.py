@@ -1,4 +1,4 @@
-"""The event log is read by programs: each line is JSON, whatever was measured."""
+"""Programs read the event log: each line is valid JSON for all measured values."""
 
 import json
 import math

@@ -26,7 +26,7 @@ def refused(number: int) -> OSError:
         (refused(errno.ENOSPC), "the disk is full"),
         (refused(errno.EDQUOT), "your quota of the disk is used up"),
         (refused(errno.EROFS), "Read-only file system"),
-        (OSError("a word of its own"), "a word of its own"),
+        (OSError("an unknown cause"), "an unknown cause"),
         (SafetensorError("InvalidHeader"), "InvalidHeader"),
     ],
 )

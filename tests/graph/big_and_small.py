@@ -1,4 +1,4 @@
-"""Models whose costs autograd's hooks and torch's own counter know as well."""
+"""Models whose costs can also be measured with autograd's hooks and torch's own counter."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ VOCABULARY, LENGTH = 128, 32
 
 
 class Loss(nn.Module):
-    """A `transformers` model that returns its loss alone."""
+    """Model of `transformers` that returns only its loss."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -66,4 +66,4 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
     "llama": (llama, tokens(*HF_NAMES)),
     "bert": (bert, tokens(*HF_NAMES)),
 }
-"""Models and a batch of each."""
+"""Name → constructor of a model, and a batch for it."""

@@ -1,4 +1,4 @@
-"""Modules that compute parts of themselves again in backward, by their own wish."""
+"""Modules that checkpoint parts of themselves, so that backward computes these parts again."""
 
 from functools import partial
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from traced_modules import VOCABULARY, Block, TiedGPT
 
-again = partial(checkpoint, use_reentrant=False)
+recomputed = partial(checkpoint, use_reentrant=False)
 
 
 class ChunkedGPT(TiedGPT):
-    """A tied head whose loss comes in chunks of tokens, the last one shorter."""
+    """GPT with a tied head that computes its loss in chunks of tokens; the last one is shorter."""
 
     chunk_tokens = 12
 
@@ -30,7 +30,7 @@ class ChunkedGPT(TiedGPT):
         return self.norm(hidden)
 
     def _chunk(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return again(self._loss_sum, hidden, targets)
+        return recomputed(self._loss_sum, hidden, targets)
 
     def _loss_sum(self, hidden: Tensor, targets: Tensor) -> Tensor:
         logits = F.linear(hidden, self.tokens.weight)
@@ -38,46 +38,46 @@ class ChunkedGPT(TiedGPT):
 
 
 class UncheckedGPT(ChunkedGPT):
-    """The same numbers, everything kept."""
+    """GPT with the same results as `ChunkedGPT`, but without checkpoints."""
 
     def _chunk(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return self._loss_sum(hidden, targets)
 
 
-class AgainInside(Block):
-    """Its feed-forward network draws random numbers and is computed again, as is a part of it."""
+class CheckpointedBlock(Block):
+    """Block that checkpoints its feed-forward network with dropout, and a part of that network."""
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         hidden = hidden + self.attention(self.norm1(hidden), mask)
-        return hidden + again(self.feed_forward, self.norm2(hidden))
+        return hidden + recomputed(self.feed_forward, self.norm2(hidden))
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
-        widened = again(lambda given: F.gelu(self.up(given)), hidden)
+        widened = recomputed(lambda given: F.gelu(self.up(given)), hidden)
         with torch.no_grad():
             scale = 1 / widened.abs().amax(dim=-1, keepdim=True)
         first, second = self.drop(self.down(widened * scale)).chunk(2, dim=-1)
         return torch.cat([second, first], dim=-1)
 
 
-class AgainGPT(ChunkedGPT):
-    """Checkpointed inside the blocks, around one whole block, and in the head."""
+class CheckpointedGPT(ChunkedGPT):
+    """GPT with checkpoints inside blocks, around one whole block, and in the head."""
 
     def __init__(self) -> None:
         super().__init__(dropout=0.1)
-        self.blocks = nn.ModuleList([AgainInside(0.1), AgainInside(0.1), Block(0.1)])
+        self.blocks = nn.ModuleList([CheckpointedBlock(0.1), CheckpointedBlock(0.1), Block(0.1)])
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         hidden = self.drop(self.tokens(tokens))
         for block in self.blocks[:-1]:
             hidden = block(hidden)
-        return self.norm(again(self.blocks[-1], hidden))
+        return self.norm(recomputed(self.blocks[-1], hidden))
 
 
 class OneOfTwoResults(ChunkedGPT):
-    """A checkpointed function gives two values, one of them without a gradient."""
+    """GPT with a checkpointed function that returns two values, one of them without a gradient."""
 
     def _chunk(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        loss, count = again(self._both, hidden, targets)
+        loss, count = recomputed(self._both, hidden, targets)
         return loss * count
 
     def _both(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,6 +86,6 @@ class OneOfTwoResults(ChunkedGPT):
 
 CHECKPOINTED = {
     "chunks": lambda: ChunkedGPT(dropout=0.1),
-    "everywhere": AgainGPT,
+    "everywhere": CheckpointedGPT,
     "two results": OneOfTwoResults,
 }

@@ -1,7 +1,7 @@
-"""The meaning of a program, written to be checked: sub-models one after the other, layer-major.
+"""Reference implementation of a program: sub-models one after the other, layer by layer.
 
-Forward keeps only what crosses the cuts; backward goes up the chain and computes each sub-model
-again. It shares no code with the engine, which is compared with it bit by bit.
+Forward keeps only the values that cross the cuts; backward computes each sub-model again. This
+file shares no code with the engine, whose results tests compare with it bit by bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from atom.graph.verify import RandomState, random_state, set_random_state
 
 @dataclass(frozen=True)
 class Steps:
-    """Micro-batches: a loss each, and the gradients of their sum by names in the layout."""
+    """Losses of all micro-batches, and the gradients of their sum by names in the layout."""
 
     losses: Sequence[torch.Tensor]
     gradients: Mapping[str, torch.Tensor]
@@ -30,17 +30,24 @@ def run_layer_major(
     batches: Sequence[Mapping[str, torch.Tensor]],
     seeds: Sequence[int],
 ) -> Steps:
-    """Losses of several micro-batches, and the gradients of their sum, in the order of a pass.
-    `modules` (one per sub-model) are bound to `parameters`, which are keyed by names in the layout
-    and not changed. Every micro-batch draws the random numbers of its seed.
+    """Return the losses of several micro-batches and the gradients of their sum.
 
-    Each sub-model, last to first, takes all micro-batches in turn before the next. A parameter's
-    gradient is the sum over its sub-models in that order, within one over the micro-batches; what
-    later sub-models summed for it enters the first micro-batch's backward as a root. With a
-    parameter used in one sub-model, that is the order of plain accumulation. For one used in
-    several (tied) it is not: (h₁+h₂)+e₁+e₂ here, (h₁+e₁)+(h₂+e₂) there; other last bits.
+    In backward each sub-model, from the last to the first, processes all micro-batches before the
+    previous sub-model follows. A parameter's gradient is summed in this order: over its sub-models,
+    and within a sub-model over the micro-batches. The sum of later sub-models enters the backward
+    of the first micro-batch as a root. For a parameter of one sub-model this is the order of plain
+    accumulation. For a tied parameter of several sub-models it is not, so the last bits differ:
+    (h₁+h₂)+e₁+e₂ here, (h₁+e₁)+(h₂+e₂) in plain accumulation.
 
-    Raises: ModelError for a batch that does not fit.
+    Args:
+        program: the program.
+        modules: one module per sub-model; parameters are bound to them.
+        parameters: name in the layout → tensor; not changed.
+        batches: micro-batches.
+        seeds: seed of the random numbers of each micro-batch.
+
+    Raises:
+        ModelError: a batch does not fit the program.
     """
     for batch in batches:
         require_fit(program, batch)
@@ -62,7 +69,7 @@ def run_layer_major(
 
 @dataclass(frozen=True)
 class _Run:
-    """One micro-batch's values, their gradients so far, and the random state per sub-model."""
+    """Values of one micro-batch, their gradients so far, and the random state of each sub-model."""
 
     values: dict[str, torch.Tensor]
     gradients: dict[str, torch.Tensor]
@@ -84,8 +91,10 @@ def _forward(
 def _backward(
     module: nn.Module, sub_model: SubModel, run: _Run, sums: dict[str, torch.Tensor], first: bool
 ) -> None:
-    """Adds what flows through one sub-model to the run's gradients, and the parameters' to `sums`.
-    In the `first` run what is there already enters as roots."""
+    """Run the backward of one sub-model and add gradients to the run and to `sums`.
+
+    In the `first` run, gradients in `sums` enter the backward as roots.
+    """
     if not any(name in run.gradients for name in sub_model.outputs):
         return
     inputs = _inputs(sub_model, run.values)
@@ -95,8 +104,8 @@ def _backward(
     trained = [(name, p) for name, p in named.items() if p.requires_grad]
     roots = [(t, run.gradients[name]) for name, t in [*ends, *leaves] if name in run.gradients]
     roots += [(p, sums[name]) for name, p in trained if first and name in sums]
-    # Not backward(): a leaf's `.grad` takes the leaf's strides, and sums over what flows on are
-    # made in the order of its memory.
+    # backward() would give the `.grad` of a leaf the strides of the leaf, but later sums over these
+    # gradients follow the order of memory.
     found = torch.autograd.grad(
         [tensor for tensor, _ in roots],
         [leaf for _, leaf in (*leaves, *trained)],

@@ -1,4 +1,4 @@
-"""Modules that nobody would write: drawn from a grammar of what people write."""
+"""Random modules, drawn from a grammar of constructs that people use in models."""
 
 import random
 from collections.abc import Callable
@@ -11,7 +11,10 @@ from torch.utils.checkpoint import checkpoint
 WIDTH, PLACES, ROWS = 8, 3, 4
 
 Step = Callable[["RandomBlock", Tensor, list[Tensor]], Tensor]
-"""From the hidden state [rows, places, width] and everything before it to the next one."""
+"""Function that returns the next hidden state [rows, places, width].
+
+Its arguments are the block, the present hidden state, and all earlier ones.
+"""
 
 
 def _linear(block: "RandomBlock", hidden: Tensor, _: list[Tensor]) -> Tensor:
@@ -143,7 +146,7 @@ STEPS: tuple[Step, ...] = (
 
 
 class RandomBlock(nn.Module):
-    """A few steps. `shared` belongs to another block as well."""
+    """Block of a few steps. Another block contains `shared`, too."""
 
     table: Tensor
 
@@ -166,7 +169,7 @@ class RandomBlock(nn.Module):
 
 
 class RandomModule(nn.Module):
-    """Blocks of steps drawn by `seed`; one block is called twice, one weight is in all."""
+    """Module of random blocks; one block is called twice, and all blocks share one weight."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -193,8 +196,10 @@ class RandomModule(nn.Module):
 
 
 def random_batch(seed: int) -> dict[str, Tensor]:
-    """One sequence, of all rows: gradients are weighted with the count of sequences, and four times
-    a number too small to be normal is not exact.
+    """Return a batch of one sequence with all rows.
+
+    The engine weights gradients by the number of sequences. Four times a subnormal number would not
+    be exact.
     """
     generator = torch.Generator().manual_seed(seed)
     return {

@@ -1,4 +1,4 @@
-"""One step three ways: the whole module, its sub-models plainly, its sub-models swapped."""
+"""One training step computed by the whole module, by its sub-models, and by the swapping engine."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,11 +23,11 @@ from atom.swap.host_store import HostStore
 SPARE = 1.25
 
 Result = tuple[list[float], dict[str, Tensor]]
-"""Losses, and gradients of their sum by parameter; parameters without gradient are left out."""
+"""Losses, and the gradients of their sum by parameter name, for parameters with a gradient."""
 
 
 def eager(model: nn.Module, batches: Sequence[Batch], seeds: Sequence[int]) -> Result:
-    """Plain accumulation."""
+    """Return the results of the whole module with accumulated gradients."""
     model.zero_grad(set_to_none=True)
     losses = []
     for batch, seed in zip(batches, seeds, strict=True):
@@ -41,7 +41,7 @@ def eager(model: nn.Module, batches: Sequence[Batch], seeds: Sequence[int]) -> R
 def plain(
     model: nn.Module, program: Program, batches: Sequence[Batch], seeds: Sequence[int]
 ) -> Result:
-    """The reference."""
+    """Return the results of the reference implementation, `layer_major`."""
     modules = [make() for make in load(program, "cpu")]
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     steps = run_layer_major(program, modules, parameters, batches, seeds)
@@ -51,7 +51,10 @@ def plain(
 def swapped(
     model: nn.Module, program: Program, batches: Sequence[Batch], seeds: Sequence[int]
 ) -> Result:
-    """The engine with two slots. It weighs with sequences: give it powers of two of them."""
+    """Return the results of the engine with two slots.
+
+    The engine weights gradients by sequences, so their number must be a power of two.
+    """
     device = CpuDevice()
     store = HostStore.allocate(program.layout)
     parameters = dict(model.named_parameters())
@@ -71,14 +74,14 @@ def swapped(
 
 
 def finest(graph: Graph) -> Program:
-    """A sub-model per operation, but where that would be wrong."""
+    """Cut a graph at every legal position."""
     last = len(graph.calls)
     ends = [end for end in range(1, last) if end not in graph.forbidden_cuts]
     return build_program(graph, ends=[*ends, last])
 
 
 def planned(graph: Graph) -> Program:
-    """As a plan cuts for a device with little more memory than is enough."""
+    """Cut a graph like a plan for a device with little more memory than necessary."""
     machine = Machine(1e10, 1e10)
     chain = typical_graph(graph, torch.device("cpu"), machine).chain
     limits = Limits(0, element_bytes=graph.parameter_dtype.itemsize, micro_batches=1)
@@ -95,7 +98,7 @@ CUTS = {"finest": finest, "planned": planned}
 
 
 def assert_equal(found: Result, expected: Result, frozen: frozenset[str] = frozenset()) -> None:
-    """Bit by bit; a parameter without gradient in `expected` has none, or zeros."""
+    """Compare bit by bit; parameters without a gradient in `expected` may have zeros."""
     assert found[0] == expected[0]
     assert not expected[1].keys() - found[1].keys()
     for name, gradient in found[1].items():

@@ -1,4 +1,4 @@
-"""The source: readable, shared between identical layers, the same bytes everywhere."""
+"""Generated source is readable, shared between identical layers, and equal on all machines."""
 
 import dataclasses
 import hashlib
@@ -55,13 +55,13 @@ def test_real_names_clean_calls_and_shapes() -> None:
 
 
 def cut_after(graph: Graph, layers: Sequence[int]) -> Program:
-    """Sub-models end with these layers."""
+    """Return the program whose sub-models end after these layers."""
     finest = layer_ends(layers_of(graph))
     return build_program(graph, ends=[finest[layer] for layer in layers])
 
 
 def sources_at_several_cuts(graph: Graph) -> list[str]:
-    """In layers, whole, at the finest cut, and at a cut inside some layers."""
+    """Return sources of several cuts: per layer, uncut, finest, and inside some layers."""
     legal, count = legal_ends(graph), len(graph.calls)
     cuts = (None, [count], [*legal, count], [*legal[2::7], count])
     return [build_program(graph, ends=ends).source for ends in cuts]

@@ -1,4 +1,4 @@
-"""Hidden matrices are told from embeddings and heads by what a model does with them."""
+"""Hidden matrices are recognised by their use, and distinguished from embeddings and heads."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ from torch.nn import functional
 from atom.graph.trace import trace
 
 WIDTH, WORDS = 12, 12
-"""An embedding of the shape of a hidden matrix: shapes do not tell them apart."""
+"""Sizes with which an embedding has the same shape as a hidden matrix."""
 
 
 class Small(nn.Module):
-    """An embedding, two hidden matrices, a head; `tied`: the head is the embedding."""
+    """Model with an embedding, two hidden matrices and a head that may be tied to it."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Small(nn.Module):
 
 
 class LookedUpInto(Small):
-    """What is multiplied by is looked up in as well."""
+    """Model that also looks up rows of a matrix that it uses in products."""
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return super().forward(tokens, targets) + self.first.weight[tokens].mean()

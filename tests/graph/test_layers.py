@@ -1,4 +1,4 @@
-"""Layers end where a cut is legal; what crosses a cut, and which of it carries gradients."""
+"""Layers end at legal cuts; the values that cross a cut, and the gradients among them."""
 
 from torch import fx
 from traced_modules import (

@@ -1,4 +1,4 @@
-"""Matrices in parts give what a module gives that computes them in the same parts by hand."""
+"""Split matrices give the same bits as a module that computes the same parts by hand."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -27,11 +27,11 @@ PRECISIONS = [torch.float32, torch.bfloat16]
 LINEAR, EMBEDDING = functional.linear, functional.embedding
 PADDING = 200
 ENDS = [0, 128, 256, 500]
-"""Of the parts of 500 rows."""
+"""Borders of the parts of a matrix with 500 rows."""
 
 
 class Tied(nn.Module):
-    """A table of 500 rows that is looked up in, multiplied by, and has a neighbour with a bias."""
+    """Model whose table of 500 rows is both embedding and head, next to a matrix with a bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def finest(graph: Graph) -> Program:
 
 
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules compute large matrices in the parts of `ENDS` from now on."""
+    """Make modules compute products with large matrices in the parts of `ENDS`."""
 
     def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         if len(matrix) != ENDS[-1]:
@@ -95,7 +95,7 @@ def test_every_cut_gives_the_bits_of_the_parts(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_whole_modules_loss_is_the_same_and_gradients_nearly(precision: torch.dtype) -> None:
-    """Only a product's sum over parts, which gives the gradient of what goes in, is another."""
+    """Gradients differ only because the gradient of a product's input is a sum over parts."""
     model, graph = made(precision)
     whole = verify._eager(model, texts(7))
     program = build_program(in_parts(graph, {"table.weight": 2, "blocks.0.weight": 4}))
@@ -110,7 +110,7 @@ def test_the_whole_modules_loss_is_the_same_and_gradients_nearly(precision: torc
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_is_cut_last_has_its_own_gradients_bits(precision: torch.dtype) -> None:
-    """Parts of a gradient are the same rows of the whole one: nothing behind it is summed."""
+    """Parts of a gradient equal the rows of the whole one, because no later gradient is a sum."""
     model, graph = made(precision)
     program = build_program(in_parts(graph, {"blocks.0.weight": 4}))
     whole, found = (
@@ -136,7 +136,7 @@ def test_layers_hash_and_layout_stay_and_the_source_says_which_rows() -> None:
 
 
 def test_seconds_of_a_layer_are_shared_by_its_parts() -> None:
-    """What a layer was measured to take stays, for a layer's cut costs are shares of it."""
+    """The measured seconds of a layer stay the same: its parts get shares of them."""
     _, graph = made()
     measured = [Seconds(n, 2.0 * n) for n in (1.0, 2.0, 3.0, 4.0)]
     profile = measured_graph(graph, torch.device("cpu"), measured, Machine(1e9, 1e9))
@@ -155,7 +155,7 @@ def test_seconds_of_a_layer_are_shared_by_its_parts() -> None:
 def test_chunks_of_a_loss_are_multiplied_by_a_part_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No chunk's region holds the table, and a sub-model of one part has all chunks' products."""
+    """The chunks' regions do not read the table; one sub-model computes a part for all chunks."""
     monkeypatch.setattr(gpt3, "LEAST_CHUNK_TOKENS", 20)
     model = GPT3(GPT3Config(1, 2, 32, sequence_tokens=40, vocabulary_size=500))
     graph = trace(model, texts(0))
@@ -178,7 +178,7 @@ def test_chunks_of_a_loss_are_multiplied_by_a_part_together(
 
 
 class Changed(nn.Module):
-    """Of what a matrix is multiplied with twice, the second is changed in between, by a view."""
+    """Model that multiplies a matrix twice and changes the second factor in between, by a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def test_a_product_is_not_made_before_what_it_takes_is_changed(
 
 
 class Twins(nn.Module):
-    """Two numbered modules with one matrix, both on the same."""
+    """Model with two numbered modules that apply one shared matrix to the same input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ def test_an_index_beyond_the_table_fails_as_it_does_there() -> None:
 def test_models_of_the_library_in_parts_of_eight_rows(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every cut gives the same bits; the gradients are nearly the module's."""
+    """All cuts give the same bits; the gradients are close to the module's."""
     for module in (ir, matrix_parts):
         monkeypatch.setattr(module, "ALIGNMENT_ELEMENTS", 8)
     model = transformers_zoo.make(name, 0.0)
@@ -262,7 +262,7 @@ def test_models_of_the_library_in_parts_of_eight_rows(
 
 
 class Uses(nn.Module):
-    """A matrix, and what is done with it."""
+    """Model that applies a given function to a matrix."""
 
     def __init__(self, use: Callable[..., Tensor], rows: int = 300) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What operations keep, compute and hand on, against what autograd and torch say."""
+"""Estimated memory and work of operations, compared with autograd's and torch's figures."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from atom.models.gpt3 import GPT3
 
 
 def kept_in_earnest(model: nn.Module, batch: Batch) -> int:
-    """Bytes of the memory that autograd keeps, the model's own and the batch's left out."""
+    """Return the bytes that autograd keeps, without the memory of the model and of the batch."""
     given = [*model.parameters(), *model.buffers(), *batch.values()]
     own = {t.untyped_storage().data_ptr() for t in given}
     kept: dict[int, torch.Tensor] = {}
@@ -56,7 +56,7 @@ def test_what_is_kept_is_what_autograd_keeps(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_memory_at_the_peak_is_foreseen(name: str) -> None:
-    """Backward goes down: above it gradients of parameters pile up, below it wait what is kept."""
+    """During backward, gradients of later parameters and memory kept by earlier calls coexist."""
     make, batch = MODELS[name]
     graph = trace(make(), batch)
     operations = operation_costs(graph).operations
@@ -72,7 +72,7 @@ def test_memory_at_the_peak_is_foreseen(name: str) -> None:
             + sum(gradients[index + 1 :])
             for index in range(len(calls))
         )
-        # Whoever runs the sub-model holds its outputs and their gradients all the while.
+        # The caller of the sub-model holds its outputs and their gradients all the time.
         foreseen += 2 * sum(
             program.values[name].size_bytes for name in sub_model.outputs if name != program.loss
         )
@@ -82,7 +82,7 @@ def test_memory_at_the_peak_is_foreseen(name: str) -> None:
 
 
 def made_up(program: Program, sub_model: SubModel, module: nn.Module) -> list[torch.Tensor]:
-    """Gives a sub-model values; inputs for it."""
+    """Bind made-up parameters to a sub-model and return made-up inputs."""
     shapes = program.layout.by_name
     bind(module, sub_model, {n: torch.rand(shapes[n].shape) for _, n in sub_model.parameters})
     specs = [program.values[name] for name in sub_model.inputs]
@@ -92,7 +92,7 @@ def made_up(program: Program, sub_model: SubModel, module: nn.Module) -> list[to
 
 
 def peak_in_earnest(program: Program, sub_model: SubModel, module: nn.Module) -> int:
-    """The most bytes that a forward and a backward add to parameters and inputs."""
+    """Return the peak bytes that a forward and a backward add to parameters and inputs."""
     inputs = made_up(program, sub_model, module)
     constants = [v for m in module.modules() for v in vars(m).values() if torch.is_tensor(v)]
     ledger = call_cost._Ledger([*inputs, *module.parameters(), *constants])
@@ -155,7 +155,7 @@ def test_every_graph_has_costs(name: str) -> None:
 def test_a_call_that_no_fake_can_run_is_judged_by_its_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A function's backward is the user's, and may be for a GPU alone."""
+    """The backward of a custom function may require a GPU."""
     graph = trace(TiedGPT(layers=1), tokens_and_targets())
     exact = operation_costs(graph)
 

@@ -1,4 +1,4 @@
-"""Cuts between any two operators: the same bits, few classes, names for the pieces."""
+"""Cuts between any two operators give the same bits, few classes, and names for the pieces."""
 
 import functools
 import itertools
@@ -35,7 +35,7 @@ TINY = GPT3Config(2, 2, 16, sequence_tokens=16, vocabulary_size=32, dropout=0.1)
 
 
 class SideValues(nn.Module):
-    """A mask that is expanded, cos and sin, a slice: views that live over many calls."""
+    """Model with views that live over many calls: an expanded mask, cos and sin, a slice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def traced(name: str) -> tuple[nn.Module, Graph]:
 
 
 def legal_ends(graph: Graph) -> list[int]:
-    """All but the last, which every cut has."""
+    """Return all legal positions except the last one, which every cut contains."""
     return [end for end in range(1, len(graph.calls)) if end not in graph.forbidden_cuts]
 
 
@@ -149,7 +149,7 @@ def test_forbidden_ends_are_refused() -> None:
 
 
 def crossing_values(name: str, batch: int = 1) -> tuple[Program, dict[str, Tensor]]:
-    """Every value between sub-models at the finest cut, as forward makes it."""
+    """Return all values between sub-models at the finest cut, as computed by forward."""
     model, graph = traced(name)
     program = build_program(graph, ends=[*legal_ends(graph), len(graph.calls)])
     parameters = {n: p.detach() for n, p in model.named_parameters()}
@@ -175,7 +175,7 @@ def test_every_value_is_given_once_however_many_cuts_it_crosses(name: str) -> No
 
 
 def made_of_sizes_alone(name: str) -> tuple[set[str], set[str]]:
-    """(values called shared, values that were the same for two batches), by running both."""
+    """Return the values declared as shared, and the values that were equal for two batches."""
     program, first = crossing_values(name, batch=1)
     _, second = crossing_values(name, batch=2)
     made = [n for n in first if n not in program.batch_inputs]

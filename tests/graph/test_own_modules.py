@@ -1,4 +1,4 @@
-"""Modules written by anybody train swapped as they train whole, bit by bit."""
+"""Custom modules give the same bits whether they are trained swapped or whole."""
 
 import copy
 
@@ -50,8 +50,10 @@ def test_modules_that_share_their_parameters_by_a_shallow_copy() -> None:
 
 
 def test_a_tied_weight_is_stored_once_and_summed_layer_by_layer() -> None:
-    """For tied weights, several micro-batches are summed use by use, from the last to the first:
-    all micro-batches of one, then those of the one before. Untied, each use has its own sum.
+    """Gradients of a tied weight are summed use by use, from the last use to the first.
+
+    The gradients of one use are summed over all micro-batches before the previous use follows. An
+    untied model has a separate sum for each use.
     """
     torch.manual_seed(0)
     model, untied = TwiceTied(), TwiceTied(tied=False)

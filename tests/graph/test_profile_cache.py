@@ -1,4 +1,4 @@
-"""Kept measurements: used when they are right, made anew when they are not."""
+"""Stored measurements are used if they are valid; otherwise they are replaced."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def graph() -> Graph:
 
 
 class Measured:
-    """Counts how often it was measured."""
+    """Measurement that counts its calls."""
 
     times = 0
 

@@ -1,4 +1,4 @@
-"""Profiles measured and assumed; what makes up inputs; the rates of copies."""
+"""Measured and assumed profiles, made-up inputs, and rates of copies."""
 
 import math
 import weakref
@@ -34,12 +34,12 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These models are so small that they would be measured forty times."""
+    """Disable extra samples: such small models would be measured forty times."""
     monkeypatch.setattr(measured, "_MIN_SAMPLING_S", 0.0)
 
 
 def check(profile: Profile, graph: Graph) -> None:
-    """What holds for every profile."""
+    """Check the invariants of every profile."""
     assert len(profile.layers) == len(layers_of(graph))
     assert len(profile.chain.operations) == len(graph.calls)
     for going in (True, False):
@@ -157,7 +157,7 @@ def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
 
 
 def test_a_device_that_is_described() -> None:
-    """By the figures of a card in the table it is that card, in the precision that they are of."""
+    """A device described by the figures of a card equals that card, in the figures' precision."""
     card = DEVICES["rtx3090-24g"]
     text = "tflops=71, memory=24 GiB, bandwidth=936 GB/s, link=31.5 GB/s"
     described = assumed_device(text, torch.bfloat16)

@@ -1,6 +1,6 @@
-"""Random modules, random cuts, random arrangements: always the bits of the plain module.
+"""Random modules, cuts and arrangements always give the bits of the plain module.
 
-Longer: `ATOM_CHAOS_MODULES=2000 pytest tests/graph/test_random_modules.py`, from another
+A longer run: `ATOM_CHAOS_MODULES=2000 pytest tests/graph/test_random_modules.py`, with another
 `ATOM_CHAOS_SEED`.
 """
 
@@ -48,7 +48,7 @@ def arranged(
     seeds: list[int],
     arrangement: Arrangement,
 ) -> Result:
-    """Two passes over one engine: the second must not see anything of the first."""
+    """Run two passes with one engine: the first must not influence the second."""
     store, device = HostStore.allocate(program.layout), CpuDevice()
     for name in program.layout.by_name:
         store.write_weights(name, model.get_parameter(name))

@@ -1,9 +1,15 @@
-"""Parts of a model that it checkpoints itself: same bits, less memory, at every cut."""
+"""Checkpoints in a model keep its bits and reduce its memory at every cut."""
 
 import pytest
 import torch
 import torch.utils.checkpoint
-from checkpointed_modules import CHECKPOINTED, AgainGPT, ChunkedGPT, UncheckedGPT, again
+from checkpointed_modules import (
+    CHECKPOINTED,
+    CheckpointedGPT,
+    ChunkedGPT,
+    UncheckedGPT,
+    recomputed,
+)
 from swapped import assert_equal, eager, finest, swapped
 from torch import Tensor, nn
 from traced_modules import TiedGPT, tokens_and_targets
@@ -20,7 +26,7 @@ from atom.graph.verify import verify_against_eager
 
 
 def inside(graph: Graph) -> list[list[str]]:
-    """Operators of every span."""
+    """Return the operators of each span."""
     return [
         [str(call.target._opname) for call in graph.calls[slice(*span)] if not is_getitem(call)]
         for span in graph.recomputed
@@ -63,7 +69,7 @@ def test_bits_of_a_swapped_pass(name: str) -> None:
 
 
 def test_random_numbers_are_replayed_only_where_there_are_any() -> None:
-    source = build_program(trace(AgainGPT(), tokens_and_targets())).source
+    source = build_program(trace(CheckpointedGPT(), tokens_and_targets())).source
     block, head = source.partition("class Head(")[::2]
     assert "preserve_rng_state" not in block
     assert head.count("preserve_rng_state = False") == 3
@@ -91,7 +97,7 @@ def test_checkpoints_around_whole_layers_are_left_out() -> None:
     plain = trace(model, tokens_and_targets())
     for number in range(3):
         block = model.blocks[number]
-        block.forward = lambda hidden, call=block.forward: again(call, hidden)
+        block.forward = lambda hidden, call=block.forward: recomputed(call, hidden)
     graph = trace(model, tokens_and_targets())
     assert graph.recomputed == ()
     assert graph.graph_hash == plain.graph_hash
@@ -111,7 +117,7 @@ def test_a_refusal_inside_a_checkpoint_names_the_place() -> None:
 
 
 class WideHead(nn.Module):
-    """Hardly anything but logits."""
+    """Memory of this model is mostly logits."""
 
     def __init__(self, chunks: int) -> None:
         super().__init__()
@@ -122,7 +128,7 @@ class WideHead(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         hidden = self.blocks[0](self.table(tokens)).tanh().flatten(0, 1)
         pairs = zip(hidden.chunk(self.chunks), targets.flatten().chunk(self.chunks), strict=True)
-        return torch.stack([again(self.part, *pair) for pair in pairs]).sum() / targets.numel()
+        return torch.stack([recomputed(self.part, *pair) for pair in pairs]).sum() / targets.numel()
 
     def part(self, hidden: Tensor, targets: Tensor) -> Tensor:
         logits = nn.functional.linear(hidden, self.table.weight)
@@ -151,17 +157,17 @@ def test_memory_at_the_peak_is_that_of_one_chunk(chunks: int) -> None:
     _, used = ledger.next_phase()
     logits = 4 * 1024 * 512
     assert forward < 0.2 * logits
-    # Logarithms, their gradient and that of the logits.
+    # Logarithms, their gradient, and the gradient of the logits.
     assert used == pytest.approx(3 * logits / chunks, abs=0.2 * logits)
     assert used <= foreseen <= 1.3 * used
 
 
 def test_seconds_of_the_backward_hold_the_second_forward() -> None:
     batch = tokens_and_targets()
-    again_, once = (
+    chunked, whole = (
         operation_costs(trace(make(), batch)).operations for make in (ChunkedGPT, UncheckedGPT)
     )
-    chunks = [(a, b) for a, b in zip(again_, once, strict=True) if a.backward != b.backward]
+    chunks = [(a, b) for a, b in zip(chunked, whole, strict=True) if a.backward != b.backward]
     assert len(chunks) == 3 * 2  # `to` has nothing to do in float32
     for repeated, single in chunks:
         assert repeated.backward == (*single.forward, *single.backward)

@@ -12,7 +12,7 @@ from atom.models.gpt3 import GPT3, GPT3Config
 
 
 class Whole(nn.Module):
-    """A program of one sub-model as a model."""
+    """Model that runs a program of one sub-model."""
 
     def __init__(self, inner: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def test_gpts(dtype: torch.dtype) -> None:
 
 
 class ManyOperators(nn.Module):
-    """Arguments of every kind."""
+    """Model that passes arguments of every kind to its calls."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What cannot be traced faithfully is refused by name; what can leaves nothing behind."""
+"""Models that cannot be traced faithfully are refused by name; tracing leaves no traces behind."""
 
 import random
 

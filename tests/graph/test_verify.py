@@ -1,4 +1,4 @@
-"""The start-up check: what it catches, what it says, when it is made."""
+"""The check at start-up: the differences that it finds, its messages, and its size limit."""
 
 import itertools
 
@@ -21,7 +21,7 @@ _NOISE = itertools.count(1)
 
 @torch.library.custom_op("atom_tests::noisy", mutates_args=())
 def noisy(value: Tensor) -> Tensor:
-    """Never twice the same, from no generator."""
+    """Operator whose results differ between calls without any random generator."""
     return value * (1 + next(_NOISE) * 1e-3)
 
 
@@ -62,7 +62,7 @@ class Uses(Two):
 
 
 class ReadsSettings(Two):
-    """What it reads is changed from outside, now and then."""
+    """Model that reads settings which tests change from outside."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small modules, each with something that makes splitting go wrong."""
+"""Small modules, each with a construct that is difficult to split."""
 
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class TiedGPT(nn.Module):
-    """Tied embedding and head, positions from arange, dropout."""
+    """GPT with tied embedding and head, positions from arange, and dropout."""
 
     def __init__(self, layers: int = 3, dropout: float = 0.0, length: int = LENGTH) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class TiedGPT(nn.Module):
 
 
 class LearnedBias(nn.Module):
-    """A learned mask used by all blocks: its gradient is a sum over sub-models (as in T5)."""
+    """Model with a learned mask for all blocks (as in T5), so its gradient sums over sub-models."""
 
     def __init__(self, layers: int = 3, dropout: float = 0.1) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class LearnedBias(nn.Module):
 
 
 class Skips(nn.Module):
-    """Values that live over several layers, several inputs, one of them unused by most layers."""
+    """Model with values that live over several layers, and an input that most layers do not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Skips(nn.Module):
 
 
 class Regions(nn.Module):
-    """no_grad and autocast regions, a detached branch, a number tensor made in forward."""
+    """Model with no_grad and autocast regions, a detached branch and a tensor from a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Regions(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Memory changed after the layer that made it, through a view."""
+    """Model that changes memory through a view after the layer that made it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class InPlace(nn.Module):
 
 
 class Buffers(nn.Module):
-    """Constants small and larger, a frozen layer, an unused parameter, one layer used twice."""
+    """Model with constants, a frozen layer, an unused parameter, and a layer that is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Buffers(nn.Module):
 
 
 class Rotary(nn.Module):
-    """cos and sin made once, used by all layers, without gradient."""
+    """Model whose layers share cos and sin, which have no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class Rotary(nn.Module):
 
 
 class Plain(nn.Module):
-    """No numbered modules at all."""
+    """Model without numbered modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
 
 
 class LongSkips(nn.Module):
-    """Every layer's value is used again at the far end: all of them cross the cuts between."""
+    """Model that uses the results of all layers again at its end, so that they cross all cuts."""
 
     DEPTH = 6
 
@@ -243,7 +243,7 @@ class LongSkips(nn.Module):
 
 
 class TwiceTied(nn.Module):
-    """One matrix as embedding, once more in the middle, and as head."""
+    """Model that uses one matrix as embedding, in the middle, and as head."""
 
     USES = ("tokens.weight", "middle.weight", "head.weight")
 
@@ -266,7 +266,7 @@ class TwiceTied(nn.Module):
 
 
 class SeveralInputs(nn.Module):
-    """A buffer, a frozen parameter, changes in place, an input that may be left out."""
+    """Model with a buffer, a frozen parameter, changes in place, and an optional input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ class SeveralInputs(nn.Module):
 
 
 class StraightThrough(torch.autograd.Function):
-    """Rounds; its backward passes the gradient through."""
+    """Rounding function whose backward passes the gradient on unchanged."""
 
     @staticmethod
     def forward(ctx: object, value: Tensor) -> Tensor:
@@ -318,7 +318,7 @@ class StraightThrough(torch.autograd.Function):
 
 
 class Scaled(torch.autograd.Function):
-    """Several tensors in and out, a number among them, and gradients that no forward has."""
+    """Function of several tensors and a number, whose backward is not its forward's derivative."""
 
     @staticmethod
     def forward(left: Tensor, by: float, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -336,8 +336,10 @@ class Scaled(torch.autograd.Function):
 
 
 class Alone(torch.autograd.Function):
-    """Gives a tuple of one tensor, keeps what it needs without telling autograd, and clips: twice
-    the gradient gives no more than once."""
+    """Function that returns a tuple of one tensor and hides stored tensors from autograd.
+
+    Its backward clips, so it is not linear in the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> tuple[Tensor]:
@@ -350,7 +352,7 @@ class Alone(torch.autograd.Function):
 
 
 class Functions(nn.Module):
-    """Backwards of its own; one `apply` was taken before anybody could look."""
+    """Model with custom functions; one `apply` was bound when the class was defined."""
 
     rounded = staticmethod(StraightThrough.apply)
 

@@ -28,7 +28,7 @@ _GROUPED = {**_SHAPE, "num_key_value_heads": 2}
 
 
 class Loss(nn.Module):
-    """What a user writes around a model of the library."""
+    """Wrapper around a model of the library that returns its loss."""
 
     def __init__(self, model: nn.Module, **settings: object) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def tokens(seed: int) -> Batch:
 
 
 def masked_tokens(seed: int) -> Batch:
-    """Every seventh token is to be guessed; the second sequence ends in padding."""
+    """Return a batch with every seventh token as target; the second sequence ends in padding."""
     batch = tokens(seed)
     batch["labels"][:, torch.arange(TOKENS) % 7 != 0] = -100
     mask = torch.ones(SEQUENCES, TOKENS, dtype=torch.int64)
@@ -192,7 +192,7 @@ WITHOUT_CACHE = {"bert", "vit"}
 
 
 def make(name: str, dropout: float) -> nn.Module:
-    """The model with its first values, which depend on the name alone."""
+    """Return a model with initial values that depend only on its name."""
     torch.manual_seed(len(name))
     model = MODELS[name][0](dropout)
     return Loss(model) if name in WITHOUT_CACHE else Loss(model, use_cache=False)

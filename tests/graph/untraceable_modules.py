@@ -1,4 +1,4 @@
-"""Small modules, each with something that tracing would get wrong without a word."""
+"""Small modules, each with a construct that tracing would silently get wrong."""
 
 import random
 import warnings
@@ -13,7 +13,7 @@ from traced_modules import WIDTH
 
 
 class Two(nn.Module):
-    """Two layers that the others build on."""
+    """Model of two layers, base of the other models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Two(nn.Module):
 
 
 class Does(Two):
-    """What it is told to do with itself and the hidden states."""
+    """Model whose forward is a given function of the model and the hidden states."""
 
     def __init__(self, does: Callable[[Two, Tensor], object]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def does(what: Callable[[Two, Tensor], object]) -> Callable[[], nn.Module]:
 
 
 class Through(torch.autograd.Function):
-    """Calls a module that it is given."""
+    """Function that calls a module which it receives as an argument."""
 
     @staticmethod
     def forward(ctx: object, hidden: Tensor, module: nn.Module) -> Tensor:
@@ -116,7 +116,7 @@ class HoldsAParameterAside(Two):
 
 
 class LargeTables(Two):
-    """Of 12 MB each."""
+    """Model with two buffers of 12 MB each."""
 
     def __init__(self, alike: bool) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def module_backward_hook() -> nn.Module:
 
 
 class LosesARegion(Two):
-    """Export drops a no_grad region that lies within an autocast region."""
+    """Model with a no_grad region inside an autocast region, which export drops."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -349,7 +349,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 class RemembersShapes(Two):
-    """Python state that settles: a cache of what shapes decide."""
+    """Model with a cache that depends on shapes only, so that it settles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -364,7 +364,7 @@ class RemembersShapes(Two):
 
 
 class SetsAside(Two):
-    """A part of the loss travels through an attribute."""
+    """Model that passes a part of its loss through an attribute."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         inner = self.layer(hidden)
@@ -373,7 +373,7 @@ class SetsAside(Two):
 
 
 class Regions(Two):
-    """Half precision within full within half, and without gradients around half."""
+    """Model with nested regions: full precision in half precision, half precision in no_grad."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -411,7 +411,7 @@ class Recurrent(Two):
 
 
 class Draws(Two):
-    """Every way of drawing from the default generator."""
+    """Model that draws from the default generator in several ways."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = hidden + torch.empty_like(hidden).normal_(0, 0.1)
@@ -420,7 +420,7 @@ class Draws(Two):
 
 
 class WritesAround(Two):
-    """A layer's own call lies within a chain of writes; what follows it there is nobody's."""
+    """Model with a layer's call inside a chain of writes; the calls after it belong to no layer."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         inner = self.layer(hidden) * 1.0
@@ -430,7 +430,7 @@ class WritesAround(Two):
 
 
 class CheckpointsBoth(Two):
-    """One span holds both layers: what follows it was made in no module."""
+    """Model with one span around both layers; the calls after it belong to no submodule."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         inner = checkpoint(lambda value: self.other(self.layer(value)), hidden, use_reentrant=False)
