@@ -113,7 +113,7 @@ def test_private_addresses_are_dialled_for_peers_known_to_be_in_the_same_network
         raise OSError("no such network here")
 
     monkeypatch.setattr(dialer, "_connect", connect)
-    peer.transport.set_neighbours([near.peer_id])
+    peer.transport.set_neighbours(lambda: [near.peer_id])
     for other, host in ((far, "10.0.0.7"), (near, "10.0.0.8"), (near, "127.0.0.1")):
         peer.transport.set_addresses(other.peer_id, [f"{host}:7"])
         with pytest.raises(Unreachable):

@@ -48,12 +48,13 @@ class Peer:
         listens: bool,
         serve: Callable[[Channel], None] | None,
         announced: Sequence[str],
+        host: str,
     ) -> None:
         self.events = Story()
         self.heard: queue.Queue[tuple[str, bytes, bytes]] = queue.Queue()
         self.lost: queue.Queue[str] = queue.Queue()
         handlers = Handlers(lambda *heard: self.heard.put(heard), self.lost.put, serve)
-        where = ("127.0.0.1", 0) if listens else None
+        where = (host, 0) if listens else None
         dialled = partial(dialled_classes, announced)
         self.transport = Transport(local, where, self.events, handlers=handlers, dialled=dialled)
 
@@ -89,15 +90,16 @@ def make_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Peer]]:
         listens: bool = True,
         serve: Callable[[Channel], None] | None = None,
         announced: Sequence[str] = ("127.0.0.1",),
+        host: str = "127.0.0.1",
         **bounds: float,
     ) -> Peer:
-        """`serve`: blobs. `announced`: hosts that the daemon around it announces. `bounds`: of all
-        peers, from now on."""
+        """`serve`: blobs. `announced`: hosts that the daemon around it announces. `host`: where it
+        listens. `bounds`: of all peers, from now on."""
         for name, value in (QUICK | bounds).items():
             monkeypatch.setattr(limits, name, value)
         incarnation = bytes([len(made)]) * 16
         local = Local(identity or Identity.create(), run, incarnation, listed)
-        made.append(Peer(local, listens, serve, announced))
+        made.append(Peer(local, listens, serve, announced, host))
         made[-1].transport.start()
         return made[-1]
 

@@ -235,12 +235,11 @@ class Heartbeat:
             await asyncio.sleep(SHARE_S)
 
     def _send_due(self) -> bool:
-        """Send the message that is due. Return True if there was a receiver."""
-        receivers, message = self._exchange.due(self._clock.now())
-        raw = Hint(encode(message)) if receivers else b""
-        for peer_id in receivers:
-            self._send(peer_id, raw)
-        return bool(receivers)
+        """Send the messages that are due. Return True if there was one."""
+        messages = self._exchange.due(self._clock.now())
+        for peer_id, message in messages.items():
+            self._send(peer_id, Hint(encode(message)))
+        return bool(messages)
 
     def _hand_on(self) -> None:
         """Hand on the leases of both channels. A lease that is not newer proves no life."""

@@ -156,7 +156,8 @@ class Peer:
         )
         self._directory = directory.directory
         place = lease_key(self._run_name, member.manifest.owner)
-        self._exchange = LeaseExchange(me.peer_id, place)
+        self._exchange = LeaseExchange(me.peer_id, place, self._transport.public_hosts)
+        self._transport.set_neighbours(lambda: self._exchange.neighbours(clock.now()))
         self._heartbeat = Heartbeat(
             directory, self._next_lease, self._take_leases, self._status.reading_pause_s,
             self.fail, events, clock, self._exchange, self._transport.send,

@@ -169,6 +169,9 @@ MAX_RECORDS, MAX_LEASE_RECORD_BYTES = 16, 4 * 1024
 """Bounds on the signed leases in one message: their number, and the size of each."""
 MAX_DIGESTS, LEASE_DIGEST_BYTES, LEASE_NAME_BYTES = 96, 16, 8
 """Bounds on the digests in one message: their number, and the size of a digest and of a name."""
+ShortNames = Annotated[
+    tuple[Annotated[bytes, lambda raw: len(raw) == LEASE_NAME_BYTES], ...], MAX_RECORDS
+]
 
 
 @dataclass(frozen=True)
@@ -183,10 +186,10 @@ class Leases:
         tuple[Annotated[bytes, lambda raw: len(raw) == LEASE_DIGEST_BYTES], ...], MAX_DIGESTS
     ] = ()
     """Digests of the newest leases that the sender holds of other peers."""
-    wanted: Annotated[
-        tuple[Annotated[bytes, lambda raw: len(raw) == LEASE_NAME_BYTES], ...], MAX_RECORDS
-    ] = ()
+    wanted: ShortNames = ()
     """Short names of peers whose newest leases the sender asks for."""
+    neighbours: ShortNames = ()
+    """Short names of peers that the sender sees at the receiver's public address now."""
 
 
 Message = (

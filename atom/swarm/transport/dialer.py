@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -110,8 +110,8 @@ class Dialer:
         dialled: Returns the classes of addresses that this peer dials at the moment.
         """
         self.contacts = ContactBook()
-        self.neighbours: frozenset[str] = frozenset()
-        """Peer ids in our own network: their local addresses are dialled, too."""
+        self.neighbours: Callable[[], Container[str]] = frozenset
+        """Returns the peer ids in our own network: their local addresses are dialled, too."""
         self._endpoint = endpoint
         self._reverse = reverse
         self._dialled = dialled
@@ -202,12 +202,8 @@ class Dialer:
 
     def _targets(self, peer_id: str, way: Way, seconds: float) -> list[AddressInfo]:
         """Resolve a way to the addresses that may be dialled. Raises: OSError if there is none."""
-        found, dialled, is_near = (
-            resolve(*way, seconds),
-            self._dialled(),
-            peer_id in self.neighbours,
-        )
-        targets = [each for each in found if not may_dial(each[4][0], dialled, is_near)]
+        found, dialled, near = resolve(*way, seconds), self._dialled(), self.neighbours()
+        targets = [each for each in found if not may_dial(each[4][0], dialled, peer_id in near)]
         if not targets:
             kind = class_of(found[0][4][0])
             raise ConnectionError(f"{Reason.ADDRESS_NOT_DIALLED}: the class of {way[0]} is {kind}")

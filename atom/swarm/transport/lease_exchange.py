@@ -10,6 +10,9 @@ Each peer sends its own record to every mate when it changed, and every two seco
 a digest of each record that it holds of other mates. A mate that lacks one of these asks for it.
 So two peers that cannot connect to each other hear of each other through a third.
 
+A message also names the mates that its sender sees at the receiver's public address: these may be
+in the receiver's own home, and `neighbours` says which ones are. No address is sent.
+
 A mate that lies can forge no record (signatures) and keep no dead peer alive: a record carries its
 own expiry, and an older one never replaces a newer one. It cannot make us keep records of peers
 that our chain does not know, and it is limited in the number and size of its messages.
@@ -17,7 +20,8 @@ that our chain does not know, and it is limited in the number and size of its me
 
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.messages import MAX_RECORDS, Leases
@@ -43,6 +47,8 @@ MESSAGES_PER_S, MESSAGES_AT_ONCE = 8.0, 40.0
 """Messages that we read of each mate; more are ignored."""
 MAX_SECONDS_AHEAD = 20.0
 """Longest time to a record's expiry: its lifetime, and a margin for clocks that differ."""
+WITNESSES = 2
+"""Mates with tenure that must see another mate at our public address."""
 DIGEST = struct.Struct(">8sd")
 """Digest of a lease: short name of its peer, and Unix time at which the record ends."""
 _NEVER = float("-inf")
@@ -57,6 +63,8 @@ class _Mate:
         sent to it: each time the last one."""
         self.held: SignedLease | None = None
         """Newest lease of this peer."""
+        self.claims, self.claimed_at = frozenset[bytes](), _NEVER
+        """Short names of the peers that it saw at our public address, and the time of its word."""
         self.budget = TokenBucket(MESSAGES_PER_S, MESSAGES_AT_ONCE)
 
     def is_alive(self, now: float) -> bool:
@@ -80,15 +88,19 @@ class LeaseExchange:
     minutes. All `now` are seconds of one monotonic clock, all `unix_now` are Unix time.
     """
 
-    def __init__(self, me: str, place: str) -> None:
+    def __init__(
+        self, me: str, place: str, public_hosts: Callable[[], Mapping[str, str]] = dict
+    ) -> None:
         """Create an exchange without mates.
 
         Args:
             me: our peer id.
             place: DHT key of the run's leases (`lease_key`); records of other runs are ignored.
+            public_hosts: returns the public host from which each peer is connected now.
         """
-        self._me, self._place = me, place
+        self._me, self._place, self._public_hosts = me, place, public_hosts
         self._lock = threading.Lock()
+        self._tenured: frozenset[str] = frozenset()
         self._mates: dict[str, _Mate] = {}
         """Mates by peer id; the peers that our head named last are at the end."""
         self._own: SignedLease | None = None
@@ -101,6 +113,7 @@ class LeaseExchange:
     def know(self, head: Head, now: float) -> None:
         """Make the voters and members of `head` our mates, and forget mates of long ago."""
         with self._lock:
+            self._tenured = head.tenured
             for peer_id in (*head.members, *(voter.peer_id for voter in head.voters)):
                 self._mates[peer_id] = self._mates.pop(peer_id, _Mate())
                 self._mates[peer_id].named_at = now
@@ -113,27 +126,32 @@ class LeaseExchange:
         with self._lock:
             self._own = own
 
-    def due(self, now: float) -> tuple[list[str], Leases]:
-        """Return the peer ids that should get a message now, and the message.
+    def due(self, now: float) -> dict[str, Leases]:
+        """Return the messages that are due now, by the peer ids of their receivers.
 
-        The list is empty if no message is due, or if no other peer knows us: newcomers are seen
-        on the DHT. Call this method often, and send the message.
+        A peer that no other peer knows sends nothing: newcomers are seen on the DHT. Call this
+        method often, and send the messages.
         """
+        hosts = self._public_hosts()
         with self._lock:
             own, held = self._own, tuple[bytes, ...]()
             if own is None or self._me not in self._mates:
-                return [], Leases()
+                return {}
             pause_s = len(own.record) * len(self._mates) / OWN_BYTES_PER_S
             is_own_due = own.lease.state is PeerState.LEFT or now - self._sent_at >= pause_s
             if now - self._digests_at >= DIGESTS_S:
                 self._digests_at, held = now, tuple(self._digests(now))
             elif own is self._sent or not is_own_due:
-                return [], Leases()
+                return {}
             self._sent, self._sent_at = own, now
+            hosts = {peer_id: hosts[peer_id] for peer_id, _ in self._others() if peer_id in hosts}
             receivers = {peer_id: mate for peer_id, mate in self._others() if mate.is_due(now)}
             for mate in receivers.values():
                 mate.tried_at = now
-            return list(receivers), Leases((own.record,), held)
+        return {
+            peer_id: Leases((own.record,), held, neighbours=names_beside(peer_id, hosts))
+            for peer_id in receivers
+        }
 
     def hear(self, sender: str, message: Leases, now: float, unix_now: float) -> Leases | None:
         """Take the records of a message, and return an answer, or None if there is nothing to say.
@@ -148,6 +166,8 @@ class LeaseExchange:
             mate = self._mates.get(sender)
             if mate is None or not mate.budget.allow(now):
                 return None
+            if message.neighbours:
+                mate.claims, mate.claimed_at = frozenset(message.neighbours), now
             for record in message.records:
                 self._take(record, now, unix_now)
             by_name = {short_name(peer_id): mate for peer_id, mate in self._others()}
@@ -175,6 +195,20 @@ class LeaseExchange:
             own = {} if self._own is None else {self._me: self._own.lease}
             return {**own, **leases, **{peer: held.lease for peer, held in self._living(now)}}
 
+    def neighbours(self, now: float) -> frozenset[str]:
+        """Return the mates that enough witnesses saw at our public address within a lease's time.
+
+        Witnesses are mates with tenure, and none is a witness of itself.
+        """
+        with self._lock:
+            seen = Counter(
+                name
+                for witness, mate in self._others()
+                if witness in self._tenured and now - mate.claimed_at <= LEASE_SECONDS
+                for name in mate.claims - {short_name(witness)}
+            )
+            return frozenset(p for p, _ in self._others() if seen[short_name(p)] >= WITNESSES)
+
     def _others(self) -> Iterable[tuple[str, _Mate]]:
         return [(peer_id, mate) for peer_id, mate in self._mates.items() if peer_id != self._me]
 
@@ -198,3 +232,14 @@ class LeaseExchange:
         if is_newer and unix_now < ends <= unix_now + MAX_SECONDS_AHEAD:
             mate.held, mate.heard_at = SignedLease(record, decode_lease(record), ends), now
             self.has_news.set()
+
+
+def names_beside(peer_id: str, hosts: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Return the short names of the other peers at the host of one peer, of many only a few.
+
+    Args:
+        hosts: host group of each peer that is seen at a public address.
+    """
+    host = hosts.get(peer_id)
+    others = (other for other, at in hosts.items() if at == host and other != peer_id)
+    return tuple(map(short_name, others))[:MAX_RECORDS]

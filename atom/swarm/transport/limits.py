@@ -15,6 +15,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.addresses import host_group
+from atom.swarm.dial_rules import AddressClass, class_of
 from atom.swarm.stream.bandwidth import Bandwidth, Rate, TokenBucket
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
@@ -196,6 +197,15 @@ class ConnectionLimiter:
             self._proven[channel] = group, peer_id
             self._known.seen_at(group, peer_id)
             return True
+
+    def public_hosts(self) -> dict[str, str]:
+        """Return the host group of each peer whose newest connection has a public address."""
+        with self._lock:
+            return {
+                peer_id: group
+                for channel, (group, peer_id) in self._proven.items()
+                if class_of(channel.remote[0]) is AddressClass.PUBLIC
+            }
 
     def leave(self, channel: Channel) -> None:
         """Free the place of a connection that ended, if it has one."""

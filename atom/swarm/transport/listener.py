@@ -110,7 +110,8 @@ class Listener:
         self._endpoint = endpoint
         self._context, self._certificate = server_context(endpoint.local.identity)
         self._reverse = reverse
-        self._limiter = ConnectionLimiter(endpoint.known)
+        self._limiter = limiter = ConnectionLimiter(endpoint.known)
+        self.public_hosts = limiter.public_hosts
         self._socket: socket.socket | None = None
 
     def start(self, bind: tuple[str, int]) -> tuple[str, int]:

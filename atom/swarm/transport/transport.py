@@ -9,7 +9,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
@@ -91,6 +91,8 @@ class Transport:
             for purpose in (Purpose.BLOBS, Purpose.TEXT):
                 served[purpose] = self._endpoint.handlers.on_blobs
         self._listener = Listener(self._endpoint, self._reverse, served)
+        self.public_hosts = self._listener.public_hosts
+        """Returns the public host group from which each connected peer came."""
         self._lines = OwnLines(
             self._endpoint,
             lambda peer_id: dialer.dial(peer_id, Purpose.LINE, ways=dialer.addresses(peer_id)),
@@ -133,12 +135,12 @@ class Transport:
         """
         self._dialer.contacts.set(peer_id, addresses, dials_out)
 
-    def set_neighbours(self, peer_ids: Iterable[str]) -> None:
-        """Replace the peers that are known to be in our own network.
+    def set_neighbours(self, neighbours: Callable[[], Container[str]]) -> None:
+        """Set the function that returns the peers known to be in our own network.
 
         Their private addresses are dialled even if this peer announces a public one.
         """
-        self._dialer.neighbours = frozenset(peer_ids)
+        self._dialer.neighbours = neighbours
 
     def keep_lines(self, peer_ids: Iterable[str]) -> None:
         """Let these peers call us, and no other: we cannot be dialled."""

@@ -102,8 +102,7 @@ class World:
                 continue
             if renew:
                 member.publish(now)
-            receivers, message = member.exchange.due(now)
-            for receiver in receivers:
+            for receiver, message in member.exchange.due(now).items():
                 self.deliver(member.peer_id, receiver, message, now)
 
     def deliver(self, sender: str, receiver: str, message: Leases, now: float) -> None:
@@ -176,17 +175,19 @@ def test_strangers_and_floods_are_not_listened_to(anna: Member) -> None:
 
 
 def test_our_lease_is_sent_when_it_changed_and_digests_every_two_seconds(anna: Member) -> None:
-    assert anna.exchange.due(0.0) == ([], Leases()), "nothing is published yet"
+    assert anna.exchange.due(0.0) == {}, "nothing is published yet"
     theirs = sign(BERT, a_lease(BERT.peer_id), UNIX + 8)
     anna.hear(BERT.peer_id, Leases((theirs.record,)), 0.0)
     first = anna.publish(0.0)
-    receivers, message = anna.exchange.due(0.0)
-    assert set(receivers) == {BERT.peer_id, CLEO.peer_id}
+    messages = anna.exchange.due(0.0)
+    assert set(messages) == {BERT.peer_id, CLEO.peer_id}
+    message = messages[BERT.peer_id]
+    assert messages[CLEO.peer_id] == message
     assert (message.records, len(message.held)) == ((first.record,), 1)
-    assert anna.exchange.due(0.5) == ([], Leases()), "nothing has changed"
+    assert anna.exchange.due(0.5) == {}, "nothing has changed"
     second = anna.publish(0.5)
-    assert anna.exchange.due(0.5) == ([BERT.peer_id], Leases((second.record,)))
-    assert anna.exchange.due(2.0)[1].held == message.held
+    assert anna.exchange.due(0.5) == {BERT.peer_id: Leases((second.record,))}
+    assert anna.exchange.due(2.0)[BERT.peer_id].held == message.held
 
 
 def test_a_silent_mate_is_tried_seldom_and_one_that_left_never(anna: Member) -> None:
@@ -195,7 +196,7 @@ def test_a_silent_mate_is_tried_seldom_and_one_that_left_never(anna: Member) -> 
     tried = list[float]()
     for tick in range(int(3 * SILENT_S / TICK_S)):
         anna.publish(tick * TICK_S)
-        receivers, _ = anna.exchange.due(tick * TICK_S)
+        receivers = anna.exchange.due(tick * TICK_S)
         assert BERT.peer_id not in receivers
         tried += [tick * TICK_S] * (CLEO.peer_id in receivers)
     assert tried == pytest.approx([0.0, SILENT_S, 2 * SILENT_S])
@@ -204,7 +205,7 @@ def test_a_silent_mate_is_tried_seldom_and_one_that_left_never(anna: Member) -> 
 def test_a_newcomer_that_no_head_names_says_nothing() -> None:
     newcomer = Member(STRANGER, head_of(ANNA, BERT))
     newcomer.publish(0.0)
-    assert newcomer.exchange.due(0.0)[0] == []
+    assert newcomer.exchange.due(0.0) == {}
 
 
 def test_mates_are_remembered_for_a_while_and_few(anna: Member) -> None:
@@ -217,7 +218,7 @@ def test_mates_are_remembered_for_a_while_and_few(anna: Member) -> None:
     crowd = head_of(*(Identity.create() for _ in range(2 * MAX_MATES)))
     anna.exchange.know(crowd, REMEMBERED_S + 1)
     anna.publish(REMEMBERED_S + 1)
-    receivers, _ = anna.exchange.due(REMEMBERED_S + 1)
+    receivers = anna.exchange.due(REMEMBERED_S + 1)
     assert len(receivers) == MAX_MATES - 1
     assert FOUNDER not in receivers
 
@@ -266,7 +267,7 @@ def test_a_reading_of_the_dht_is_passed_to_mates_that_lack_it(anna: Member) -> N
     anna.exchange.read(read, 0.0, UNIX)
     anna.publish(0.0)
     world = World(anna, cleo)
-    world.deliver(FOUNDER, CLEO.peer_id, anna.exchange.due(0.0)[1], 0.0)
+    world.deliver(FOUNDER, CLEO.peer_id, anna.exchange.due(0.0)[CLEO.peer_id], 0.0)
     assert of(cleo, BERT, 0.0) == theirs.lease
     assert of(cleo, STRANGER, 0.0) is None
     assert anna.exchange.merged({STRANGER.peer_id: stranger.lease}, 0.0).keys() == {
@@ -298,15 +299,16 @@ def test_sixty_four_peers_send_less_than_100_kb_a_second_each() -> None:
         if tick % 2 == 0:
             own = sign(ANNA, wordy_lease(ANNA, tick + 1), UNIX + now + LEASE_SECONDS)
             me.exchange.publish(own)
-        receivers, message = me.exchange.due(now)
-        sent += len(receivers) * len(encode(message))
+        sent += sum(len(encode(message)) for message in me.exchange.due(now).values())
     assert 900 < len(own.record) < 1000
     assert 50e3 < sent / seconds < 80e3, "beside it, TLS and TCP take 80 bytes of a message"
 
 
 def test_a_message_at_its_bounds_is_small_and_one_beyond_is_refused() -> None:
     record, name, digest = bytes(4096), bytes(8), bytes(16)
-    full = Leases((record,) * MAX_RECORDS, (digest,) * 96, (name,) * MAX_RECORDS)
+    full = Leases(
+        (record,) * MAX_RECORDS, (digest,) * 96, (name,) * MAX_RECORDS, (name,) * MAX_RECORDS
+    )
     assert len(encode(full)) < 72 * 1024
     assert decode(encode(full)) == full
     for beyond in (
@@ -315,6 +317,8 @@ def test_a_message_at_its_bounds_is_small_and_one_beyond_is_refused() -> None:
         replace(full, held=(bytes(17),)),
         replace(full, held=(digest,) * 97),
         replace(full, wanted=(bytes(7),)),
+        replace(full, neighbours=(bytes(9),)),
+        replace(full, neighbours=(name,) * (MAX_RECORDS + 1)),
     ):
         with pytest.raises(PeerRefused):
             decode(encode(beyond))
@@ -333,8 +337,7 @@ def test_leases_reach_a_peer_that_only_a_third_can_reach(
     def turn(now: float) -> None:
         for member, peer in zip(members, peers, strict=True):
             member.publish(now)
-            receivers, message = member.exchange.due(now)
-            for receiver in receivers:
+            for receiver, message in member.exchange.due(now).items():
                 peer.transport.send(receiver, Hint(encode(message)))
 
     def listen(now: float) -> bool:
