@@ -61,6 +61,7 @@ class Attacker:
 
     def __init__(self, p2p: P2P, victim_address: str) -> None:
         self._p2p = p2p
+        self.peer_id = str(p2p.peer_id.to_base58())
         self._victim = PeerID.from_base58(victim_address.rpartition("/p2p/")[2])
         self._address = Multiaddr(victim_address.rpartition("/p2p/")[0])
 
@@ -115,10 +116,10 @@ class Attacker:
 
 
 @contextlib.asynccontextmanager
-async def attacker_of(victim_address: str) -> AsyncIterator[Attacker]:
-    """An attacker that is connected to the victim."""
+async def attacker_of(victim_address: str, host: str = "127.0.0.1") -> AsyncIterator[Attacker]:
+    """An attacker at a host that is connected to the victim."""
     with tempfile.TemporaryDirectory(prefix="atk-") as folder:
-        listen = parse_listen("127.0.0.1:0")
+        listen = parse_listen(f"{host}:0")
         async with running_p2pd(Path(folder), NodeSettings(), listen) as socket_path:
             with contextlib.ExitStack() as stack:
                 before = P2P._UNIX_SOCKET_PREFIX

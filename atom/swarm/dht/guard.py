@@ -3,7 +3,8 @@
 hivemind answers any request of anyone. The guard sits under its protocol class, where the bytes of
 requests and of answers arrive, and applies five rules before hivemind sees a message:
 
-- Debts. Each remote has an allowance for the bytes of its requests and of our answers.
+- Debts. Each peer that the run knows has an allowance for the bytes of its requests and of our
+  answers. All strangers at one host share one: their ids are free, and hosts are not.
 - Bounds. A message names few keys, few neighbours, and ids of the right length.
 - Values are read by `strict_msgpack`, never by hivemind's own decoder.
 - An answer of ours that no daemon can carry is not sent. libp2p's daemon would end the connection
@@ -16,7 +17,7 @@ A refused request costs one small answer and writes nothing into the log.
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from typing import Any
 
 import hivemind.dht.node
@@ -30,6 +31,7 @@ from hivemind.utils import MSGPackSerializer
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.addresses import host_group
 from atom.swarm.dht.p2pd import MAX_MESSAGE_BYTES
 from atom.swarm.dht.strict_msgpack import decode, malformed
 
@@ -42,30 +44,35 @@ MAX_PEER_ID_BYTES = 64
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
 """Bytes of one answer, without the header of libp2p's daemon."""
 UNIT_BYTES = 64 << 10
-"""A message costs its remote one unit, and one more for each of these bytes."""
-UNITS_PER_SECOND = 16.0
-"""Rate at which the debt of one remote falls. A peer of a swarm of 300 causes about this much."""
-MAX_DEBT_UNITS = 64.0
-MAX_REMOTES = 4096
-"""Remotes whose debts are remembered. The remote that was quiet for the longest time is dropped."""
+"""A message costs its debtor one unit, and one more for each of these bytes."""
+UNITS_PER_SECOND = 32.0
+"""Rate at which the debt of one debtor falls. A peer of a swarm of 300 causes about half of it, so
+two newcomers to such a swarm may share a home."""
+MAX_DEBT_UNITS = 128.0
+MAX_DEBTORS = 4096
+"""Debtors that are remembered. The debtor that was quiet for the longest time is dropped."""
+PAUSE_PER_CONNECTION = 0.001
+"""Seconds before a listing of the connections, for each connection of the last listing. That takes
+0.1 ms for each, so remotes that connect without end use a tenth of this process for it."""
 
 
-class RemoteDebts:
-    """Debts of the remotes that asked us last: leaky buckets, in units. For one thread."""
+class Debts:
+    """Debts of the known peers and hosts that asked us last: leaky buckets, in units. For one
+    thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._debts: dict[bytes, tuple[float, float]] = {}
-        """Debt in units and the time of its last change, by peer id, the latest change last."""
+        self._debts: dict[str, tuple[float, float]] = {}
+        """Debt in units and the time of its last change, by debtor, the latest change last."""
 
-    def charge(self, remote: bytes, size_bytes: int) -> None:
+    def charge(self, debtor: str, size_bytes: int) -> None:
         """Add the cost of a message. Raises: PeerRefused if the debt was too high before."""
         now = self._clock.now()
-        debt, changed_at = self._debts.pop(remote, (0.0, now))
+        debt, changed_at = self._debts.pop(debtor, (0.0, now))
         debt = max(0.0, debt - (now - changed_at) * UNITS_PER_SECOND)
         is_refused = debt >= MAX_DEBT_UNITS
-        self._debts[remote] = debt + (0.0 if is_refused else 1 + size_bytes / UNIT_BYTES), now
-        if len(self._debts) > MAX_REMOTES:
+        self._debts[debtor] = debt + (0.0 if is_refused else 1 + size_bytes / UNIT_BYTES), now
+        if len(self._debts) > MAX_DEBTORS:
             del self._debts[next(iter(self._debts))]
         if is_refused:
             raise PeerRefused(Reason.BUSY, "too many requests")
@@ -128,7 +135,12 @@ class GuardedP2P(P2P):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._debts = RemoteDebts(BootClock())
+        self.known: Callable[[], Container[str]] = frozenset
+        """Returns the ids of the peers that the run knows."""
+        self._debts = Debts(BootClock())
+        self._hosts: dict[str, str] = {}
+        """Host group of each remote that was connected when the connections were listed last."""
+        self._listing: asyncio.Task[None] | None = None
 
     async def _add_protobuf_unary_handler(
         self,
@@ -140,21 +152,42 @@ class GuardedP2P(P2P):  # type: ignore[misc]
         """Register a handler of requests, as hivemind does."""
 
         async def guarded(request: bytes, remote_id: PeerID) -> bytes:
-            remote = remote_id.to_bytes()
-            self._debts.charge(remote, len(request))
-            message = checked(input_protobuf_type.FromString(request))
-            context = P2PContext(handle_name, self.peer_id, remote_id)
             try:
+                debtor = await self._debtor(remote_id)
+                self._debts.charge(debtor, len(request))
+                message = checked(input_protobuf_type.FromString(request))
+                context = P2PContext(handle_name, self.peer_id, remote_id)
                 answer: bytes = (await handler(message, context)).SerializeToString()
             except asyncio.CancelledError:  # hivemind would remember a cancelled task for ever
                 raise PeerRefused(Reason.TIMEOUT, "the caller is gone") from None
             if len(answer) > MAX_ANSWER_BYTES:
                 raise PeerRefused(Reason.TOO_LARGE, "the answer")
             with contextlib.suppress(PeerRefused):
-                self._debts.charge(remote, len(answer))
+                self._debts.charge(debtor, len(answer))
             return answer
 
         await self._client.add_unary_handler(handle_name, guarded, balanced=balanced)
+
+    async def _debtor(self, remote: PeerID) -> str:
+        """Return the debtor for a remote: itself if the run knows it, otherwise its host group.
+
+        A remote that has hung up already is at no host: all of these share one allowance.
+        """
+        peer_id: str = remote.to_base58()
+        if peer_id in self.known():
+            return peer_id
+        if peer_id not in self._hosts:
+            self._listing = self._listing or asyncio.create_task(self._list_hosts())
+            await asyncio.shield(self._listing)  # one listing serves all that wait
+        return self._hosts.get(peer_id, "")
+
+    async def _list_hosts(self) -> None:
+        await asyncio.sleep(PAUSE_PER_CONNECTION * len(self._hosts))
+        self._listing = None  # a remote that comes from now on may be missing
+        self._hosts = {
+            each.peer_id.to_base58(): host_group(str(each.addrs[0]).split("/")[2])
+            for each in await self.list_peers()
+        }
 
     async def _call_unary_protobuf_handler(self, *call: Any) -> Any:
         """Call a remote, as hivemind does. Raises: PeerRefused for an answer out of bounds."""

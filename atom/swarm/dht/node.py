@@ -101,6 +101,7 @@ class DhtNode:
         """Joins the DHT, or begins a new one. Raises: AddressError saying what is in the way."""
         P2P._UNIX_SOCKET_PREFIX = f"/unix{self._p2pd_socket.parent}/"
         self._p2p = await GuardedP2P.replicate(Multiaddr(f"/unix{self._p2pd_socket}"))
+        self._p2p.known = lambda: self._gate.known
         reached = await self._dial_initial_peers()
         install()
         try:
