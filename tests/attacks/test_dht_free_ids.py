@@ -73,7 +73,7 @@ def test_many_ids_of_one_host_get_no_more_than_one_and_delay_no_other(tmp_path: 
 
 
 def test_a_newcomer_at_the_host_of_a_flood_is_answered_after_a_while(tmp_path: Path) -> None:
-    """It shares the allowance of that host, which grows again when the flood ends."""
+    """The allowance of that host, which both share, grows again when the flood ends."""
 
     async def check() -> None:
         async with (

@@ -44,11 +44,12 @@ def silent(stack: ExitStack, peer: Peer, host: str, count: int) -> list[SocketSt
     return made
 
 
-def shake_from(host: str, peer: Peer, local: Local) -> Channel:
+def shake_from(host: str, peer: Peer, local: Local, purpose: Purpose = Purpose.MESSAGES) -> Channel:
     """A client at that address of this machine that follows the protocol."""
     connected = socket.create_connection(peer.transport.address, source_address=(host, 0))
     stream = TlsStream(SocketStream(connected))
     channel = Channel(stream)
+    channel.purpose = purpose
     try:
         stream.handshake(Patience.within(SOON))
         certificate = stream.certificate()
@@ -74,6 +75,24 @@ def test_two_silent_hosts_keep_no_third_one_out(make_peer: Make, stack: ExitStac
         silent(stack, peer, host, 16)
     until(lambda: unproven(peer) == 32)
     assert still_serves(peer)
+
+
+def test_one_host_with_many_lines_leaves_a_place_to_another_host(
+    make_peer: Make, stack: ExitStack
+) -> None:
+    """A newcomer that cannot be dialled is called over its line, or takes part in no exchange."""
+    peer, ours = make_peer(PLACES_FOR_LINES=8), newcomer()
+    reverse = peer.transport._reverse
+
+    def keep_line(host: str, local: Local) -> None:
+        stack.callback(shake_from(host, peer, local, Purpose.LINE).close)
+
+    for _ in range(8):
+        keep_line("127.0.0.2", newcomer())
+    until(lambda: len(reverse._lines) == 4)
+    keep_line("127.0.0.3", ours)
+    until(lambda: reverse.has_line(ours.identity.peer_id))
+    until(lambda: len(reverse._lines) == 4)
 
 
 def test_one_host_with_many_identities_keeps_no_other_host_out(

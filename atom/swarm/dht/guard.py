@@ -44,7 +44,10 @@ MAX_PEER_ID_BYTES = 64
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
 """Bytes of one answer, without the header of libp2p's daemon."""
 UNIT_BYTES = 64 << 10
-"""A message costs its debtor one unit, and one more for each of these bytes."""
+"""A message costs its debtor one unit, and one more for each of these bytes of an answer."""
+REQUEST_WEIGHT = 16
+"""Cost of one byte of a request, in bytes of an answer. A request of 64 KiB may hold 170 records,
+and to check their signatures takes this process 46 ms."""
 UNITS_PER_SECOND = 32.0
 """Rate at which the debt of one debtor falls. A peer of a swarm of 300 causes about half of it, so
 two newcomers to such a swarm may share a home."""
@@ -154,16 +157,16 @@ class GuardedP2P(P2P):  # type: ignore[misc]
         async def guarded(request: bytes, remote_id: PeerID) -> bytes:
             try:
                 debtor = await self._debtor(remote_id)
-                self._debts.charge(debtor, len(request))
+                self._debts.charge(debtor, REQUEST_WEIGHT * len(request))
                 message = checked(input_protobuf_type.FromString(request))
                 context = P2PContext(handle_name, self.peer_id, remote_id)
                 answer: bytes = (await handler(message, context)).SerializeToString()
             except asyncio.CancelledError:  # hivemind would remember a cancelled task for ever
                 raise PeerRefused(Reason.TIMEOUT, "the caller is gone") from None
-            if len(answer) > MAX_ANSWER_BYTES:
-                raise PeerRefused(Reason.TOO_LARGE, "the answer")
             with contextlib.suppress(PeerRefused):
                 self._debts.charge(debtor, len(answer))
+            if len(answer) > MAX_ANSWER_BYTES:
+                raise PeerRefused(Reason.TOO_LARGE, "the answer")
             return answer
 
         await self._client.add_unary_handler(handle_name, guarded, balanced=balanced)

@@ -177,7 +177,7 @@ class ConnectionLimiter:
             full = len(self._unproven) >= MAX_HANDSHAKES
             full |= not is_home(group) and len(strangers) >= MAX_HANDSHAKES // 2
             few = of_group < MAX_HANDSHAKES_PER_HOST
-            if not few or (full and not _made_room(strangers, of_group)):
+            if not few or (full and not made_room(strangers, of_group)):
                 return False
             self._unproven[channel] = group
             return True
@@ -191,7 +191,7 @@ class ConnectionLimiter:
                 return False
             if not self._known.has_room(peer_id, holders, MAX_CONNECTIONS):
                 strangers = {c: g for c, (g, p) in self._proven.items() if p not in self._known}
-                if not _made_room(strangers, [*strangers.values()].count(group)):
+                if not made_room(strangers, [*strangers.values()].count(group)):
                     return False
             del self._unproven[channel]
             self._proven[channel] = group, peer_id
@@ -214,7 +214,7 @@ class ConnectionLimiter:
             self._proven.pop(channel, None)
 
 
-def _made_room(groups: Mapping[Channel, str], fewer: int) -> bool:
+def made_room(groups: Mapping[Channel, str], fewer: int) -> bool:
     """Close the oldest connection of the largest host group, if that has at least two more than
     `fewer`; return True if so."""
     largest, count = Counter(groups.values()).most_common(1)[0] if groups else ("", 0)

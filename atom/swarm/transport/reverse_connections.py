@@ -21,6 +21,7 @@ from functools import partial
 from blake3 import blake3
 
 from atom.base.errors import PeerRefused
+from atom.swarm.addresses import host_group
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.tls import SocketStream
 from atom.swarm.transport import limits
@@ -70,8 +71,7 @@ class ReverseConnections:
         """
         peer_id, line = channel.peer_id, (channel, threading.Lock())
         with self._lock:
-            others = self._lines.keys() - {peer_id}
-            if not self._endpoint.known.has_room(peer_id, others, limits.PLACES_FOR_LINES):
+            if not self._has_room(channel):
                 return
             before, self._lines[peer_id] = self._lines.get(peer_id), line
         if before:
@@ -83,6 +83,21 @@ class ReverseConnections:
             with self._lock:
                 if self._lines.get(peer_id) is line:
                     del self._lines[peer_id]
+
+    def _has_room(self, channel: Channel) -> bool:
+        """Return True if there is a place for this line; a stranger's line may end for it.
+
+        The host that has the most lines of strangers loses one, as at the door.
+        """
+        known = self._endpoint.known
+        others = {peer: line for peer, (line, _) in self._lines.items() if peer != channel.peer_id}
+        if known.has_room(channel.peer_id, others, limits.PLACES_FOR_LINES):
+            return True
+        groups = {
+            line: host_group(line.remote[0]) for peer, line in others.items() if peer not in known
+        }
+        group = host_group(channel.remote[0])
+        return limits.made_room(groups, [*groups.values()].count(group))
 
     def call(self, peer_id: str, seconds: float) -> SocketStream:
         """Call a peer over its line; return the connection that it opens.
