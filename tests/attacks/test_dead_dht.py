@@ -8,21 +8,18 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
-from swarm_history import all_end_on_one_chain, contribution
-from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in
+from swarm_of_four import TIMEOUT_S, assert_it_continues, assert_one_chain, four
+from swarm_of_processes import Peer, Swarm
+
+__all__ = ["four"]
 
 DEAD_S = float(os.environ.get("ATOM_DEAD_DHT_S", "60"))
 """Time for which all DHT processes are dead; an unreadable lease ends after eight seconds."""
-SOON_S = 60.0
-"""Bound on the time until a round is committed, on a busy machine."""
-RUN = "dead-dht"
 DHT_PROGRAM = "atom.swarm.dht.process"
 
 
@@ -75,40 +72,10 @@ def dead_dht(peers: Sequence[Peer]) -> Iterator[DeadDht]:
                 process.resume()
 
 
-@pytest.fixture
-def four(tmp_path: Path) -> Iterator[Swarm]:
-    run = endless(RUN, grace_s=8, snapshot_rounds=10)
-    with swarm_in(tmp_path, run, ["ann", "bob", "cleo", "dan"], memory="auto") as swarm:
-        swarm.found(standing=True)
-        gather(swarm)
-        swarm.resume()
-        yield swarm
-
-
-def all_contribute_since(swarm: Swarm, marks: Sequence[int]) -> bool:
-    """Return True if each peer had a part in a round that it committed after its mark."""
-    return all(
-        any(contribution(event, peer.peer_id) for event in peer.rounds[mark:])
-        for peer, mark in zip(swarm.peers, marks, strict=True)
-    )
-
-
-@pytest.mark.timeout(DEAD_S + 4 * START_S + 4 * SOON_S)
+@pytest.mark.timeout(DEAD_S + TIMEOUT_S)
 def test_a_swarm_of_four_continues_without_any_dht(four: Swarm) -> None:
-    everybody = {peer.peer_id for peer in four.peers}
-
-    def all_are_in() -> bool:
-        return all(p.rounds and set(p.rounds[-1]["members"]) == everybody for p in four.peers)
-
-    four.until(all_are_in, "a round of all four", START_S)
     with dead_dht(four.peers) as death:
-        ends_at = time.monotonic() + DEAD_S
-        four.until(lambda: time.monotonic() >= ends_at, "the end of the outage", DEAD_S + 1)
-        four.until(four.all_see_all, "each peer sees all others", SOON_S)
-        marks = [len(peer.rounds) for peer in four.peers]
-        four.until(lambda: all_contribute_since(four, marks), "a round with each of them", SOON_S)
+        assert_it_continues(four, DEAD_S)
         assert death.deaths >= len(four.peers), "no DHT process was alive to die"
     assert all(peer.events("directory-unavailable") for peer in four.peers)
-    branches = [event for peer in four.peers for event in peer.rounds if event["branch"]]
-    assert branches == [], "a peer went on alone, as if the others were dead"
-    assert all_end_on_one_chain(four, RUN) == 0
+    assert_one_chain(four)

@@ -134,10 +134,11 @@ class DhtClient:
 
     async def _open(self, settings: NodeSettings) -> None:
         try:
-            port = str(free_port(parse_listen(self._settings.listen or "127.0.0.1:0")))
-            self._settings = replace(self._settings, listen=port)
+            if not self._settings.client_mode:  # p2pd takes any port for an onlooker
+                listen = free_port(parse_listen(self._settings.listen or "127.0.0.1:0"))
+                self._settings = replace(self._settings, listen=str(listen))
             reader = await self._spawn()
-            await self._until_ready(reader, replace(settings, listen=port))
+            await self._until_ready(reader, replace(settings, listen=self._settings.listen))
         except BaseException as problem:
             await self._end()
             if isinstance(problem, UserError) or not isinstance(problem, (OSError, ValueError)):

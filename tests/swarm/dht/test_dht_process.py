@@ -296,3 +296,22 @@ def test_a_libp2p_daemon_that_ends_at_once_is_told(
     with pytest.raises(UserError, match="ended while starting") as caught:
         asyncio.run(run())
     assert caught.value.hint == "see dht.log"
+
+
+def test_an_onlooker_listens_where_the_daemon_finds_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may take a port between the look for a free one and its use."""
+
+    def taken(listen: object) -> None:
+        raise PortInUseError(f"{listen} is in use", "")
+
+    monkeypatch.setattr(client_module, "free_port", taken)
+
+    async def look() -> None:
+        client = DhtClient(NodeSettings(client_mode=True))
+        await client.start()
+        try:
+            assert await client.call("addresses", SOON)
+        finally:
+            await client.close()
+
+    asyncio.run(look())
