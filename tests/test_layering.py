@@ -42,7 +42,7 @@ WITHIN: dict[str, dict[str, set[str]]] = {
         "": set(),
         "chain": {""},
         "records": {"", "chain"},
-        "dht": {"", "chain", "records"},
+        "dht": {"", "chain", "records", "stream"},
         "stream": {"", "chain", "records"},
         "transport": {"", "chain", "records", "stream"},
         "exchange": {"", "chain", "records", "stream", "transport"},

@@ -43,7 +43,7 @@ SENDERS = 16
 WITHOUT_ALLOWANCE = """
 import sys
 from atom.swarm.dht import guard, process
-guard.MAX_DEBT_UNITS = float("inf")
+guard.UNITS_AT_ONCE = float("inf")
 process.main(sys.argv[1:])
 """
 

@@ -9,11 +9,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from atom.base.errors import PeerRefused
 from atom.swarm.dht import p2pd
 from atom.swarm.dht.p2pd import MAX_MESSAGE_BYTES, MAX_NODE_BYTES, MAX_P2PD_DATA_BYTES
 from tests.attacks.dht_attacker import KEY_BYTES, PeerID, attacker_of, victim_in
-from tests.manual_clock import ManualClock
 
 pytestmark = pytest.mark.timeout(120)
 HALF_OPEN_STREAMS = 180
@@ -61,23 +59,14 @@ def test_a_large_p2pd_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(looks) == []
 
 
-def test_debts_fall_with_time_and_few_are_remembered() -> None:
+def test_few_debtors_are_remembered() -> None:
     from atom.swarm.dht import guard
 
-    clock = ManualClock()
-    debts = guard.Debts(clock)
-    for _ in range(int(guard.MAX_DEBT_UNITS)):
-        debts.charge("ada", 0)
-    with pytest.raises(PeerRefused, match="busy"):
-        debts.charge("ada", 0)
-    clock.advance(1.0)
-    debts.charge("ada", 100 * guard.UNIT_BYTES)
-    clock.advance(1.0)
-    with pytest.raises(PeerRefused):
-        debts.charge("ada", 0)
-    for number in range(2 * guard.MAX_DEBTORS):
-        debts.charge(str(number), 0)
-    assert len(debts._debts) == guard.MAX_DEBTORS
+    for number in range(guard.MAX_DEBTORS + 1):
+        guard.allowance_of(str(number)).take(guard.UNITS_AT_ONCE, 0.0)
+    assert guard.allowance_of.cache_info().currsize == guard.MAX_DEBTORS
+    assert not guard.allowance_of(str(guard.MAX_DEBTORS)).allow(0.0)
+    assert guard.allowance_of("0").allow(0.0), "the debtor that was quiet for the longest time"
 
 
 def test_a_peer_that_names_a_new_node_id_each_time_has_one_place() -> None:

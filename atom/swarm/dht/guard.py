@@ -3,7 +3,7 @@
 hivemind answers any request of anyone. The guard sits under its protocol class, where the bytes of
 requests and of answers arrive, and applies five rules before hivemind sees a message:
 
-- Debts. Each peer that the run knows has an allowance for the bytes of its requests and of our
+- Allowances. Each peer that the run knows has one for the bytes of its requests and of our
   answers. All strangers at one host share one: their ids are free, and hosts are not.
 - Bounds. A message names few keys, few neighbours, and ids of the right length.
 - Values are read by `strict_msgpack`, never by hivemind's own decoder.
@@ -16,6 +16,7 @@ A refused request costs one small answer and writes nothing into the log.
 
 import asyncio
 import contextlib
+import functools
 import math
 from collections.abc import Awaitable, Callable, Container
 from typing import Any
@@ -28,12 +29,13 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 
-from atom.base.clock import BootClock, Clock
+from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.addresses import host_group
 from atom.swarm.dht.p2pd import MAX_MESSAGE_BYTES
 from atom.swarm.dht.strict_msgpack import decode, malformed
+from atom.swarm.stream.bandwidth import TokenBucket
 
 MAX_KEYS = 4
 """Keys of one request. A reader of a run names one."""
@@ -44,14 +46,14 @@ MAX_PEER_ID_BYTES = 64
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
 """Bytes of one answer, without the header of libp2p's daemon."""
 UNIT_BYTES = 64 << 10
-"""A message costs its debtor one unit, and one more for each of these bytes of an answer."""
+"""A request costs one unit, and one more for each of these bytes of its answer."""
 REQUEST_WEIGHT = 16
 """Cost of one byte of a request, in bytes of an answer. A request of 64 KiB may hold 170 records,
 and to check their signatures takes this process 46 ms."""
 UNITS_PER_SECOND = 32.0
-"""Rate at which the debt of one debtor falls. A peer of a swarm of 300 causes about half of it, so
-two newcomers to such a swarm may share a home."""
-MAX_DEBT_UNITS = 128.0
+"""Allowance of one debtor. A peer of a swarm of 300 needs about half of it, so two newcomers to
+such a swarm may share a home."""
+UNITS_AT_ONCE = 128.0
 MAX_DEBTORS = 4096
 """Debtors that are remembered. The debtor that was quiet for the longest time is dropped."""
 PAUSE_PER_CONNECTION = 0.001
@@ -59,26 +61,10 @@ PAUSE_PER_CONNECTION = 0.001
 0.1 ms for each, so remotes that connect without end use a tenth of this process for it."""
 
 
-class Debts:
-    """Debts of the known peers and hosts that asked us last: leaky buckets, in units. For one
-    thread."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._debts: dict[str, tuple[float, float]] = {}
-        """Debt in units and the time of its last change, by debtor, the latest change last."""
-
-    def charge(self, debtor: str, size_bytes: int) -> None:
-        """Add the cost of a message. Raises: PeerRefused if the debt was too high before."""
-        now = self._clock.now()
-        debt, changed_at = self._debts.pop(debtor, (0.0, now))
-        debt = max(0.0, debt - (now - changed_at) * UNITS_PER_SECOND)
-        is_refused = debt >= MAX_DEBT_UNITS
-        self._debts[debtor] = debt + (0.0 if is_refused else 1 + size_bytes / UNIT_BYTES), now
-        if len(self._debts) > MAX_DEBTORS:
-            del self._debts[next(iter(self._debts))]
-        if is_refused:
-            raise PeerRefused(Reason.BUSY, "too many requests")
+@functools.lru_cache(MAX_DEBTORS)
+def allowance_of(debtor: str) -> TokenBucket:
+    """Return the units that a known peer, or all strangers at one host, may still cost us."""
+    return TokenBucket(UNITS_PER_SECOND, UNITS_AT_ONCE)
 
 
 def checked(message: Any) -> Any:
@@ -140,7 +126,7 @@ class GuardedP2P(P2P):  # type: ignore[misc]
         super().__init__()
         self.known: Callable[[], Container[str]] = frozenset
         """Returns the ids of the peers that the run knows."""
-        self._debts = Debts(BootClock())
+        self._clock = BootClock()
         self._hosts: dict[str, str] = {}
         """Host group of each remote that was connected when the connections were listed last."""
         self._listing: asyncio.Task[None] | None = None
@@ -156,15 +142,16 @@ class GuardedP2P(P2P):  # type: ignore[misc]
 
         async def guarded(request: bytes, remote_id: PeerID) -> bytes:
             try:
-                debtor = await self._debtor(remote_id)
-                self._debts.charge(debtor, REQUEST_WEIGHT * len(request))
+                allowance = allowance_of(await self._debtor(remote_id))
+                if not allowance.allow(self._clock.now()):
+                    raise PeerRefused(Reason.BUSY, "too many requests")
+                allowance.take(REQUEST_WEIGHT * len(request) / UNIT_BYTES, self._clock.now())
                 message = checked(input_protobuf_type.FromString(request))
                 context = P2PContext(handle_name, self.peer_id, remote_id)
                 answer: bytes = (await handler(message, context)).SerializeToString()
             except asyncio.CancelledError:  # hivemind would remember a cancelled task for ever
                 raise PeerRefused(Reason.TIMEOUT, "the caller is gone") from None
-            with contextlib.suppress(PeerRefused):
-                self._debts.charge(debtor, len(answer))
+            allowance.take(len(answer) / UNIT_BYTES, self._clock.now())
             if len(answer) > MAX_ANSWER_BYTES:
                 raise PeerRefused(Reason.TOO_LARGE, "the answer")
             return answer
