@@ -6,9 +6,9 @@ heads mean equal bytes. Everything here is a frozen value. Digests are taken ove
 (sorted keys, floats as hexadecimal), so they do not depend on a library's wire encoding.
 
 The voters of a round are fixed by the previous commit, never by a local opinion about which peers
-are alive: two such opinions make two majorities. A quorum is more than half of the voters, or
-exactly half including the first voter (dynamic-linear voting), so any two quorums share a voter.
-`succession.py` has the rules for the value that may follow a head.
+are alive: two such opinions make two majorities. From four voters on, any two quorums share two
+voters, so one of them is honest if one voter lies (`is_quorum`). `succession.py` has the rules for
+the value that may follow a head.
 """
 
 import json
@@ -230,7 +230,7 @@ class Head:
     cursor: int
     """Samples dealt so far (models/data/sampler.py: which sample each member draws next)."""
     voters: Voters
-    """Electorate of the next round. The longest tenure comes first and breaks ties."""
+    """Electorate of the next round. The longest tenure comes first: of two voters it decides."""
     members: Annotated[tuple[PeerId, ...], MAX_CONTRIBUTIONS]
     """Peer ids of the last round's contributors, in the order in which samples are dealt."""
     branches: Branches = ()
@@ -329,12 +329,16 @@ def standing(voters: Iterable[Voter], salt: bytes = b"") -> list[Voter]:
 
 
 def is_quorum(voters: Sequence[Voter], present: AbstractSet[Voter]) -> bool:
-    """Return True if `present` may decide for `voters`. Present peers without a vote do not count;
-    the first voter breaks ties."""
-    count = sum(voter in present for voter in voters)
-    if 2 * count == len(voters) and count > 0:
+    """Return True if `present` may decide for `voters`. Present peers without a vote do not count.
+
+    From four voters on, more than (voters + 1) / 2 are needed: any two quorums share two voters, so
+    a single liar is never all that they share. Of three voters, two decide, and of two the first: a
+    run that small survives one crash instead of one lie, and no rule gives it both.
+    """
+    if len(voters) == 2:
         return voters[0] in present
-    return 2 * count > len(voters)
+    count = sum(voter in present for voter in voters)
+    return 2 * count > len(voters) + (len(voters) > 3)
 
 
 def valid_votes(commit: Commit) -> set[Voter]:

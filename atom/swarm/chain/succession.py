@@ -100,8 +100,8 @@ def next_voters(
     coordinator can shrink the electorate by leaving voters out. A restarted voter votes again once
     a commit names its new incarnation. At most one peer joins per round: it has tenure,
     contributed, and comes first in an order that depends on the head, so no peer can choose an id
-    that is always first. The longest tenure is listed first and breaks ties. If no voter would
-    remain, all stay on the list, and the peers that go on open a branch.
+    that is always first. The longest tenure is listed first: of two voters, the first decides. If
+    no voter would remain, all stay on the list, and the peers that go on open a branch.
 
     Args:
         head: Head that the round follows.

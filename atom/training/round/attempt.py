@@ -15,7 +15,6 @@ from atom.swarm.chain.commit import (
     Value,
     Vote,
     Voter,
-    is_quorum,
     standing,
 )
 from atom.swarm.chain.messages import Accepted, Averaged, Promise
@@ -285,8 +284,8 @@ def odd_states_out(states: Mapping[Voter, bytes], electors: Sequence[Voter]) -> 
 def state_is_odd(states: Mapping[Voter, bytes], electors: Sequence[Voter], mine: bytes) -> bool:
     """Return True if the electors' own digests confirm that `mine` is not the run's.
 
-    A quorum of the electors has to show one other digest. Without such a quorum, all electors must
-    be visible: then the most common digest decides.
+    More than half of the electors have to show one other digest, so a single liar is not enough.
+    Otherwise all electors must be visible: then the most common digest decides.
 
     Args:
         states: State digests at our head, of the electors that show one.
@@ -297,8 +296,8 @@ def state_is_odd(states: Mapping[Voter, bytes], electors: Sequence[Voter], mine:
     if not held:
         return False
     best = max(held.values(), key=list(held.values()).count)
-    holders = {voter for voter, state in held.items() if state == best}
-    return best != mine and (is_quorum(electors, holders) or len(held) == len(electors))
+    most = 2 * list(held.values()).count(best) > len(electors)
+    return best != mine and (most or len(held) == len(electors))
 
 
 # ---- the exchange

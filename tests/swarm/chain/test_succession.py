@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (
@@ -54,16 +52,27 @@ def head_of(*voters: Voter, tenured: Collection[Voter] = PEERS, **changes: Any) 
 # ---- quorums
 
 
-@given(st.integers(1, 6))
-def test_any_two_quorums_share_a_voter(count: int) -> None:
-    voters = PEERS[:count]
+@pytest.mark.parametrize("count", range(1, MAX_VOTERS + 1))
+def test_any_two_quorums_share_a_voter_and_from_four_voters_on_an_honest_one(count: int) -> None:
+    voters = [Voter(f"peer {number}", b"i" * 16) for number in range(count)]
     subsets = [set(c) for n in range(count + 1) for c in itertools.combinations(voters, n)]
     quorums = [subset for subset in subsets if is_quorum(voters, subset)]
     assert quorums
-    assert all(one & other for one, other in itertools.combinations(quorums, 2))
+    shared = 2 if count >= 4 else 1
+    assert all(len(one & other) >= shared for one, other in itertools.product(quorums, repeat=2))
 
 
-def test_exactly_half_needs_the_first_voter() -> None:
+def test_no_fewer_voters_than_needed_decide() -> None:
+    """One of three and of four may be missing; a larger quorum would stop rounds for nothing."""
+    voters = [Voter(f"peer {number}", b"i" * 16) for number in range(MAX_VOTERS)]
+    least = [
+        min(n for n in range(count + 1) if is_quorum(voters[:count], set(voters[:n])))
+        for count in range(1, MAX_VOTERS + 1)
+    ]
+    assert least == [1, 1, 2, 3, 4, 4, 5, 5, 6]
+
+
+def test_of_two_voters_the_first_decides() -> None:
     assert is_quorum(PEERS[:2], {PEERS[0]})
     assert not is_quorum(PEERS[:2], {PEERS[1]})
 

@@ -80,7 +80,7 @@ SHORT = (
     Bounds("3 peers, a ballot, one leaves", 3, 1, leaves=1, states=4_800),
     Bounds("3 peers, a ballot, refusals", 3, 1, refusals=True),
     Bounds("2 peers, 2 ballots, 2 rounds, a restart", 2, 2, crashes=1, restarts=1, rounds=2),
-    Bounds("4 peers, a ballot", 4, 1, states=15_000),
+    Bounds("4 peers, a ballot", 4, 1, states=4_800),
 )
 """Bounds of the tests: seconds each."""
 

@@ -37,7 +37,7 @@ Patch = tuple[Any, str, Any]
 _BELIEVES = (participant, "commit_problem", lambda head, commit: None)
 
 
-_DECIDERS = (commit, succession, attempt, electorate, election, head_candidates)
+_DECIDERS = (commit, succession, electorate, election, head_candidates)
 """Modules that ask whether peers are a quorum."""
 
 

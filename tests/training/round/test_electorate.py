@@ -62,8 +62,8 @@ def branch_of(*voters: Voter) -> Electorate:
         (FIVE, B, view(lease(E), dead={A, C, D}), branch_of(B, E)),
         (FIVE, B, view(lease(E, head=ELSEWHERE), dead={A, C, D}), None),
         (FIVE, B, view(lease(E, state=PeerState.SYNCING), dead={A, C, D}), None),
-        (FIVE, A, view(lease(B), OFF_ALONE, silent={D: 12.0, E: 12.0}), branch_of(A, B)),
-        (FIVE, A, view(lease(B), AT_ANOTHER, silent={D: 12.0, E: 12.0}), Electorate(FIVE.voters)),
+        (FIVE, A, view(lease(B), lease(D), OFF_ALONE, silent={E: 12.0}), branch_of(A, B, D)),
+        (FIVE, A, view(lease(B), lease(D), AT_ANOTHER, silent={E: 12.0}), Electorate(FIVE.voters)),
         (THREE, REBORN, view(lease(REBORN_B), LONG_OFF, dead={A, B}), branch_of(REBORN, REBORN_B)),
         (FIVE, B, TWO_LEFT, branch_of(B, E)),
         (FIVE, GUESTS[0], TWO_LEFT, None),
@@ -102,7 +102,8 @@ def test_who_is_given_up_counts_as_gone_whatever_it_shows() -> None:
     head = replace(head_of(A, B, C, D, E), members=("m",))
     member = Voter("m", b"m" * 16)
     seen = view(*(lease(voter) for voter in (B, C, D, E, member)))
-    assert electorate(head, A, seen, GRACE, True, {D, E}) == Electorate(head.voters)
+    assert electorate(head, A, seen, GRACE, True, {E}) == Electorate(head.voters)
+    assert electorate(head, A, seen, GRACE, True, {D, E}) == branch_of(A, B, C, member)
     assert electorate(head, A, seen, GRACE, True, {C, D, E, member}) == branch_of(A, B)
     away = view(lease(B, head=b"x" * 32), dead={C, D, E})
     assert electorate(head, A, away, GRACE, True) is None
