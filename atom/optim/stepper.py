@@ -1,11 +1,11 @@
-"""The optimizer's step on threads of its own, under the pass that needs what it makes.
+"""The optimizer's step on background threads, while the next pass already runs.
 
-Parts are updated in the order in which the next forward needs them, and each may be read as soon as
+Parts are updated in the order in which the next forward needs them. A part may be read as soon as
 it is done (`atom.swap.readiness`). The gradient and its norm are final before a step begins.
 
-The gradient may even be the arena that the next pass's gradients go to, as long as nobody clears
-that arena: a sub-model's gradients leave after its backward, which came after its load, and that
-load waited for every part of the parameters whose gradients they are.
+The gradient may be the same arena that the next pass adds to, as long as no caller clears it. A
+sub-model's gradients leave the device after its backward, which follows its load, and the load
+waited until the step had updated every part of these parameters.
 """
 
 import threading
@@ -33,17 +33,17 @@ from atom.swap.host_store import HostStore
 from atom.swap.readiness import Readiness, StepFailed
 from atom.swap.schedule import OptimizerStep
 
-ALL_CORES = 8  # so many may all be taken for a step
+ALL_CORES = 8  # a machine with up to this many threads uses all of them for a step
 
 Update = Callable[[Part, Tensor, StepTerms], None]
-"""What a step does to one part, given its part of the gradient: as `Optimizer.update`."""
+"""Function that changes one part, given its slice of the gradient, as `Optimizer.update` does."""
 
 
 class Stepper:
-    """Takes the steps of one store, one at a time.
+    """Runs the optimizer's steps of one store, one at a time.
 
-    A step that breaks off leaves the store torn: nothing goes on until `discard`. Calls come from
-    one thread at a time, those to `wait` from any.
+    A step that fails leaves the store inconsistent: every later step raises StepFailed until
+    `discard`. One thread at a time may call the methods; `wait` may be called from any thread.
     """
 
     def __init__(
@@ -54,20 +54,27 @@ class Stepper:
         sub_models: Sequence[SubModel] = (),
         observer: Observer | None = None,
     ) -> None:
-        """`observer` is told, from the threads that step, of the share of each of the
-        `sub_models`.
+        """Prepare the parts of the store.
 
-        Raises: MismatchError when the host kernels have not been compiled.
+        Args:
+            store: Host arenas that the steps change.
+            optimizer: Rule of the update.
+            clock: Clock of the times that the observer gets.
+            sub_models: Sub-models whose share of a step is reported.
+            observer: Gets the time span of each sub-model's share, on the step's threads.
+
+        Raises:
+            MismatchError: The host kernels have not been compiled.
         """
         host_kernels()
         self._store = store
         self._optimizer = optimizer
         self._parts = parts_of(optimizer, store)
-        """Of the store: all that a step changes."""
+        """All parts of the store that a step changes."""
         self._device_parts = device_parts(self._parts, store.on_device) if store.on_device else {}
-        """Of these, what lives on the device, by parameter."""
+        """Parts that live on the device, by parameter name."""
         self.stretches = [each for part in self._parts for each in without_state(part)]
-        """The same, in small parts that have no state."""
+        """All parts cut into small stretches without optimizer state."""
         self._sub_models = sub_models
         self._clock = clock
         self._observer = observer
@@ -82,13 +89,22 @@ class Stepper:
         coefficient: float = 1.0,
         update: Update | None = None,
     ) -> None:
-        """Starts a step and returns. What was loaded is stale. Waits for the step before.
+        """Start a step and return; first wait for the previous step.
 
-        `gradient`: [trained elements], times `coefficient`; it belongs to the stepper until `wait`
-        returns or raises. `step` counts from 1. `update`: what is done to each part, if not the
-        optimizer's step: element-wise, given one of `stretches`, on several threads.
+        All parameters on devices become stale.
 
-        Raises: ValueError for a gradient that does not fit; StepFailed while torn.
+        Args:
+            gradient: [trained elements] Gradient; the stepper reads it until `wait` returns or
+                raises.
+            learning_rate: Rate of this step.
+            step: Number of the step, from 1.
+            coefficient: Factor of the gradient.
+            update: Function that replaces the optimizer's update. It must be element-wise; it gets
+                the parts in `stretches`, on several threads.
+
+        Raises:
+            ValueError: The gradient does not fit the store.
+            StepFailed: A step failed, and `discard` was not called since.
         """
         self.wait()
         require_flat(gradient, self._store.gradients.numel())
@@ -96,47 +112,50 @@ class Stepper:
         terms = StepTerms(step, learning_rate, coefficient)
         parts = self.stretches if update else self._parts
         readiness = Readiness([(part.start, part.stop) for part in parts])
-        done = self._observed(parts, readiness.finish)
+        done = self._with_observer(parts, readiness.finish)
         threads = torch.get_num_threads()
-        todo = iter(enumerate(parts))  # shared: `next` is one step of the interpreter
+        todo = iter(enumerate(parts))  # shared by the threads: `next` is atomic
 
         def work() -> None:
             if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)  # PyTorch counts them per thread
+                torch.set_num_threads(threads)  # PyTorch has one setting per thread
             try:
                 self._work(todo, gradient, terms, update or self._optimizer.update, done)
-            except BaseException as failure:  # noqa: BLE001 - whoever waits for it hears of it
+            except BaseException as failure:  # noqa: BLE001 - `wait` raises it
                 self._failure = failure
                 readiness.fail(failure)
 
         self._store.readiness = readiness
-        together = update is None and not self._optimizer.elementwise
-        count = 1 if together else step_threads(parts)
+        serial = update is None and not self._optimizer.elementwise
+        count = 1 if serial else step_threads(parts)
         threads_of_step = [
             threading.Thread(target=work, name="atom-optimizer") for _ in range(count)
         ]
         for thread in threads_of_step:
             thread.start()
-        self._threads = threads_of_step  # now that whoever waits, from any thread, may join them
+        # Assigned after the start, because another thread may join them at once.
+        self._threads = threads_of_step
 
     def wait(self) -> None:
-        """Returns when no step is under way and the store is whole. Raises: StepFailed."""
+        """Wait until no step is running, and raise StepFailed if the last one failed."""
         self.rest()
         self.require_whole()
 
     def require_whole(self) -> None:
-        """Does not wait. Raises: StepFailed when the last step broke off: some parameters are
-        updated, others are not."""
+        """Raise StepFailed if the last step failed; do not wait.
+
+        After such a failure only some parameters are updated.
+        """
         if self._failure is not None:
             raise StepFailed(self._failure)
 
     def rest(self) -> None:
-        """Returns when no step is under way, whatever became of it."""
+        """Wait until no step is running, whether the last one succeeded or failed."""
         for thread in self._threads:
             thread.join()
 
     def discard(self) -> None:
-        """Forgets a step that broke off, and has ended: the store was filled from elsewhere."""
+        """Forget a failed step that has ended, after the store was filled from another source."""
         self._failure = None
         self._store.readiness = None
 
@@ -156,7 +175,10 @@ class Stepper:
             done(index)
 
     def _update(self, part: Part, gradients: FlatNumbers, terms: StepTerms, update: Update) -> None:
-        """Where the part is. On the device its gradient takes the place of the round's sums."""
+        """Update the part where it lives.
+
+        On the device the gradient overwrites the round's sums.
+        """
         on_device, name = self._store.on_device, part.parameter.name
         if on_device is None or name not in self._device_parts:
             update(part, part.of(gradients), terms)
@@ -171,17 +193,20 @@ class Stepper:
                 if given.data_ptr() != sums.data_ptr():
                     sums.copy_(given)
                 update(self._device_parts[name], sums, terms)
-            on_device.ahead = True
+            on_device.host_is_stale = True
 
-    def _observed(
+    def _with_observer(
         self, parts: Sequence[Part], finish: Callable[[int], None]
     ) -> Callable[[int], None]:
-        """What a thread calls when a part is done: it tells the observer of the last part of each
-        sub-model, before a pass can end with it. A share begins when the one before it ended."""
+        """Return a function to call when a part is done, which also reports to the observer.
+
+        The last part of a sub-model reports its share of the step before it becomes readable, so
+        that no pass ends before the report. A share begins when the previous one ended.
+        """
         observer, clock = self._observer, self._clock
         if observer is None:
             return finish
-        users: dict[str, int] = {}  # by parameter: the first sub-model that uses it
+        users: dict[str, int] = {}  # parameter → first sub-model that uses it
         for sub_model in reversed(self._sub_models):
             names = (self._store.layout.whole_name(name) for _, name in sub_model.parameters)
             users.update(dict.fromkeys(names, sub_model.index))
@@ -202,10 +227,11 @@ class Stepper:
 
 
 def step_threads(parts: Sequence[Part]) -> int:
-    """How many threads share an element-wise step. Others are left to PyTorch's own threads.
+    """Return the number of threads that share an element-wise step.
 
-    A step waits for memory, and a few cores ask for all that memory gives. Meanwhile others load,
-    launch and add gradients: beyond eight threads, half of the cores are left to them.
+    A step is limited by memory bandwidth, which a few cores exhaust. At the same time other threads
+    load parameters, launch kernels and add gradients. Therefore a machine with more than
+    `ALL_CORES` threads uses half of them for the step, but at least `ALL_CORES`.
     """
     most = torch.get_num_threads()
     most = most if most <= ALL_CORES else max(ALL_CORES, most // 2)

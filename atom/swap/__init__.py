@@ -1,1 +1,1 @@
-"""Sub-models through the device: schedule, host memory, slots, streams, and the engine."""
+"""Execution of sub-models on a small device: schedule, host memory, slots, streams, engine."""

@@ -1,5 +1,7 @@
-"""What lies between a program's sub-models, and memory for what of it is offloaded: places on the
-host, and a ring on the device."""
+"""Values between a program's sub-models, and the memory for offloaded ones.
+
+Offloaded values have places on the host, and a ring of places on the device to come back to.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,21 +18,36 @@ from atom.swap.schedule import Shape
 
 @dataclass(frozen=True)
 class BoundaryMemory:
-    """Shared by the programs of one replica, which take turns. Empty if nothing is offloaded."""
+    """Memory for offloaded values, shared by the programs of one replica, which take turns.
+
+    It is empty if no values are offloaded.
+    """
 
     host: Tensor
-    """Bytes, flat."""
+    """[bytes] uint8 on the host."""
     ring: tuple[Tensor, ...]
-    """Bytes, flat, each memory of its own: filling one leaves the version counters of what views
-    the others alone."""
+    """Places on the device, [bytes] uint8 each.
+
+    Each place has its own storage, so filling one does not change the version counters of views of
+    the others.
+    """
     micro_batches: int
-    """The most that a pass may have."""
+    """Largest number of micro-batches of a pass."""
 
     @classmethod
     def allocate(
         cls, shapes: Sequence[Shape], device: Device, micro_batches: int
     ) -> "BoundaryMemory":
-        """Enough for each of the shapes, with so many micro-batches. Raises: MemoryError."""
+        """Allocate memory that suffices for each of the shapes.
+
+        Args:
+            shapes: Shapes of all programs that use the memory.
+            device: Device that moves the values.
+            micro_batches: Largest number of micro-batches of a pass.
+
+        Raises:
+            MemoryError: The host has too little memory.
+        """
         shapes = [replace(shape, micro_batches=micro_batches) for shape in shapes]
         place = max((shape.ring_slot_bytes for shape in shapes), default=0)
         host = max((shape.host_bytes for shape in shapes), default=0)
@@ -42,8 +59,16 @@ class BoundaryMemory:
 def shape_of(
     program: Program, arrangement: Arrangement, micro_batches: int = 1, place: int = 0
 ) -> Shape:
-    """With all that lies between sub-models, if any of it is offloaded; with those of the device
-    at this place of a group, if it is one."""
+    """Return the shape of a program's passes under an arrangement.
+
+    The values between sub-models are included only if some are offloaded.
+
+    Args:
+        program: Program to run.
+        arrangement: Use of the device or of the group.
+        micro_batches: Micro-batches of a pass.
+        place: Index of this device in its group.
+    """
     parts, visited = program.sub_models, None
     crossings = crossings_of(program) if arrangement.offloaded else ()
     if arrangement.devices > 1:
@@ -53,10 +78,13 @@ def shape_of(
 
 
 def crossings_of(program: Program) -> tuple[Crossing, ...]:
-    """Values that may move, in the order in which they are made; those that share memory move as
-    one. Without batch entries, the loss, and what is the same in every micro-batch.
+    """Return the values that may be offloaded, in the order in which they are computed.
 
-    Raises: ValueError for a program that does not say what its values look like.
+    Values that share memory move together. Batch entries, the loss, and values that are the same in
+    every micro-batch are left out.
+
+    Raises:
+        ValueError: The program does not describe one of its values.
     """
     users, found = users_of(program.sub_models), list[Crossing]()
     for part in program.sub_models:
@@ -64,7 +92,7 @@ def crossings_of(program: Program) -> tuple[Crossing, ...]:
         for name in part.outputs:
             if name in users and name not in program.shared:
                 if name not in program.values:
-                    raise ValueError(f"the program does not say what {name} looks like")
+                    raise ValueError(f"the program does not describe the value {name}")
                 memory = program.values[name].memory
                 together.setdefault(memory or f"{name} alone", []).append(name)
         for names in together.values():
@@ -76,7 +104,7 @@ def crossings_of(program: Program) -> tuple[Crossing, ...]:
 
 
 def users_of(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:
-    """Per value those of them that take it, ascending."""
+    """Return the sub-models that take each value as input, ascending, by the value's name."""
     users: dict[str, list[int]] = {}
     for sub_model in sub_models:
         for name in sub_model.inputs:

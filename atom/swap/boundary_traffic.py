@@ -1,11 +1,11 @@
-"""Carries offloaded values between the device and the host during a training pass.
+"""Movement of offloaded values between the device and the host during a training pass.
 
-What leaves is copied as it lies in memory, so that what comes back has the same bits, strides and
-sharing of memory. It is held on the device until its copy is complete; computing is ordered behind
-that before the memory is given up, so nothing waits but the streams.
+A value is copied to the host as it lies in memory, so it comes back with the same bits, strides and
+sharing of memory. The device's copy is held until the copy to the host is complete. The compute
+stream waits for that before the memory is released, so no thread waits.
 
-What comes back is a view of a place of the ring, for the one visit that the place was filled for.
-What is needed for longer is copied out of the ring, device to device.
+A value that comes back is a view of a place of the ring, valid for the one visit that the place was
+filled for. A value that is needed for longer is copied out of the ring on the device.
 """
 
 from collections import deque
@@ -17,144 +17,160 @@ from torch import Tensor
 
 from atom.graph.segment import Computed
 from atom.swap.boundary_memory import BoundaryMemory
-from atom.swap.crossing import OUTGOING, aligned
+from atom.swap.crossing import MOST_OUTGOING, aligned
 from atom.swap.device import Copy, Device, RandomState, Report
 from atom.swap.schedule import Backward, Shape, ValuesIn, ValuesOut
 
 
 @dataclass
 class MicroBatch:
-    """What one micro-batch has in flight between sub-models."""
+    """Values, gradients and graphs of one micro-batch between sub-models."""
 
     values: dict[str, Tensor]
     """Batch entries and boundary values by name, detached, on the device."""
     sequences: int
     random: RandomState
-    """Where its own stream of random numbers stands: the same whatever the cut or the company."""
+    """Random state of this micro-batch, independent of the cut and of other micro-batches."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
     """Gradients of boundary values, summed over the sub-models visited so far."""
     random_before: dict[int, RandomState] = field(default_factory=dict)
-    """Per sub-model: the random state its forward began with."""
+    """Random state with which a sub-model's forward began, by sub-model."""
     computed: dict[int, Computed] = field(default_factory=dict)
-    """Per sub-model: its graph, if it waits for the backward instead of being recomputed."""
+    """Autograd graph by sub-model, if it is kept for the backward instead of being recomputed."""
     loss: Tensor | None = None
 
     def clear(self) -> None:
-        """Forgets what is on the device."""
+        """Release values, gradients and graphs on the device."""
         self.values.clear()
         self.gradients.clear()
         self.computed.clear()
 
 
 @dataclass(frozen=True)
-class _Leaving:
-    """Copies to the host that may be under way; holding their sources holds the memory."""
+class _OutgoingCopies:
+    """Copies to the host that may be running; references to the sources keep their memory."""
 
     key: int
-    of: tuple[int, int]
+    visit: tuple[int, int]
     """Sub-model and micro-batch."""
     copies: tuple[Copy, ...]
 
 
 class BoundaryTraffic:
-    """One program's traffic. Used by the engine's thread."""
+    """Offloaded values of one program. Used only by the engine's thread."""
 
     def __init__(
         self, shape: Shape, memory: BoundaryMemory, device: Device, first_slot: int
     ) -> None:
-        """`first_slot`: number of the ring's first place among the device's slots."""
+        """Assign a place on the host to each offloaded value.
+
+        Args:
+            shape: Shape of the program's passes.
+            memory: Places on the host and on the device.
+            device: Device that moves the values.
+            first_slot: Number of the ring's first place among the device's slots.
+        """
         self._crossings, self._away = shape.crossings, shape.away
         self._memory, self._device, self._first_slot = memory, device, first_slot
         moving = sorted(shape.moving)
         self._moving = frozenset(name for i in moving for name in self._crossings[i].names)
         self._offsets: dict[int, int] = {}
-        """Of the first micro-batch's place on the host; those of the others follow."""
+        """Host offset of a crossing's first micro-batch; other micro-batches follow."""
         used = 0
         for index in moving:
             self._offsets[index] = used
             used += memory.micro_batches * aligned(self._crossings[index].value_bytes)
-        self._looks: dict[tuple[int, int], dict[str, Look]] = {}
-        """Crossing and micro-batch → what lies on the host."""
-        self._under_way: deque[_Leaving] = deque()
+        self._layouts: dict[tuple[int, int], dict[str, TensorLayout]] = {}
+        """Layouts of the values on the host, by crossing and micro-batch."""
+        self._outgoing: deque[_OutgoingCopies] = deque()
         self._sent = 0
-        self._places: dict[tuple[int, int], int] = {}
-        """Sub-model and micro-batch → place of the ring."""
+        self._ring_places: dict[tuple[int, int], int] = {}
+        """Ring place by sub-model and micro-batch."""
 
-    def borrowed(self, names: Iterable[str], batch: MicroBatch) -> frozenset[int]:
-        """Addresses of memory that moving values lie in: those of `names`."""
+    def reused_memory(self, names: Iterable[str], batch: MicroBatch) -> frozenset[int]:
+        """Return the storage addresses of the offloaded values among `names`.
+
+        Their memory is released or overwritten during the pass.
+        """
         values = (batch.values[name] for name in names if name in self._moving)
         return frozenset(value.untyped_storage().data_ptr() for value in values)
 
     def forget(self) -> None:
-        """The pass is over and the device drained: what lies on the host is void."""
-        self._looks.clear()
-        self._places.clear()
-        self._under_way.clear()
+        """Forget the values on the host, after the pass has ended and the device was drained."""
+        self._layouts.clear()
+        self._ring_places.clear()
+        self._outgoing.clear()
 
     def send(self, event: ValuesOut, batch: MicroBatch, report: Report | None) -> None:
-        """Starts for the host what the sub-model was the last to use."""
+        """Start copying the values to the host whose last use was the forward of this sub-model."""
         s, c = event.sub_model, event.micro_batch
         copies: list[Copy] = []
-        while len(self._under_way) >= OUTGOING:
+        while len(self._outgoing) >= MOST_OUTGOING:
             self._retire()
         for index in self._away[s]:
             crossing = self._crossings[index]
             held = {name: batch.values[name] for name in crossing.names if name in batch.values}
-            package = pack(held, crossing.value_bytes)
-            if package.size_bytes > crossing.value_bytes:
-                continue  # it does not look as foreseen: it stays where it is
-            self._looks[index, c] = package.looks
+            packed = pack(held, crossing.value_bytes)
+            if packed.size_bytes > crossing.value_bytes:
+                continue  # larger than planned, so it stays on the device
+            self._layouts[index, c] = packed.layouts
             place = self._host_place(index, c)
             copies += [
                 Copy(place[start : start + piece.numel()], piece)
-                for start, piece in package.pieces
+                for start, piece in packed.pieces
                 if piece.numel() > 0
             ]
             for name in held:
                 del batch.values[name]
         if copies:
-            key, self._sent = self._sent % OUTGOING, self._sent + 1
+            key, self._sent = self._sent % MOST_OUTGOING, self._sent + 1
             self._device.values_out(key, copies, report)
-            self._under_way.append(_Leaving(key, (s, c), tuple(copies)))
+            self._outgoing.append(_OutgoingCopies(key, (s, c), tuple(copies)))
 
     def _retire(self) -> None:
-        oldest = self._under_way.popleft()
+        oldest = self._outgoing.popleft()
         self._device.wait_values_out(oldest.key)
 
     def fetch(self, event: ValuesIn, report: Report | None) -> None:
-        """Starts filling a place of the ring with what the sub-model's backward needs."""
-        of = event.sub_model, event.micro_batch
-        while any(leaving.of == of for leaving in self._under_way):
+        """Start filling a place of the ring with the values that a sub-model's backward needs."""
+        visit = event.sub_model, event.micro_batch
+        while any(leaving.visit == visit for leaving in self._outgoing):
             self._retire()
         ring = self._memory.ring[event.place]
         copies = []
-        for index, start in self._arriving(*of):
+        for index, start in self._arriving(*visit):
             size = self._crossings[index].value_bytes
             place = self._host_place(index, event.micro_batch)
             copies.append(Copy(ring[start : start + size], place[:size]))
-        self._places[of] = event.place
+        self._ring_places[visit] = event.place
         self._device.load(self._first_slot + event.place, copies, report)
 
-    def arrive(self, event: Backward, batch: MicroBatch) -> None:
-        """Before a backward on a micro-batch: what it needs is there. Call where one computes."""
-        of = event.sub_model, event.micro_batch
-        place = self._places.pop(of, None)
+    def receive(self, event: Backward, batch: MicroBatch) -> None:
+        """Add fetched values to the micro-batch before its backward.
+
+        Call it inside `Device.computing`.
+        """
+        visit = event.sub_model, event.micro_batch
+        place = self._ring_places.pop(visit, None)
         if place is None:
             return
         self._device.wait_loaded(self._first_slot + place)
-        for index, start in self._arriving(*of):
+        for index, start in self._arriving(*visit):
             crossing = self._crossings[index]
             memory = self._memory.ring[place][start : start + aligned(crossing.value_bytes)]
             if len(crossing.used_by) > 1:
                 memory = memory.clone()
-            looks = self._looks.pop((index, event.micro_batch))
-            batch.values.update({name: look.of(memory) for name, look in looks.items()})
+            layouts = self._layouts.pop((index, event.micro_batch))
+            batch.values.update({name: layout.restore(memory) for name, layout in layouts.items()})
 
     def _arriving(self, sub_model: int, micro_batch: int) -> list[tuple[int, int]]:
-        """With offsets in a place of the ring. What did not leave needs no fetching."""
+        """Return the crossings to fetch for a backward, with their offsets in a place of the ring.
+
+        Values that never left need no fetching.
+        """
         found, used = [], 0
         for index in self._away[sub_model]:
-            if (index, micro_batch) in self._looks:
+            if (index, micro_batch) in self._layouts:
                 found.append((index, used))
             used += aligned(self._crossings[index].value_bytes)
         return found
@@ -166,56 +182,59 @@ class BoundaryTraffic:
 
 
 @dataclass(frozen=True)
-class Look:
-    """Where a tensor lies in a package, and what it looked like."""
+class TensorLayout:
+    """Position and form of a tensor in a block of bytes."""
 
     offset_bytes: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     dense: bool
-    """Its elements lie one after the other, without the gaps that its strides have."""
+    """True if the elements lie one after the other, without the gaps that the strides imply."""
 
-    def of(self, memory: Tensor) -> Tensor:
-        """The tensor, in the package's bytes: a view of them; if it has gaps, memory of its own."""
+    def restore(self, memory: Tensor) -> Tensor:
+        """Return the tensor from the packed bytes: a view, or a copy if its strides have gaps."""
         elements = memory.view(self.dtype)
         offset = int(elements.storage_offset()) + self.offset_bytes // self.dtype.itemsize
         if not self.dense:
             return elements.as_strided(self.shape, self.stride, offset)
-        once = [1 if step == 0 else n for n, step in zip(self.shape, self.stride, strict=True)]
-        contiguous = torch.empty(once, device="meta").stride()
-        source = elements.as_strided(once, contiguous, offset)
-        copy = torch.empty_strided(once, self.stride, dtype=self.dtype, device=memory.device)
+        base = [1 if step == 0 else n for n, step in zip(self.shape, self.stride, strict=True)]
+        contiguous = torch.empty(base, device="meta").stride()
+        source = elements.as_strided(base, contiguous, offset)
+        copy = torch.empty_strided(base, self.stride, dtype=self.dtype, device=memory.device)
         return copy.copy_(source).expand(self.shape)
 
 
 @dataclass(frozen=True)
-class Package:
-    looks: dict[str, Look]
-    """By name."""
+class PackedTensors:
+    """Tensors as pieces of bytes, to be copied into one block of memory."""
+
+    layouts: dict[str, TensorLayout]
+    """Layouts in the block, by name."""
     pieces: tuple[tuple[int, Tensor], ...]
-    """Offset in the package, and the bytes [n] that belong there."""
+    """Pieces of bytes [n], each with its offset in the block."""
 
     @property
     def size_bytes(self) -> int:
-        """To the end of what lies last."""
+        """Bytes from the beginning of the block to the end of its last piece."""
         return max((start + piece.numel() for start, piece in self.pieces), default=0)
 
 
-def pack(tensors: Mapping[str, Tensor], most_bytes: int) -> Package:
-    """Tensors in no more than so many bytes, if that is possible.
+def pack(tensors: Mapping[str, Tensor], limit_bytes: int) -> PackedTensors:
+    """Pack tensors into at most `limit_bytes` bytes, if possible.
 
-    Whole storages where they fit: nothing is computed, tensors that share memory go on sharing it.
-    Else the elements of each tensor: a view of a much larger piece of memory leaves that behind.
+    Whole storages are packed if they fit: this needs no computation, and tensors that share memory
+    continue to share it. Otherwise only the tensors' own elements are packed, so a view of a much
+    larger storage leaves the rest out.
     """
     whole = _whole(tensors)
-    return whole if whole.size_bytes <= most_bytes else _dense(tensors)
+    return whole if whole.size_bytes <= limit_bytes else _dense(tensors)
 
 
-def _whole(tensors: Mapping[str, Tensor]) -> Package:
+def _whole(tensors: Mapping[str, Tensor]) -> PackedTensors:
     starts: dict[int, int] = {}
     pieces: list[tuple[int, Tensor]] = []
-    looks: dict[str, Look] = {}
+    layouts: dict[str, TensorLayout] = {}
     used = 0
     for name, tensor in tensors.items():
         at = tensor.untyped_storage().data_ptr()
@@ -226,21 +245,21 @@ def _whole(tensors: Mapping[str, Tensor]) -> Package:
             pieces.append((used, piece))
             used += aligned(piece.numel())
         start = starts[at] + int(tensor.storage_offset()) * tensor.itemsize
-        looks[name] = _look(tensor, start, dense=False)
-    return Package(looks, tuple(pieces))
+        layouts[name] = _layout_of(tensor, start, dense=False)
+    return PackedTensors(layouts, tuple(pieces))
 
 
-def _dense(tensors: Mapping[str, Tensor]) -> Package:
+def _dense(tensors: Mapping[str, Tensor]) -> PackedTensors:
     pieces: list[tuple[int, Tensor]] = []
-    looks: dict[str, Look] = {}
+    layouts: dict[str, TensorLayout] = {}
     used = 0
     for name, tensor in tensors.items():
-        once = tensor[tuple(slice(1 if step == 0 else None) for step in tensor.stride())]
-        pieces.append((used, once.contiguous().view(-1).view(torch.uint8)))
-        looks[name] = _look(tensor, used, dense=True)
+        base = tensor[tuple(slice(1 if step == 0 else None) for step in tensor.stride())]
+        pieces.append((used, base.contiguous().view(-1).view(torch.uint8)))
+        layouts[name] = _layout_of(tensor, used, dense=True)
         used += aligned(pieces[-1][1].numel())
-    return Package(looks, tuple(pieces))
+    return PackedTensors(layouts, tuple(pieces))
 
 
-def _look(tensor: Tensor, start: int, dense: bool) -> Look:
-    return Look(start, tuple(tensor.shape), tensor.stride(), tensor.dtype, dense)
+def _layout_of(tensor: Tensor, start: int, dense: bool) -> TensorLayout:
+    return TensorLayout(start, tuple(tensor.shape), tensor.stride(), tensor.dtype, dense)

@@ -1,4 +1,4 @@
-"""What a sub-model computes on one micro-batch, and where the results go."""
+"""Forward and backward of a sub-model on one micro-batch, and the storage of the results."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
@@ -21,30 +21,32 @@ from atom.swap.schedule import Shape
 
 @dataclass(frozen=True)
 class RunningPass:
-    """What a pass was begun with, and its micro-batches."""
+    """Inputs of a pass and the state of its micro-batches."""
 
     batches: list[MicroBatch]
     shape: Shape
     loss_scale: float = 1.0
-    """The loss is multiplied by it before the backward, gradients are divided by it in float32."""
+    """Factor of the loss in the backward; gradients are divided by it in float32."""
     gate: Gate | None = None
-    """None: no gradients are wanted."""
+    """Gate of the pass's gradients; None: an evaluation, without gradients."""
     first: bool = False
-    """Of its round: it replaces what the gradient arena held."""
+    """True for the first pass of a round, which overwrites the gradient arena."""
     seed: int = 0
-    """Where the noise comes from that sums in bfloat16 are rounded with."""
+    """Seed of the noise for stochastic rounding of bfloat16 sums."""
     handoff: Handoff = field(default_factory=Handoff)
-    """To the other devices of its group."""
+    """Exchange with the other devices of the group."""
     shared: dict[str, Tensor] = field(default_factory=dict)
-    """What came from them and is the same in every micro-batch."""
+    """Values from other devices that are the same in every micro-batch."""
 
     @property
     def training(self) -> bool:
         return self.gate is not None
 
     def results(self) -> list[Tensor]:
-        """What the program gives, most often the loss, of each micro-batch that has it by now; on
-        the host. Waits for the device."""
+        """Return the program's output (usually the loss) of each finished micro-batch, on the host.
+
+        Waits for the device.
+        """
         return [batch.loss.cpu() for batch in self.batches if batch.loss is not None]
 
     def losses(self) -> list[float]:
@@ -52,8 +54,11 @@ class RunningPass:
 
 
 class Computation:
-    """One program's forwards and backwards. Within `Device.computing`, by the engine's thread, when
-    the sub-model's weights and values are there."""
+    """Forwards and backwards of one program.
+
+    Only the engine's thread may call it, inside `Device.computing`, after the sub-model's weights
+    and values have arrived.
+    """
 
     def __init__(
         self, program: Program, slots: DeviceSlots, device: Device, traffic: BoundaryTraffic
@@ -63,12 +68,14 @@ class Computation:
         single = slots.weights[0].dtype == torch.float32
         self._exact = single and not program.own_backwards
         shape = slots.shape_of(program)
-        users = users_of([program.sub_models[s] for s in shape.mine])
+        users = users_of([program.sub_models[s] for s in shape.local])
         self._first_used, self._last_used = _names_by_user(users, 0), _names_by_user(users, -1)
 
     def forward(self, part: BoundSubModel, current: RunningPass, micro_batch: int) -> None:
-        """Leaves the sub-model's outputs, the loss among them, with the micro-batch; its graph as
-        well if that is kept for the backward."""
+        """Compute a sub-model, and store its outputs (also the loss) in the micro-batch.
+
+        The autograd graph is stored as well if it is kept for the backward.
+        """
         index, batch = part.sub_model.index, current.batches[micro_batch]
         keep = current.training and current.shape.keeps_graph(index)
         if current.training and not keep:
@@ -76,26 +83,25 @@ class Computation:
         with self._device.drawing(batch.random):
             computed = compute(part.module, part.sub_model, batch.values, current.training)
             batch.random = self._device.random_state()
-        borrowed, first = self._borrowed(part, batch), current.batches[0].values
+        reused_memory, first = self._reused_memory(part, batch), current.batches[0].values
         for name, value in computed.outputs.items():
             if name in self._program.shared and name in first:
                 batch.values[name] = first[name]
             else:
-                batch.values[name] = _outliving(value.detach(), borrowed)
+                batch.values[name] = _in_own_memory(value.detach(), reused_memory)
         if self._program.loss in computed.outputs:
             batch.loss = batch.values[self._program.loss]
             if current.gate is not None:
-                current.gate.show(batch.loss)
+                current.gate.add_loss(batch.loss)
         if keep:
             batch.computed[index] = _for_backward(computed)
         if not current.training:
             _release(batch, self._last_used[index])
 
-    def _borrowed(self, part: BoundSubModel, batch: MicroBatch) -> frozenset[int]:
-        """Addresses of memory that no value may be a view of: it will be used again before the
-        value is."""
+    def _reused_memory(self, part: BoundSubModel, batch: MicroBatch) -> frozenset[int]:
+        """Return addresses of storages that are overwritten before the outputs' last use."""
         weights = self._slots.weights[part.slot].untyped_storage().data_ptr()
-        return self._traffic.borrowed(part.sub_model.inputs, batch) | {weights}
+        return self._traffic.reused_memory(part.sub_model.inputs, batch) | {weights}
 
     def backward(
         self,
@@ -104,11 +110,14 @@ class Computation:
         micro_batch: int,
         gradients: ParameterGradients,
     ) -> None:
-        """Leaves its inputs' gradients with the micro-batch, adds its parameters' to `gradients`.
-        Their slot must be free if this is the first micro-batch."""
+        """Run a sub-model's backward on one micro-batch.
+
+        The gradients of its inputs go to the micro-batch, the parameters' gradients are added to
+        `gradients`. For the first micro-batch the gradient slot must be free.
+        """
         index, batch = part.sub_model.index, current.batches[micro_batch]
         if not (part.layout.trained_elements or any(part.sub_model.inputs_need_grad)):
-            batch.random_before.pop(index, None)  # all up to here is frozen
+            batch.random_before.pop(index, None)  # this and all earlier sub-models are frozen
             batch.computed.pop(index, None)
             _release(batch, self._first_used[index])
             return
@@ -131,9 +140,11 @@ class Computation:
             return compute(part.module, part.sub_model, batch.values)
 
     def _seed(self, current: RunningPass, batch: MicroBatch) -> float:
-        """What the backward starts with. Sixteen bits cannot count sequences exactly, and backwards
-        of others than PyTorch need not be linear: there the count is multiplied in afterwards, in
-        float32."""
+        """Return the gradient of the loss with which the backward starts.
+
+        A 16-bit number cannot hold the count of sequences exactly, and a custom backward need not
+        be linear. In these cases the gradients are multiplied by the count afterwards, in float32.
+        """
         return float(batch.sequences) if self._exact else current.loss_scale
 
     def _weight(self, current: RunningPass, batch: MicroBatch) -> float:
@@ -143,7 +154,7 @@ class Computation:
 def _names_by_user(
     users: Mapping[str, Sequence[int]], position: int
 ) -> defaultdict[int, list[str]]:
-    """Per sub-model the values of which it is the first (position 0) or last (-1) user."""
+    """Return, by sub-model, the values of which it is the first (position 0) or last (-1) user."""
     names: defaultdict[int, list[str]] = defaultdict(list)
     for name, indices in users.items():
         names[indices[position]].append(name)
@@ -156,18 +167,19 @@ def _release(batch: MicroBatch, names: Sequence[str]) -> None:
 
 
 def _for_backward(computed: Computed) -> Computed:
-    """What a graph that waits for its backward needs: outputs without gradient only take memory."""
+    """Return the graph without outputs that need no gradient, which would only occupy memory."""
     outputs = {name: value for name, value in computed.outputs.items() if value.requires_grad}
     return replace(computed, outputs=outputs)
 
 
-def _outliving(value: Tensor, borrowed: Set[int]) -> Tensor:
-    """The value, in memory of its own if it is a view of memory that starts at one of the
-    addresses `borrowed`: that will soon hold something else. Strides stay (kernels are chosen by
-    them), expanded dimensions too.
+def _in_own_memory(value: Tensor, reused_memory: Set[int]) -> Tensor:
+    """Return the value, copied if its storage starts at one of the addresses in `reused_memory`.
+
+    Such a storage will soon hold other data. The copy has the same strides, because they decide the
+    choice of kernels, and the same expanded dimensions.
     """
-    if value.untyped_storage().data_ptr() not in borrowed:
+    if value.untyped_storage().data_ptr() not in reused_memory:
         return value
-    once = value[tuple(slice(1 if stride == 0 else None) for stride in value.stride())]
-    copy = torch.empty_strided(once.shape, once.stride(), dtype=value.dtype, device=value.device)
-    return copy.copy_(once).expand(value.shape)
+    base = value[tuple(slice(1 if stride == 0 else None) for stride in value.stride())]
+    copy = torch.empty_strided(base.shape, base.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(base).expand(value.shape)

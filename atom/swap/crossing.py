@@ -1,50 +1,54 @@
-"""What lies between sub-models, and when it may leave the device. Pure.
+"""Values between sub-models, and when they may leave the device. Pure functions.
 
-A training pass visits sub-models 0 … S-1 and back to 0: 2 S - 1 *visits*, the turn in the middle. A
-value is needed by the forward of its maker and of its users, and by the backward of its users; its
-gradient by the backward of its users and then of its maker. A value that is offloaded leaves behind
-the forward of its last user, and is back for that one's backward, if these are IDLE_VISITS off or
-more. So whoever comes right next finds it there, and there is a whole visit to bring it back in.
-Gradients stay: those of plain values are used up one visit after they are made.
+A training pass visits the sub-models 0 … S-1 and then back to 0: 2 S - 1 *visits*, with the turn in
+the middle. A value is needed by the forward of its maker and of its users, and by the backward of
+its users. Its gradient is needed by the backward of its users, then of its maker.
+
+An offloaded value leaves after the forward of its last user, and is back before the backward of the
+same user, if these are at least LEAST_IDLE_VISITS apart. So the visit right after the forward still
+finds the value on the device, and a whole visit remains to bring it back. Gradients stay on the
+device: a plain value's gradient is used up one visit after it is computed.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-IDLE_VISITS = 3
-"""From the last forward to the first backward, for leaving to pay: it is being brought in during
-the visit before."""
-OUTGOING = 2
-"""Leave at a time: who wants to leave as a third waits for the first to be out."""
+LEAST_IDLE_VISITS = 3
+"""Least distance from the last forward to the first backward at which offloading pays.
+
+The value comes back during the visit before the backward.
+"""
+MOST_OUTGOING = 2
+"""Number of copies to the host at a time; a third waits for the end of the first."""
 ALIGNMENT_BYTES = 512
-"""Every value starts at a multiple of this wherever it lies, as an allocator would have it."""
+"""Alignment of every value on the host and in the ring; allocators align alike."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Memory that sub-model `made_by` makes and others use, of one micro-batch."""
+    """Memory that sub-model `made_by` writes and other sub-models read, for one micro-batch."""
 
     made_by: int
     used_by: tuple[int, ...]
-    """Ascending, all of them behind the maker."""
+    """Sub-models that read it: ascending, all after the maker."""
     value_bytes: int
     gradient_bytes: int
-    """0: none flows back."""
+    """Size of the gradient; 0: no gradient flows back."""
     names: tuple[str, ...] = ()
-    """Of the values in it, where it moves."""
+    """Names of the values in it, if it may move."""
 
-    def back_in(self, sub_models: int) -> int:
-        """The visit of its last user's backward."""
+    def return_visit(self, sub_models: int) -> int:
+        """Return the visit that is the backward of the last user."""
         return _backward_visit(sub_models, self.used_by[-1])
 
-    def idles(self, sub_models: int) -> bool:
-        """Is it long enough from its last forward to its first backward, for leaving to pay?"""
-        return self.back_in(sub_models) - self.used_by[-1] >= IDLE_VISITS
+    def pays_to_offload(self, sub_models: int) -> bool:
+        """Return True if the value is idle for long enough to offload it."""
+        return self.return_visit(sub_models) - self.used_by[-1] >= LEAST_IDLE_VISITS
 
 
 def _backward_visit(sub_models: int, sub_model: int) -> int:
-    """The turn is both its forward and its backward."""
+    """Return the visit of a sub-model's backward; the last sub-model has one visit for both."""
     return 2 * (sub_models - 1) - sub_model
 
 
@@ -53,23 +57,29 @@ def aligned(size_bytes: int) -> int:
 
 
 def ring_slots(micro_batches: int) -> int:
-    """One visit ahead: while a visit computes on a micro-batch, the ring holds those of the visit
-    that are still to come and those of the next that came already."""
+    """Return the number of places in the ring, which is filled one visit ahead.
+
+    While a visit computes on one micro-batch, the ring holds the values for the remaining
+    micro-batches of this visit, and the values that already arrived for the next visit.
+    """
     return micro_batches + 1
 
 
 Hops = dict[tuple[int, int], list[Crossing]]
-"""From a sub-model to another one: what goes."""
+"""Crossings to send, by the pair of sending and receiving sub-model."""
 
 
 def hops(crossings: Iterable[Crossing], on: Sequence[int]) -> tuple[Hops, Hops]:
-    """What goes from device to device of a group (`on`: per sub-model, its device): values, then
-    gradients.
+    """Return the transfers between the devices of a group: values, then gradients.
 
-    A value goes from its maker to the first user on each other device. Its gradient goes the way in
-    which one device sums it: from the last user to the one before, and on to the maker. So a
-    sub-model finds what it would find on one device, and the bits are the same. The state of random
-    numbers goes along from sub-model to sub-model, with values or alone.
+    A value goes from its maker to the first user on each other device. Its gradient takes the order
+    in which a single device sums it: from the last user to the one before, and finally to the
+    maker. So a sub-model finds the same data as on a single device, and the bits are the same. The
+    random state goes from each sub-model to the next, with values or alone.
+
+    Args:
+        crossings: Values between sub-models.
+        on: Device of each sub-model.
     """
     values: Hops = {hop: [] for hop in pairwise(range(len(on)))}
     gradients: Hops = {}
@@ -80,10 +90,10 @@ def hops(crossings: Iterable[Crossing], on: Sequence[int]) -> tuple[Hops, Hops]:
         for earlier, later in pairwise((each.made_by, *each.used_by)):
             if each.gradient_bytes:
                 gradients.setdefault((later, earlier), []).append(each)
-    return _apart(values, on), _apart(gradients, on)
+    return _between_devices(values, on), _between_devices(gradients, on)
 
 
-def _apart(found: Hops, on: Sequence[int]) -> Hops:
+def _between_devices(found: Hops, on: Sequence[int]) -> Hops:
     return {(start, end): what for (start, end), what in found.items() if on[start] != on[end]}
 
 
@@ -95,20 +105,28 @@ def held_bytes(
     on: Sequence[int] = (),
     device: int = 0,
 ) -> int:
-    """On the device at the peak of a training pass: values and gradients, without the ring and what
-    is leaving. `moving`: indices of those that are away for a while. `on`: per sub-model, its
-    device in a group, where nothing moves: what one makes for another device is there at once, and
-    on its own until the visit after it.
+    """Return the bytes of values and gradients on a device at the peak of a training pass.
 
-    Without those of the micro-batch at work, which count as its activations: while a visit goes
-    from one micro-batch to the next, what it uses up shrinks as what it makes grows.
+    The ring and the copies that are leaving are not included. Neither is the micro-batch at work,
+    which counts as activations: while a visit goes from one micro-batch to the next, its inputs
+    shrink as its outputs grow.
+
+    Args:
+        crossings: Values between sub-models.
+        moving: Indices of the crossings that are on the host for a part of the pass.
+        sub_models: Number of sub-models.
+        micro_batches: Micro-batches of the pass.
+        on: Device of each sub-model in a group; empty: a single device. In a group no value is
+            offloaded. An output for another device is there at once, and stays on its own device
+            until the next visit.
+        device: Index of the device in the group.
     """
     visits = 2 * sub_models - 1
     before, after = [0] * (visits + 1), [0] * (visits + 1)
     for index, crossing in enumerate(crossings):
         where = on or (0,) * sub_models
-        for size, first, last in _stays(crossing, index in moving, sub_models, where, device):
-            # there when visits first+1 … last begin, and when first … last-1 end
+        for size, first, last in _on_device(crossing, index in moving, sub_models, where, device):
+            # present when visits first+1 … last begin, and when visits first … last-1 end
             before[first + 1] += size
             before[last + 1] -= size
             after[first] += size
@@ -120,14 +138,14 @@ def held_bytes(
     return micro_batches * most
 
 
-def _stays(
+def _on_device(
     crossing: Crossing, moves: bool, sub_models: int, on: Sequence[int], device: int
 ) -> Iterable[tuple[int, int, int]]:
-    """Bytes on the device, and the first and last visit that touches them there."""
+    """Yield the bytes on the device with the first and last visit that uses them there."""
     size, made, last_used = crossing.value_bytes, crossing.made_by, crossing.used_by[-1]
     users = [user for user in crossing.used_by if on[user] == device]
     if users:
-        back, gone = crossing.back_in(sub_models), _backward_visit(sub_models, users[0])
+        back, gone = crossing.return_visit(sub_models), _backward_visit(sub_models, users[0])
         yield from [(size, made, last_used), (size, back, gone)] if moves else [(size, made, gone)]
     elif on[made] == device:
         yield size, made, made + 1

@@ -1,7 +1,7 @@
-"""The device edge: where slots live, and who moves bytes to and from them.
+"""Interface of a device: memory for slots, and copies to and from it.
 
-`Device` is the contract. `CpuDevice` fulfils it with real slots and real threads on a box without
-a GPU; `atom.swap.streams.CudaDevice` does with streams and events. The engine knows neither.
+`Device` is the contract. `CpuDevice` fulfils it with real slots and threads on a machine without a
+GPU, `atom.swap.streams.CudaDevice` with streams and events. The engine works with either.
 """
 
 import threading
@@ -19,17 +19,20 @@ from atom.swap.host_memory import allocate_host_memory, give_back_pages
 from atom.swap.host_sums import Gate, HostSum, add_admitted
 
 Report = Callable[[float, float], None]
-"""Told when a piece of work began and ended, in seconds of the device's clock; from any thread,
-and at the latest when the device has been drained. Work that fails is not reported."""
+"""Function that receives begin and end of a piece of work, in seconds of the device's clock.
+
+It may be called from any thread, at the latest when the device has been drained. Failed work is not
+reported.
+"""
 
 
 def at_once() -> None:
-    """For loads that have nothing to wait for."""
+    """Return at once: default of `ready`, for loads whose sources may be read at any time."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Overwrite `destination` with `source`; both flat, contiguous, of one length and dtype."""
+    """Copy from `source` to `destination`; both flat, contiguous, of the same length and dtype."""
 
     destination: torch.Tensor
     source: torch.Tensor
@@ -43,18 +46,20 @@ class RandomState:
     device: torch.Tensor | None
 
 
-Handed = Callable[[], torch.Tensor]
-"""Bytes on their way to another device. Called where that one computes: they are there for what is
-issued from then on."""
+Arrival = Callable[[], torch.Tensor]
+"""Function that returns bytes which were sent to another device.
+
+Call it on the receiving device, inside `computing`: operations issued afterwards see the bytes.
+"""
 _GENERATOR = threading.RLock()
-"""PyTorch has one generator for all threads that compute on the CPU."""
+"""Lock of PyTorch's only CPU generator, which all computing threads share."""
 
 
 class Device(Protocol):
-    """Moves and memory. All methods are called by the one thread that runs the engine.
+    """Memory and copies of one device. The thread that runs the engine calls all methods.
 
-    Work is only *issued* by most methods; errors of background work are raised by the next
-    method that waits for it. After an error the caller should `drain` and start anew.
+    Most methods only *issue* work; an error in the background is raised by the next method that
+    waits for that work. After an error, call `drain` before any new work.
     """
 
     @property
@@ -62,47 +67,59 @@ class Device(Protocol):
 
     @property
     def unlocked_bytes(self) -> int:
-        """Of `host_memory`, what could not be page-locked: copies of it take a detour."""
+        """Bytes of `host_memory` that could not be page-locked, so that their copies are slower."""
         ...
 
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Zeros on the host that this device copies from and to at full speed, until `close`."""
+        """Return zeros [elements] on the host, for copies at full speed until `close`."""
         ...
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Zeros on the device, until they are given back."""
+        """Return zeros [elements] on the device, valid until `give_back`."""
         ...
 
     def give_back(self, slots: Sequence[torch.Tensor]) -> None:
-        """Gives the memory of these slots, and what else is free, back to the system, or to other
-        programs. Their content is lost; views of them stay, for `take_again`. When nothing is under
-        way."""
+        """Release the memory of these slots, and cached free memory, for other programs.
+
+        The content is lost, but views of the slots survive until `take_again`. Call it only while
+        no work is under way.
+        """
         ...
 
     def take_again(self, slots: Sequence[torch.Tensor]) -> None:
-        """Memory for slots that were given back, zeros. Raises: out of memory; then none of them
-        has any."""
+        """Allocate memory for slots that were given back, filled with zeros.
+
+        An out-of-memory error is raised without any slot having memory.
+        """
         ...
 
     def reserve_gradients(
         self, slots: int, elements: int, dtype: torch.dtype = torch.float32
     ) -> None:
-        """Prepares for `gradients_out` of up to `elements` per slot, so that none allocates. In
-        `dtype`, float32 or bfloat16, they leave."""
+        """Allocate all memory that `gradients_out` needs.
+
+        Args:
+            slots: Number of gradient slots.
+            elements: Most elements of a slot.
+            dtype: Dtype in which gradients leave the device: float32 or bfloat16.
+        """
         ...
 
     def computing(self) -> AbstractContextManager[object]:
-        """Where the engine's tensor operations run."""
+        """Return a context in which the engine issues tensor operations."""
         ...
 
     def timed(self, report: Report) -> AbstractContextManager[object]:
-        """Reports how long the operations issued within it took. Inside `computing`."""
+        """Return a context that reports how long its operations took. Use it inside `computing`."""
         ...
 
     def stepping(self) -> AbstractContextManager[object]:
-        """Where the optimizer steps what lives on the device: operations issued within it come
-        before loads that are issued later. From any thread; when no pass is under way, or what it
-        works on is of no use to the pass before its load."""
+        """Return a context in which the optimizer steps parameters on the device.
+
+        Its operations finish before loads that are issued later begin. It may be used from any
+        thread, while no pass is under way, or while the pass does not use these parameters before
+        it loads them.
+        """
         ...
 
     def load(
@@ -112,15 +129,19 @@ class Device(Protocol):
         report: Report | None = None,
         ready: Callable[[], None] = at_once,
     ) -> None:
-        """Starts filling a slot, once everything computed so far has finished.
+        """Start filling a slot, after all operations issued so far.
 
-        `ready` is called first, by the thread that loads: it returns when the sources may be
-        read, and what it raises fails the load. Waiting for it is no part of what is reported.
+        Args:
+            slot: Number of the slot.
+            copies: Copies into the slot.
+            report: Receives the time of the copies, without the wait for `ready`.
+            ready: Called first, by the loading thread. It returns when the sources may be read; its
+                exception fails the load.
         """
         ...
 
     def wait_loaded(self, slot: int) -> None:
-        """Operations issued from now on see the slot's content."""
+        """Let operations issued from now on see the slot's new content."""
         ...
 
     def gradients_out(
@@ -131,64 +152,87 @@ class Device(Protocol):
         report: Report | None = None,
         added: Report | None = None,
     ) -> None:
-        """Starts bringing gradients to the host, once everything computed so far has finished.
+        """Start adding gradients to sums on the host, after all operations issued so far.
 
-        All of them are added, or none, as the gate says; what they replace is lost either way.
-        Whoever waits for them hears of the first that are not finite (NotFinite). `added`: told of
-        the addition, where it is not a part of the way out."""
+        The gate admits all of them or none. Sums to be replaced are lost in either case. A method
+        that waits for the gradients raises NotFinite if they are not finite.
+
+        Args:
+            gradient_slot: Slot that holds the gradients.
+            sums: Additions to make.
+            gate: Gate of the pass.
+            report: Receives the time of the copy.
+            added: Receives the time of the addition, if it is separate from the copy.
+        """
         ...
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
-        """Operations issued from now on may overwrite what the last `gradients_out` of that slot
-        was given. It need not have landed."""
+        """Let operations issued from now on overwrite the sources of the last `gradients_out`.
+
+        The gradients need not have reached their sums.
+        """
         ...
 
     def settle(self) -> None:
-        """Returns when all is computed, and all gradients on their way are known to be finite: that
-        they land is certain then, but for a failure (`Gate.failure`). Raises: as `drain`."""
+        """Wait until all is computed and all gradients on their way are known to be finite.
+
+        Only a failure (`Gate.failure`) can then keep them from being added. Raises as `drain`.
+        """
         ...
 
     def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
-        """Starts copying values to the host, once everything computed so far has finished. They
-        must stay as they are until `wait_values_out` of the same key."""
+        """Start copying values to the host, after all operations issued so far.
+
+        The sources must not change until `wait_values_out` with the same key.
+        """
         ...
 
     def wait_values_out(self, key: int) -> None:
-        """Operations issued from now on come after the last `values_out` of that key."""
+        """Let operations issued from now on follow the last `values_out` with this key."""
         ...
 
     def hand_over(
         self, size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]], to: torch.device
-    ) -> Handed:
-        """Starts copying bytes to another device, once everything computed so far has finished.
-        `pieces`: with their offsets there. They may be let go of at once."""
+    ) -> Arrival:
+        """Start copying bytes to another device, after all operations issued so far.
+
+        Args:
+            size_bytes: Size of the block on the other device.
+            pieces: Bytes [n], each with its offset in the block. The caller may release them at
+                once.
+            to: The other device.
+        """
         ...
 
     def drain(self) -> None:
-        """Returns when nothing of the engine's is under way any more, and all that left has landed.
-        Raises: the first background error."""
+        """Wait until no work is under way and all gradients were added; raise the first error."""
         ...
 
     def seed(self, seed: int) -> RandomState:
-        """The random state that follows from a seed; the current state is left as it was."""
+        """Return the random state that follows from a seed; leave the current state unchanged."""
         ...
 
     def random_state(self) -> RandomState:
-        """What random operations draw from next."""
+        """Return the current state of the random generators."""
         ...
 
     def drawing(self, state: RandomState | None = None) -> AbstractContextManager[None]:
-        """Random operations within it draw from this state on; None: they bring their own (in a
-        backward). Where all devices share a generator, others wait."""
+        """Return a context whose random operations draw from `state`.
+
+        Where all devices share one generator, other devices wait.
+
+        Args:
+            state: State to start from; None: the operations set their own (in a backward).
+        """
         ...
 
     def close(self) -> None:
-        """Ends the threads and releases host memory. Idempotent."""
+        """Stop the threads and release host memory. Idempotent."""
         ...
 
 
 class Lane:
-    """One background thread, started when first used, with at most one job per slot to wait for."""
+    """One background thread, started on first use, with at most one unfinished job per slot."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, name)
@@ -196,16 +240,16 @@ class Lane:
 
     def submit(self, slot: int, job: Callable[[], None]) -> None:
         self.wait(slot)
-        self._jobs[slot] = self._executor.submit(_with_threads, torch.get_num_threads(), job)
+        self._jobs[slot] = self._executor.submit(_run_with_threads, torch.get_num_threads(), job)
 
     def wait(self, slot: int) -> None:
-        """Returns once the slot's last job is done. Raises: what the job raised."""
+        """Wait until the slot's last job is done, and raise its exception."""
         job = self._jobs.pop(slot, None)
         if job is not None:
             job.result()
 
     def drain(self) -> None:
-        """Waits for every job. Raises: what the first failed one raised."""
+        """Wait for every job, and raise the exception of the first that failed."""
         jobs, self._jobs = list(self._jobs.values()), {}
         wait(jobs)
         for job in jobs:
@@ -215,8 +259,8 @@ class Lane:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _with_threads(threads: int, job: Callable[[], None]) -> None:
-    """With as many arithmetic threads as its sender has: PyTorch counts them per thread."""
+def _run_with_threads(threads: int, job: Callable[[], None]) -> None:
+    """Run a job with its sender's number of arithmetic threads, a setting of each thread."""
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
     job()
@@ -225,14 +269,14 @@ def _with_threads(threads: int, job: Callable[[], None]) -> None:
 class CpuDevice:
     """Slots in ordinary memory, filled and emptied by background threads.
 
-    Computing is synchronous here, so whatever was computed "so far" has finished when a load or a
-    gradient leaves; the two lanes still overlap with what is computed next.
+    Operations are synchronous here: they have finished when a load or a copy of gradients is
+    issued. The two background threads still run in parallel with the next operations.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or BootClock()
         self._loads = Lane("atom-load")
-        self._gradients = Lane("atom-gradients-out")  # and values, by negative numbers
+        self._gradients = Lane("atom-gradients-out")  # values have negative slots
 
     @property
     def torch_device(self) -> torch.device:
@@ -259,7 +303,7 @@ class CpuDevice:
     def reserve_gradients(
         self, slots: int, elements: int, dtype: torch.dtype = torch.float32
     ) -> None:
-        """There is nothing to prepare: gradients are added from the slot itself."""
+        """Do nothing: gradients are added straight from their slot."""
 
     def computing(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -297,7 +341,7 @@ class CpuDevice:
         report: Report | None = None,
         added: Report | None = None,
     ) -> None:
-        job = partial(_add_sound, sums, gate)
+        job = partial(_add_if_finite, sums, gate)
         self._gradients.submit(gradient_slot, lambda: self._reported(job, report))
 
     def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
@@ -310,7 +354,7 @@ class CpuDevice:
     @torch.no_grad()
     def hand_over(
         self, size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]], to: torch.device
-    ) -> Handed:
+    ) -> Arrival:
         memory = torch.empty(size_bytes, dtype=torch.uint8, device=to)
         for start, piece in pieces:
             memory[start : start + piece.numel()].copy_(piece)
@@ -359,5 +403,5 @@ def _copy_all(copies: Sequence[Copy]) -> None:
 
 
 @torch.no_grad()
-def _add_sound(sums: Sequence[HostSum], gate: Gate) -> None:
+def _add_if_finite(sums: Sequence[HostSum], gate: Gate) -> None:
     add_admitted(sums, gate, gate.extremes(sums))

@@ -1,9 +1,9 @@
-"""The AdamW step on a GPU: the host's own text, compiled by NVRTC and started by the driver.
+"""AdamW step on a GPU: the source of the host kernel, compiled by NVRTC, launched by the driver.
 
-Both libraries come with PyTorch and the driver, and are called as NVIDIA documents them. PyTorch's
-own wrapper, `torch.cuda._compile_kernel`, wants a whole CUDA toolkit beside it, and passes no
-structures. Contraction is off, division and roots are exact and subnormal numbers stay: what these
-flags say of a GPU is what IEEE 754 says of the host, so the bits are the same.
+The two libraries come with PyTorch and the driver, and are called as NVIDIA documents them.
+PyTorch's own wrapper, `torch.cuda._compile_kernel`, requires a whole CUDA toolkit and cannot pass
+structures. Contraction is off, division and roots are exact, and subnormal numbers are kept. With
+these flags the GPU follows IEEE 754 as the host does, so the bits are the same.
 """
 
 import ctypes
@@ -21,17 +21,21 @@ from atom.swap.host_kernels import AdamWArguments
 SOURCE = Path(__file__).with_name("device_kernels.cu")
 FLAGS = "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"
 THREADS = 256
-"""Of a block."""
+"""Threads of a block."""
 
 
 class DeviceKernels:
-    """The kernels of one GPU. Any thread."""
+    """Kernels of one GPU. Thread-safe."""
 
     def __init__(self, device: torch.device) -> None:
-        """Raises: DeviceError when they cannot be compiled or loaded here."""
+        """Compile and load the kernels.
+
+        Raises:
+            DeviceError: They cannot be compiled or loaded on this machine.
+        """
         try:
             with torch.cuda.device(device):
-                torch.zeros(1, device=device)  # so that there is a context
+                torch.zeros(1, device=device)  # creates a CUDA context
                 self._driver = ctypes.CDLL("libcuda.so.1")
                 self._context, module = c_void_p(), c_void_p()
                 self._require(self._driver.cuCtxGetCurrent(byref(self._context)))
@@ -44,14 +48,23 @@ class DeviceKernels:
             raise DeviceError(f"no kernels for this GPU: {problem}") from problem
 
     def adamw(self, arguments: AdamWArguments, count: int, first: int, decay: float) -> None:
-        """As `HostKernels.adamw`, of the GPU's memory: starts it on the current stream. Moments in
-        8 bits are not known."""
+        """Start `HostKernels.adamw` for data in the GPU's memory, on the current stream.
+
+        Moments in 8 bits are not supported.
+        """
         self._start(self._adamw, count, arguments, c_int64(count), c_uint64(first), c_float(decay))
 
     def squares(self, x: torch.Tensor, sums: torch.Tensor, lanes: int, rows: int) -> None:
-        """Starts to overwrite `sums` [blocks, lanes] float64 with the lanes' sums, before they are
-        added in halves, of each block of `rows` times `lanes` elements of `x` [n] float32, as
-        `HostKernels.sum_of_squares` defines them."""
+        """Start computing the sums of squares of each lane in each block, on the current stream.
+
+        The lanes are not yet added in halves; `HostKernels.sum_of_squares` defines the order.
+
+        Args:
+            x: [n] float32
+            sums: [blocks, lanes] float64, overwritten.
+            lanes: Elements of a row.
+            rows: Rows of a block; a block has `rows` times `lanes` elements.
+        """
         counts = c_int64(x.numel()), c_int64(lanes), c_int64(rows)
         addresses = c_void_p(x.data_ptr()), c_void_p(sums.data_ptr())
         self._start(self._squares, sums.numel(), addresses[0], counts[0], addresses[1], *counts[1:])
@@ -60,7 +73,7 @@ class DeviceKernels:
         pointers = (c_void_p * len(given))(*map(ctypes.addressof, given))
         stream = c_void_p(torch.cuda.current_stream().cuda_stream)
         shape = -(-threads // THREADS), 1, 1, THREADS, 1, 1
-        self._require(self._driver.cuCtxSetCurrent(self._context))  # a thread may have none yet
+        self._require(self._driver.cuCtxSetCurrent(self._context))  # a new thread has no context
         self._require(self._driver.cuLaunchKernel(function, *shape, 0, stream, pointers, None))
 
     def _function(self, module: c_void_p, name: bytes) -> c_void_p:
@@ -77,12 +90,21 @@ class DeviceKernels:
 
 @functools.cache
 def device_kernels(device: torch.device) -> DeviceKernels:
-    """Raises: DeviceError, see there."""
+    """Return the kernels of a GPU, compiled on first use.
+
+    Raises:
+        DeviceError: They cannot be compiled or loaded on this machine.
+    """
     return DeviceKernels(device)
 
 
 def _compiled(source: Path, capability: tuple[int, int]) -> bytes:
-    """Machine code. Raises: OSError without the compiler; RuntimeError with what it says."""
+    """Return the machine code of a CUDA source file.
+
+    Raises:
+        OSError: NVRTC is missing.
+        RuntimeError: The compilation failed; the message has the compiler's log.
+    """
     nvrtc, program, size = _nvrtc(), c_void_p(), c_size_t()
     architecture = "--gpu-architecture=sm_{}{}".format(*capability)
     options = [architecture, f"-I{source.parent}", f"-I{SHARED.parent}", *FLAGS]
@@ -104,7 +126,11 @@ def _compiled(source: Path, capability: tuple[int, int]) -> bytes:
 
 
 def _nvrtc() -> ctypes.CDLL:
-    """PyTorch's: loaded already, or among the packages beside it. Raises: OSError."""
+    """Load PyTorch's NVRTC library, or the one among PyTorch's neighbouring packages.
+
+    Raises:
+        OSError: Neither is present.
+    """
     name = f"libnvrtc.so.{(torch.version.cuda or 'none').partition('.')[0]}"
     try:
         return ctypes.CDLL(name)

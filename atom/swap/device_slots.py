@@ -1,8 +1,8 @@
-"""Device memory for sub-models: a few flat slots, reused for ever, with modules that view them.
+"""Device memory for sub-models: a few flat slots, allocated once, and modules that view them.
 
-Slots that sub-models share come first, then one per resident sub-model. Each is memory of its own:
-a load into one leaves the version counters of all others alone, so a graph kept over a resident's
-parameters stays valid while its neighbours are swapped.
+The slots that sub-models share come first, then one slot for each resident sub-model. Each slot has
+its own storage: a load into it does not change the version counters of the others. So a graph over
+a resident sub-model's parameters stays valid while other sub-models are swapped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,15 +22,18 @@ from atom.swap.schedule import GRADIENT_SLOTS, Shape
 FLOAT32_BYTES = torch.float32.itemsize
 
 Pieces = Callable[[int, int], Iterable[tuple[int, torch.Tensor]]]
-"""Elements [start, stop) of an arena: its pieces, in order, each where it is, and the number that
-it begins with."""
+"""Function that returns the pieces of an arena's elements [start, stop), in order.
+
+Each piece comes with the number of its first element. It is a view of host memory or of device
+memory, where these elements are stored.
+"""
 Factory = Callable[[], nn.Module]
-"""Builds a sub-model's module: parameters without memory, constants on the device."""
+"""Function that builds a sub-model's module: parameters without memory, constants on the device."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A contiguous piece of the arena that a sub-model uses: one copy moves it."""
+    """Contiguous elements of the arena that a sub-model uses; one copy moves them."""
 
     arena_offset: int
     slot_offset: int
@@ -38,24 +41,24 @@ class Run:
 
     @property
     def stretch(self) -> tuple[int, int]:
-        """Its arena elements, [start, stop)."""
+        """Arena elements [start, stop) of the run."""
         return self.arena_offset, self.arena_offset + self.elements
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Where a sub-model's parameters lie in a flat slot; a parameter used twice lies there once.
+    """Positions of a sub-model's parameters in a flat slot; one position for each parameter.
 
     Parameters keep the arena's order and alignment, so neighbours in the arena are neighbours in
-    the slot and travel together.
+    the slot and are copied together.
     """
 
     offsets: dict[str, int]
-    """Slot offset per parameter name."""
+    """Slot offset by parameter name."""
     runs: tuple[Run, ...]
     elements: int
     trained_elements: int
-    """Before those that are frozen."""
+    """Elements of trained parameters, which precede the frozen ones."""
 
     @classmethod
     def of(cls, names: Iterable[str], layout: ParameterLayout) -> "SlotLayout":
@@ -77,36 +80,46 @@ class SlotLayout:
 
 
 Tag = tuple[int, tuple[Run, ...], int]
-"""What a slot holds: a sub-model's pieces of the arena, as of a version of the host's store.
-Programs that cut the model alike make use of each other's loads."""
+"""Content of a slot: sub-model, its arena elements, and the version of the host's store.
+
+Programs that cut the model in the same way can use each other's loads.
+"""
 
 
 @dataclass
 class DeviceSlots:
-    """Flat slots on the device, shared by all programs of one replica (training, evaluation)."""
+    """Flat slots on the device, shared by all programs of a replica (training, evaluation)."""
 
     weights: tuple[torch.Tensor, ...]
-    """In the computing precision: the shared slots, [largest swapped sub-model's elements] each;
-    then the residents', [its own elements] each."""
+    """Weight slots in the computing precision: shared slots, then one per resident sub-model.
+
+    A shared slot has the elements of the largest swapped sub-model, a resident's slot its own.
+    """
     gradients: tuple[torch.Tensor, ...]
-    """[most trained elements of a sub-model] each, float32. One is enough where sums are
-    rounded."""
+    """Gradient slots, float32, each with the most elements that one sub-model trains.
+
+    One slot is enough where sums are rounded before they leave.
+    """
     leaving: tuple[torch.Tensor, ...]
-    """Where sums are rounded before they leave, as large; none if they leave as they are."""
+    """Slots of the same size for rounded sums that leave; none if sums leave in float32."""
     carried: dict[str, torch.Tensor]
-    """By name, the sums of parameters that several sub-models use, [its padded elements] each: in
-    float32, where they go on from one to the next."""
+    """Sums of parameters that several sub-models share, [padded elements] float32 by name.
+
+    They exist only in float32, where one sub-model continues the sum of another.
+    """
     shapes: dict[tuple[SubModel, ...], Shape]
-    """By the sub-models of the programs that the slots were made for; of one micro-batch."""
+    """Shapes of the programs that the slots were made for, with one micro-batch, by sub-models."""
     boundary: BoundaryMemory
-    """For values between sub-models that are offloaded."""
+    """Memory for offloaded values between sub-models."""
     tags: dict[int, Tag] = field(default_factory=dict)
-    """Per weight slot: what it holds. Absent while its content is not to be trusted."""
+    """Content of each weight slot; absent while the content is not valid."""
     state: list[torch.Tensor] = field(default_factory=list)
-    """`DeviceState.memory`, which comes and goes with the slots."""
+    """Memory of the device state (`DeviceState.memory`), given back along with the slots."""
     waiting: dict[int, torch.Tensor] = field(default_factory=dict)
-    """On the host, by sub-model, what waits there for an earlier one, as `waiting_elements` says,
-    in the numbers in which gradients leave; empty where the device is the only one."""
+    """Host memory by sub-model for sums that wait for an earlier sub-model (`waiting_elements`).
+
+    Gradients that leave have the same dtype. It is empty if no other device fills the same store.
+    """
 
     @classmethod
     def allocate(
@@ -120,51 +133,63 @@ class DeviceSlots:
         is_only: bool = True,
         place: int = 0,
     ) -> "DeviceSlots":
-        """Slots in which the first of `programs` runs as `arrangement` says (none: all swapped).
+        """Allocate the slots in which programs run.
 
-        Others that cut the model alike (evaluation without dropout) run in the very same slots.
-        One that is cut otherwise has no residents: it is swapped through the shared slots, which
-        are made large enough for it. `micro_batches`: the most that a pass may have, where
-        values are offloaded. `gradients`: in which numbers they leave. `is_only`: no other device
-        fills the same store. `place`: the device's in its group.
+        The first program runs as `arrangement` says. Other programs with the same cut (evaluation
+        without dropout) run in the very same slots. A program with another cut has no resident
+        sub-models; it is swapped through the shared slots, which are made large enough.
 
-        Raises: ValueError for an arrangement of sub-models that the program has not got, or of
-        more devices than that.
+        Args:
+            programs: Programs that use the slots.
+            device: Device that has the slots.
+            precision: Dtype of the weights.
+            arrangement: Use of the device; None: every sub-model is swapped.
+            micro_batches: Most micro-batches of a pass, if values are offloaded.
+            gradients: Dtype in which gradients leave the device.
+            is_only: True if no other device fills the same store.
+            place: Index of the device in its group.
+
+        Raises:
+            ValueError: The arrangement names sub-models that the program does not have, or has more
+                devices than sub-models.
         """
         shapes = _shapes(programs, arrangement or Arrangement(), place)
-        both = list(zip(programs, shapes, strict=True))
-        sizes = [_weight_elements(*each) for each in both]
+        pairs = list(zip(programs, shapes, strict=True))
+        sizes = [_weight_elements(*each) for each in pairs]
         weights = [max(slot) for slot in zip_longest(*sizes, fillvalue=0)]
-        largest = max(_elements(*each) for each in both)
+        largest = max(_largest(*each) for each in pairs)
         carried = {
             name: elements
-            for program, shape in both
+            for program, shape in pairs
             for name, elements in carried_elements(program, precision).items()
-            if any(name in program.sub_models[s].parameter_names for s in shape.mine)
+            if any(name in program.sub_models[s].parameter_names for s in shape.local)
         }
         rounds = gradients != torch.float32
         summing, leaving = (1, GRADIENT_SLOTS) if rounds else (GRADIENT_SLOTS, 0)
-        made = cls(
+        slots = cls(
             tuple(device.slot_memory(elements, precision) for elements in weights),
             tuple(device.slot_memory(largest, torch.float32) for _ in range(summing)),
             tuple(device.slot_memory(largest, gradients) for _ in range(leaving)),
             {name: device.slot_memory(n, torch.float32) for name, n in carried.items()},
-            {program.sub_models: shape for program, shape in both},
+            {program.sub_models: shape for program, shape in pairs},
             BoundaryMemory.allocate(shapes, device, micro_batches),
         )
         waiting = {} if is_only else waiting_elements(programs[0], precision)
-        for sub_model in waiting.keys() & set(shapes[0].mine):
-            made.waiting[sub_model] = device.host_memory(waiting[sub_model], gradients)
+        for sub_model in waiting.keys() & set(shapes[0].local):
+            slots.waiting[sub_model] = device.host_memory(waiting[sub_model], gradients)
         device.reserve_gradients(GRADIENT_SLOTS, largest, gradients)
-        return made
+        return slots
 
     def give_back(self, device: Device) -> None:
-        """The device's memory is free for others. Between passes; `take_again` before the next."""
+        """Release the device's memory for other programs, between passes.
+
+        Call `take_again` before the next pass.
+        """
         self.tags.clear()
         device.give_back(self._on_device())
 
     def take_again(self, device: Device) -> None:
-        """Raises: out of memory, without having taken any."""
+        """Allocate the slots again: all of them, or none if the device is out of memory."""
         device.take_again(self._on_device())
 
     def _on_device(self) -> list[torch.Tensor]:
@@ -172,20 +197,23 @@ class DeviceSlots:
         return [*self.weights, *gradients, *self.boundary.ring, *self.state]
 
     def shape_of(self, program: Program) -> Shape:
-        """Raises: ValueError for a program that the slots were not made for."""
+        """Return the shape of a program; raise ValueError if the slots were not made for it."""
         if program.sub_models not in self.shapes:
-            raise ValueError("the slots were not made for this program")
+            raise ValueError("the device slots were not made for this program")
         return self.shapes[program.sub_models]
 
 
 def gradient_slot_bytes(elements: int) -> int:
-    """Device memory for gradients, where a sub-model trains at most so many `elements`. If they
-    leave in bfloat16, one slot to sum in and two to round in take as much as two to sum in."""
+    """Return the device memory for gradients if a sub-model trains at most `elements` elements.
+
+    If gradients leave in bfloat16, one slot for sums and two for rounded sums take as much as two
+    slots for sums.
+    """
     return GRADIENT_SLOTS * elements * FLOAT32_BYTES
 
 
 def users_of_parameters(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:
-    """Per parameter the sub-models that use it, ascending."""
+    """Return the sub-models that use each parameter, ascending, by the parameter's name."""
     users: dict[str, list[int]] = {}
     for sub_model in sub_models:
         for name in sub_model.parameter_names:
@@ -194,17 +222,20 @@ def users_of_parameters(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:
 
 
 def carried_elements(program: Program, precision: torch.dtype) -> dict[str, int]:
-    """Of parameters whose sums go on from one sub-model to the next, padded."""
+    """Return padded elements, by name, of parameters whose sums one sub-model hands to another."""
     if precision != torch.float32:
         return {}
-    several = {n: u for n, u in users_of_parameters(program.sub_models).items() if len(u) > 1}
-    specs = (program.layout.by_name[name] for name in several)
+    shared = {n: u for n, u in users_of_parameters(program.sub_models).items() if len(u) > 1}
+    specs = (program.layout.by_name[name] for name in shared)
     return {spec.name: padded_elements(spec.numel) for spec in specs if not spec.frozen}
 
 
 def waiting_elements(program: Program, precision: torch.dtype) -> dict[int, int]:
-    """Per sub-model, of parameters that an earlier one uses too, padded: where several devices fill
-    one store, their sums wait on the host for that one's. None where sums are carried."""
+    """Return, by sub-model, the padded elements of parameters that an earlier sub-model uses too.
+
+    If several devices fill one store, the sums of these parameters wait on the host for the sums of
+    the earliest user. Carried sums do not wait, so they are not counted.
+    """
     users = users_of_parameters(program.sub_models)
     carried = carried_elements(program, precision)
     found = dict[int, int]()
@@ -216,10 +247,8 @@ def waiting_elements(program: Program, precision: torch.dtype) -> dict[int, int]
 
 
 def staging_bytes(program: Program, gradients: torch.dtype = torch.float32) -> int:
-    """Host memory in which a GPU's gradients land before they are added."""
-    return (
-        GRADIENT_SLOTS * _elements(program, shape_of(program, Arrangement())) * gradients.itemsize
-    )
+    """Return the host memory to which a GPU copies gradients before they are added."""
+    return GRADIENT_SLOTS * _largest(program, shape_of(program, Arrangement())) * gradients.itemsize
 
 
 def _shapes(programs: Sequence[Program], arrangement: Arrangement, place: int) -> list[Shape]:
@@ -227,12 +256,15 @@ def _shapes(programs: Sequence[Program], arrangement: Arrangement, place: int) -
     return [
         shape_of(each, arrangement if _layouts(each) == first else other, place=place)
         for each in programs
-        for other in [_swapping(each, arrangement)]
+        for other in [_all_swapped(each, arrangement)]
     ]
 
 
-def _swapping(program: Program, arrangement: Arrangement) -> Arrangement:
-    """For a program that is cut otherwise: everything swapped, and offloaded if anything is."""
+def _all_swapped(program: Program, arrangement: Arrangement) -> Arrangement:
+    """Return the arrangement of a program with another cut.
+
+    All sub-models are swapped; all values are offloaded if `arrangement` offloads any.
+    """
     makers = range(len(program.sub_models)) if arrangement.offloaded else ()
     return Arrangement(
         arrangement.slots,
@@ -243,50 +275,60 @@ def _swapping(program: Program, arrangement: Arrangement) -> Arrangement:
 
 
 def _weight_elements(program: Program, shape: Shape) -> list[int]:
-    """Per weight slot, what it has to hold."""
+    """Return the elements of each weight slot that the program needs."""
     layouts, resident = _layouts(program), shape.arrangement.resident
-    swapped = (layouts[s].elements for s in shape.mine if s not in resident)
+    swapped = (layouts[s].elements for s in shape.local if s not in resident)
     shared = [max(swapped, default=0)] * shape.arrangement.slots
-    return [*shared, *(layouts[s].elements for s in shape.mine if s in resident)]
+    return [*shared, *(layouts[s].elements for s in shape.local if s in resident)]
 
 
 def _layouts(program: Program) -> list[SlotLayout]:
     return [SlotLayout.of(part.parameter_names, program.layout) for part in program.sub_models]
 
 
-def _elements(program: Program, shape: Shape) -> int:
-    """Of the visited sub-model that trains most of them."""
+def _largest(program: Program, shape: Shape) -> int:
+    """Return the trained elements of the visited sub-model that has most of them."""
     layouts = _layouts(program)
-    return max(layouts[s].trained_elements for s in shape.mine)
+    return max(layouts[s].trained_elements for s in shape.local)
 
 
 @dataclass(frozen=True)
 class BoundSubModel:
-    """A sub-model's module in its slot. The parameters are views: a load changes them in place."""
+    """Module of a sub-model in its slot.
+
+    Its parameters are views, which a load changes in place.
+    """
 
     sub_model: SubModel
     layout: SlotLayout
     slot: int
     module: nn.Module
     parameters: dict[str, nn.Parameter]
-    """By layout name; a parameter tied within the sub-model appears once."""
+    """Parameters by layout name; a parameter tied within the sub-model appears once."""
     copies: tuple[Copy, ...]
-    """What a load moves."""
+    """Copies that make up a load."""
 
 
 def bind(
     program: Program, factories: Sequence[Factory], slots: DeviceSlots, working: Pieces
 ) -> list[BoundSubModel]:
-    """Builds the module of each sub-model that is visited and binds its parameters to views of its
-    slot. Loads copy from `working`.
+    """Build the module of each visited sub-model, with parameters that view its slot.
 
-    Sub-models of one class in one slot share one module. Raises: ValueError for a program that the
-    slots were not made for.
+    Sub-models of one class in one slot share a module.
+
+    Args:
+        program: Program to run.
+        factories: Builder of each sub-model's module.
+        slots: Slots that were made for the program.
+        working: Pieces of the weights that loads copy from.
+
+    Raises:
+        ValueError: The slots were not made for the program.
     """
     shape = slots.shape_of(program)
     modules: dict[object, nn.Module] = {}
     bound = []
-    for sub_model, factory in ((program.sub_models[s], factories[s]) for s in shape.mine):
+    for sub_model, factory in ((program.sub_models[s], factories[s]) for s in shape.local):
         slot = shape.slot_of(sub_model.index)
         layout = SlotLayout.of(sub_model.parameter_names, program.layout)
         places = tuple((path, layout.offsets[name]) for path, name in sub_model.parameters)
@@ -309,7 +351,7 @@ def bind(
 def _views(
     sub_model: SubModel, program: Program, layout: SlotLayout, slot: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Of a slot, by name: the sub-model's parameters."""
+    """Return views of the slot for the sub-model's parameters, by name."""
     specs = (program.layout.by_name[name] for name in sub_model.parameter_names)
     places = ((spec, layout.offsets[spec.name]) for spec in specs)
     return {spec.name: slot[at : at + spec.numel].view(spec.shape) for spec, at in places}

@@ -1,9 +1,8 @@
-"""The engine: carries out a schedule, event by event, on a device.
+"""Engine that carries out a schedule, event by event, on a device.
 
-Units: a micro-batch's loss is the mean over its sequences; the gradients that reach the host are
-summed over sequences, so gradient arena / sequences = gradient of the mean loss. Within a pass
-they are summed in float32 in the order of the micro-batches; the pass's sum is then added to the
-arena.
+Units: a micro-batch's loss is the mean over its sequences. The gradients that reach the host are
+summed over sequences, so gradient arena / sequences = gradient of the mean loss. Within a pass they
+are summed in float32 in the order of the micro-batches; then the pass's sum is added to the arena.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,42 +42,56 @@ from atom.swap.voided import Cause, PassVoided, not_finite, voided_by_memory
 
 
 class Observer(Protocol):
+    """Function that receives the time span of each event."""
+
     def __call__(self, event: Observed, start_s: float, end_s: float, device: int = 0, /) -> None:
-        """Told of each event that takes time (drops do not) when it began and ended, in seconds of
-        the device's clock, and of the optimizer's work on what they wait for; from several threads,
-        in no order, all of a pass before the pass returns. `device`: of a group."""
+        """Receive begin and end of an event that takes time, in seconds of the device's clock.
+
+        Also the parts of an optimizer step that events waited for are reported. Calls come from
+        several threads in no particular order, but all calls of a pass come before the pass
+        returns.
+
+        Args:
+            event: The event, or another span of work.
+            start_s: Begin.
+            end_s: End.
+            device: Index of the device in its group.
+        """
 
 
 class PassCancelled(AtomError):
-    """`should_stop` said so in the middle of a pass."""
+    """Error of a pass that `should_stop` cancelled."""
 
 
 class Engine:
-    """Runs one program's passes. One thread; the host store must not change meanwhile.
+    """Runs the passes of one program on a device.
 
-    Several engines (training, evaluation) may share store, slots and device, taking turns.
-    `loss_scale` multiplies the loss before the backward and is divided out in float32; float16
-    needs it, choose a power of two. In float32 it stays 1. It and `observer` are set between
-    passes.
+    One thread at a time may call the methods, and the host store must not change during a pass.
+    Several engines (training, evaluation) may share store, slots and device if they take turns.
 
-    A pass returns when all is computed and found finite; its last gradients may still be on their
-    way then, under the next pass. Whoever reads the gradient arena calls `landed` first. A pass
-    that is observed returns when all of it has landed.
+    `loss_scale` multiplies the loss before the backward, and gradients are divided by it in
+    float32. float16 needs it; choose a power of two. With float32 weights it stays 1. Set it and
+    `observer` between passes.
 
-    When a pass raises, whatever the reason, parameters are untouched and the engine is usable
-    again. If `touched`, the gradient arena holds an unknown part of that pass, or lacks some of the
-    one before: zero it before the next. Nothing that is not finite is ever added to it
-    (`host_sums.Gate`). A `first` pass that raises leaves there what it likes, finite or not: the
-    next one has to be the first again.
+    A pass returns when everything is computed and all gradients are found finite. Its last
+    gradients may then still be on their way, while the next pass runs. Call `landed` before reading
+    the gradient arena. An observed pass returns when its gradients have been added.
+
+    After an exception in a pass the parameters are unchanged and the engine can be used again. If
+    `touched` is True, the gradient arena contains an unknown part of that pass, or lacks a part of
+    the previous one: zero it before the next pass. Numbers that are not finite are never added to
+    it (`host_sums.Gate`). A failed `first` pass may leave any content, finite or not: the next pass
+    has to be the first again.
 
     Values that are the same in every micro-batch (`Program.shared`: masks, rotary tables) are held
-    once per pass. Others wait on the host if the arrangement says so; then a pass may have no more
-    micro-batches than the slots were made for.
+    once per pass. Other values wait on the host if the arrangement says so. Then a pass may have no
+    more micro-batches than the slots were made for.
 
-    Forward and backward are observed without what they waited for, so that the gaps between them
-    are the device's idle time.
+    The reported times of forward and backward do not include waiting, so the gaps between them are
+    the device's idle time.
 
-    Raises: ValueError for a program the slots were not made for.
+    Raises:
+        ValueError: The slots were not made for the program.
     """
 
     def __init__(
@@ -91,8 +104,17 @@ class Engine:
         order: LandingOrder | None = None,
         neighbours: Neighbours | None = None,
     ) -> None:
-        """`order`: in which passes land, if engines on other devices fill the same store.
-        `neighbours`: in a group, whose engines run each pass together."""
+        """Bind the program's modules to the slots.
+
+        Args:
+            program: Program to run.
+            factories: Builder of each sub-model's module.
+            store: Arenas on the host.
+            slots: Memory on the device.
+            device: Device to run on.
+            order: Order of additions, if engines on other devices fill the same store.
+            neighbours: Other devices of the group, whose engines run each pass together.
+        """
         self._program = program
         self._store = store
         self._slots = slots
@@ -100,8 +122,8 @@ class Engine:
         self.loss_scale = 1.0
         self.observer: Observer | None = None
         self._order = order
-        self._before, self._gate = Gate(), Gate()
-        """Of the latest training pass, and of the one before it."""
+        self._previous_gate, self._gate = Gate(), Gate()
+        """Gates of the last training pass but one, and of the latest."""
         self._shape = slots.shape_of(program)
         bound = bind(program, factories, slots, store.working_pieces)
         self._bound = {part.sub_model.index: part for part in bound}
@@ -111,7 +133,10 @@ class Engine:
 
     @cached_property
     def _gradients(self) -> ParameterGradients:
-        """Made by the first training pass: an engine that only evaluates needs none."""
+        """Gradient slots, created by the first training pass.
+
+        An engine that only evaluates needs none.
+        """
         layout, to = self._program.layout, self._store.gradient_pieces
         bound, device = list(self._bound.values()), self._device
         return ParameterGradients(bound, layout, self._slots, to, device, self._shape)
@@ -126,32 +151,45 @@ class Engine:
         number: int = 0,
         handoff: Handoff | None = None,
     ) -> list[float]:
-        """Forward and backward of every micro-batch; gradients are added to `store.gradients`, or
-        take the place of all it held if this is the `first` pass.
+        """Run forward and backward of every micro-batch; add gradients to `store.gradients`.
 
         Each micro-batch maps the program's batch inputs to tensors whose first dimension counts
-        sequences; `seeds` has one seed per micro-batch, for its random operations (dropout): they
-        come out as in the uncut model after `torch.manual_seed`. The process's own generators are
-        used meanwhile and put back. From the first seed comes also the noise that sums in bfloat16
-        are rounded with. Returns each micro-batch's mean loss: in a group, that of the last
-        sub-model. `should_stop` is asked between events. `landed`: see `Gate`. `number`: of this
-        pass in the `order`; what has landed of it before is not added again. `handoff`: the pass's,
-        for all of a group.
+        sequences. Random operations (dropout) draw the same numbers as the uncut model after
+        `torch.manual_seed`. The pass uses the process's random generators, and restores their state
+        at the end.
 
-        Raises: PassCancelled; HandoffStopped; PassVoided for a loss or gradient that is not finite,
-        or if memory ran out; ValueError for a micro-batch that does not fit the program, before
-        anything is changed; whatever the model's own computation raises.
+        Args:
+            micro_batches: Inputs of each micro-batch.
+            seeds: Random seed of each micro-batch. The first one is also the seed of the noise for
+                stochastic rounding of bfloat16 sums.
+            should_stop: Asked between events; True cancels the pass.
+            first: True for the first pass of a round, whose gradients overwrite the arena.
+            landed: Receives the additions that were made (see `Gate`).
+            number: Number of this pass in the `order`; gradients that were added under this number
+                before are not added again.
+            handoff: Exchange of this pass, shared by all engines of the group.
+
+        Returns:
+            Mean loss of each micro-batch; in a group only the engine with the last sub-model
+                returns them.
+
+        Raises:
+            PassCancelled: `should_stop` returned True.
+            HandoffStopped: Another engine of the group failed.
+            PassVoided: A loss or gradient is not finite, or memory ran out.
+            ValueError: A micro-batch does not fit the program; nothing was changed.
+            Exception: Any error of the model's own computation.
         """
-        self._before, self._gate = self._gate, Gate(landed, self._order, number)
+        self._previous_gate, self._gate = self._gate, Gate(landed, self._order, number)
         with self._voided_by_memory():
-            if first or self._before.failure is not None:
-                self._device.drain()  # copies go straight to where something may be added still
-            if self._before.failure is not None and not first:
-                raise self._before.failure
+            if first or self._previous_gate.failure is not None:
+                self._device.drain()  # a first pass copies into the arena, where additions may run
+            if self._previous_gate.failure is not None and not first:
+                raise self._previous_gate.failure
             try:
                 begun = self._begin(micro_batches, seeds, self._gate, handoff)
             except BaseException:
-                self._let_land()  # what of the pass before does not land is known then
+                self._drain_quietly()  # so a failure of the previous pass's gradients becomes known
                 raise
             current = replace(begun, first=first, seed=seeds[0])
             schedule = training_pass(current.shape, self.loaded())
@@ -163,10 +201,17 @@ class Engine:
         should_stop: Callable[[], bool] = lambda: False,
         handoff: Handoff | None = None,
     ) -> list[Tensor]:
-        """What the program gives of each micro-batch, most often its mean loss: finite or not, on
-        the host. Without gradients. Raises: as `run_pass`.
+        """Run the forward of every micro-batch, without gradients.
 
-        Dropout is as the program was traced: evaluate one that was traced without.
+        Dropout is active if the program was traced with it: evaluate a program that was traced
+        without.
+
+        Returns:
+            Output of the program (usually the mean loss) for each micro-batch, on the host, finite
+                or not.
+
+        Raises:
+            Exception: As `run_pass`.
         """
         with self._voided_by_memory():
             current = self._begin(micro_batches, [0] * len(micro_batches), None, handoff)
@@ -175,8 +220,10 @@ class Engine:
 
     @contextmanager
     def _voided_by_memory(self) -> Iterator[None]:
-        """What PyTorch keeps in pieces that were too small is given back: the next pass may get
-        larger ones."""
+        """Turn out-of-memory errors into PassVoided, and release PyTorch's cached free memory.
+
+        The cache consists of fragments that were too small; the next pass may get larger pieces.
+        """
         try:
             with voided_by_memory():
                 yield
@@ -187,43 +234,52 @@ class Engine:
 
     @property
     def touched(self) -> bool:
-        """May the gradient arena hold something of the latest training pass, or lack some of the
-        one before?"""
-        return self._gate.touched or self._before.failure is not None
+        """True if the gradient arena may hold a part of the latest pass.
+
+        Also True if it may lack a part of the previous pass.
+        """
+        return self._gate.touched or self._previous_gate.failure is not None
 
     def landed(self) -> None:
-        """Returns when the gradient arena holds all of the passes that have returned. Between two
-        passes. Raises: what kept some of it from landing; then the arena is to be zeroed."""
+        """Wait until the gradient arena holds the gradients of all passes that have returned.
+
+        Call it between passes. It raises the error that kept gradients from being added; zero the
+        arena after such an error.
+        """
         self._device.drain()
         if self._gate.failure is not None:
             raise self._gate.failure
 
     @property
     def lands(self) -> list[int]:
-        """The sub-models that add something to the gradient arena."""
+        """Sub-models that add gradients to the arena."""
         return self._gradients.landing
 
     def break_off(self) -> None:
-        """Nothing of the latest pass counts, for another engine of the group has failed. Between
-        two passes."""
-        self._let_land()
+        """Discard the latest pass, because another engine of the group failed.
+
+        Call it between passes.
+        """
+        self._drain_quietly()
         self._gate.failure = None
 
     def forget(self) -> BaseException | None:
-        """What has not landed never will: whoever counts passes knows which. Returns what kept it
-        from that, if anything did. Between two passes."""
-        self._let_land()
-        failure = self._before.failure or self._gate.failure
-        self._before, self._gate = Gate(), Gate()
+        """Give up gradients that were not added; return the error that prevented it, or None.
+
+        The caller, which counts passes, knows which ones are incomplete. Call it between passes.
+        """
+        self._drain_quietly()
+        failure = self._previous_gate.failure or self._gate.failure
+        self._previous_gate, self._gate = Gate(), Gate()
         return failure
 
     @property
     def leaving(self) -> bool:
-        """Have gradients of the latest training pass been sent to the arena?"""
-        return self._gate.expects
+        """True if gradients of the latest training pass were sent to the arena."""
+        return self._gate.gradients_sent
 
     def loaded(self) -> list[int]:
-        """Sub-models whose slot holds their current parameters."""
+        """Return the sub-models whose slot holds their current parameters."""
         tags = self._slots.tags
         return [s for s, part in self._bound.items() if tags.get(part.slot) == self._tag(part)]
 
@@ -260,19 +316,19 @@ class Engine:
                 pass
 
     def _abandon(self, current: RunningPass) -> None:
-        """Forgets an interrupted pass. The failure that interrupted it is the one to report."""
+        """Clean up after an interrupted pass; raise nothing, since the caller raises the cause."""
         self._slots.tags.clear()
         for batch in current.batches:
             batch.clear()
         for part in self._bound.values():
             for parameter in part.parameters.values():
                 parameter.grad = None
-        self._let_land()
+        self._drain_quietly()
         if current.gate is not None:
-            current.gate.failure = None  # nothing of it counts
+            current.gate.failure = None  # its gradients do not count
 
-    def _let_land(self) -> None:
-        with suppress(Exception):  # another failure is being raised, and gates keep their own
+    def _drain_quietly(self) -> None:
+        with suppress(Exception):  # the caller raises another error, and gates keep theirs
             self._device.drain()
 
     def _begin(
@@ -282,13 +338,13 @@ class Engine:
         gate: Gate | None,
         handoff: Handoff | None,
     ) -> RunningPass:
-        """Checks the batches and brings them to the device. Raises: ValueError."""
+        """Check the batches and copy them to the device; raise ValueError if one does not fit."""
         if not micro_batches or len(micro_batches) != len(seeds):
-            raise ValueError(f"{len(micro_batches)} micro-batches, {len(seeds)} seeds")
+            raise ValueError(f"{len(micro_batches)} micro-batches, but {len(seeds)} seeds")
         if self._shape.crossings and len(micro_batches) > self._slots.boundary.micro_batches:
             raise ValueError(
-                f"{len(micro_batches)} micro-batches, and host memory for the values of "
-                f"{self._slots.boundary.micro_batches}"
+                f"{len(micro_batches)} micro-batches, but host memory for the values of "
+                f"{self._slots.boundary.micro_batches} only"
             )
         for entries in micro_batches:
             require_fit(self._program, entries)
@@ -324,15 +380,15 @@ class Engine:
                 self._device.wait_loaded(part.slot)
                 if micro_batch == 0:
                     self._gradients.wait_for_slot(sub_model)
-                self._traffic.arrive(event, current.batches[micro_batch])
+                self._traffic.receive(event, current.batches[micro_batch])
                 self._neighbours.receive_gradients(sub_model, micro_batch, current)
                 with self._timed(event):
                     self._computation.backward(part, current, micro_batch, self._gradients)
                 self._neighbours.send_gradients(sub_model, micro_batch, current)
             case GradientOut(sub_model):
-                assert current.gate is not None, "only training schedules have it"
+                assert current.gate is not None, "only training schedules send gradients"
                 gate, terms = current.gate, (current.first, current.seed)
-                gate.expects = True
+                gate.gradients_sent = True
                 reports = self._report(event), self._report(GradientSum(sub_model))
                 self._gradients.send(sub_model, gate, *terms, *reports)
             case ValuesOut(_, micro_batch):

@@ -1,7 +1,7 @@
-"""A group of devices runs each pass together: every sub-model on one of them.
+"""A group of devices that run each pass together, with every sub-model on one of them.
 
-Each has an engine with the sub-models that are its own, and a thread. Any group gives the bits of
-one device: what it computes, and what it adds, is in the same order.
+Each device has a thread, and an engine with its own sub-models. Computations and additions have the
+same order as on one device, so a group of any size gives the same bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +21,19 @@ from atom.swap.voided import Cause, PassVoided, not_finite
 
 _Read = TypeVar("_Read")
 Job = Callable[[Engine, Callable[[], bool], Handoff], list[_Read]]
+"""Function that runs one engine's share of a pass: engine, `should_stop` and exchange → results."""
 
 
 class EngineGroup:
-    """The engines of one program on the devices of a group. As `Engine`, which see."""
+    """Engines of one program on the devices of a group, with the interface of `Engine`."""
 
     def __init__(self, engines: Sequence[Engine], device: Device) -> None:
-        """`device`: one of theirs."""
+        """Create one thread per engine.
+
+        Args:
+            engines: Engines of the group, one per device.
+            device: Any device of the group.
+        """
         self._engines, self._device = engines, device
         self.loss_scale = 1.0
         self.observer: Observer | None = None
@@ -42,16 +48,19 @@ class EngineGroup:
         landed: Callable[[Sequence[HostSum]], None] | None = None,
         number: int = 0,
     ) -> list[float]:
-        """`should_stop` and `landed`: called by several threads."""
+        """Run a pass on all devices, as `Engine.run_pass`.
+
+        Several threads call `should_stop` and `landed`.
+        """
         for place, engine in enumerate(self._engines):
             engine.loss_scale = self.loss_scale
-            engine.observer = self.observer and _of_device(self.observer, place)
+            engine.observer = self.observer and _at_place(self.observer, place)
 
         def job(engine: Engine, stop: Callable[[], bool], handoff: Handoff) -> list[float]:
             return engine.run_pass(micro_batches, seeds, stop, first, landed, number, handoff)
 
         try:
-            return self._together(job, should_stop)
+            return self._run_on_all(job, should_stop)
         except BaseException:
             for engine in self._engines:
                 engine.break_off()
@@ -62,16 +71,19 @@ class EngineGroup:
         micro_batches: Sequence[Mapping[str, Tensor]],
         should_stop: Callable[[], bool] = lambda: False,
     ) -> list[Tensor]:
-        return self._together(lambda e, *rest: e.evaluate(micro_batches, *rest), should_stop)
+        return self._run_on_all(lambda e, *rest: e.evaluate(micro_batches, *rest), should_stop)
 
-    def _together(self, job: Job[_Read], should_stop: Callable[[], bool]) -> list[_Read]:
-        """What the engine with the last sub-model gives. Raises: what went wrong on one of them,
-        when all are at rest."""
+    def _run_on_all(self, job: Job[_Read], should_stop: Callable[[], bool]) -> list[_Read]:
+        """Run a job on every engine; return the results of the engine with the last sub-model.
+
+        If engines fail, the error that explains the others is raised after all engines have
+        stopped.
+        """
         handoff, threads = Handoff(), torch.get_num_threads()
 
         def run(engine: Engine) -> list[_Read]:
             if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)  # PyTorch counts them per thread
+                torch.set_num_threads(threads)  # PyTorch has one setting per thread
             try:
                 return job(engine, should_stop, handoff)
             except BaseException:
@@ -81,12 +93,12 @@ class EngineGroup:
         outside = self._device.random_state()
         running = [self._pool.submit(run, engine) for engine in self._engines]
         failures = [failure for each in running if (failure := each.exception()) is not None]
-        with self._device.drawing(outside):  # each left there what it liked
+        with self._device.drawing(outside):  # restores the state, which engines changed
             pass
         own = [failure for failure in failures if not isinstance(failure, HandoffStopped)]
         if own:
-            failure = min(own, key=_rank)
-            if _rank(failure) == 1 and handoff.losses:
+            failure = min(own, key=_report_rank)
+            if _report_rank(failure) == 1 and handoff.losses:
                 raise not_finite(handoff.losses) from failure
             raise failure
         return [found for each in running for found in each.result()]
@@ -104,23 +116,27 @@ class EngineGroup:
         return [sub_model for engine in self._engines for sub_model in engine.lands]
 
     def landed(self) -> None:
-        with ExitStack() as all_of_them:  # whatever is raised, nothing lands afterwards
+        with ExitStack() as every_engine:  # waits for all of them, even if one raises
             for engine in self._engines:
-                all_of_them.callback(engine.landed)
+                every_engine.callback(engine.landed)
 
     def forget(self) -> BaseException | None:
         return next(filter(None, [engine.forget() for engine in self._engines]), None)
 
 
-def _of_device(observer: Observer, place: int) -> Observer:
-    def told(event: Observed, start_s: float, end_s: float, device: int = 0, /) -> None:
+def _at_place(observer: Observer, place: int) -> Observer:
+    def observe(event: Observed, start_s: float, end_s: float, device: int = 0, /) -> None:
         observer(event, start_s, end_s, place)
 
-    return told
+    return observe
 
 
-def _rank(failure: BaseException) -> int:
-    """Which failure of several is told: a loss that is not finite makes gradients so."""
+def _report_rank(failure: BaseException) -> int:
+    """Return the rank of an error; of several errors, one with the lowest rank is raised.
+
+    Gradients that are not finite rank behind other errors, because a loss that is not finite causes
+    them. A cancellation ranks last.
+    """
     if isinstance(failure, PassVoided) and failure.cause is Cause.GRADIENTS:
         return 1
     return 2 if isinstance(failure, PassCancelled) else 0

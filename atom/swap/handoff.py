@@ -1,4 +1,4 @@
-"""Parcels between the devices of a group, during one pass: who needs one waits for it."""
+"""Exchange of values and gradients between the devices of a group during one pass."""
 
 import threading
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from typing import NamedTuple
 from torch import Tensor
 
 from atom.base.errors import AtomError
-from atom.swap.boundary_traffic import Look
-from atom.swap.device import Handed, RandomState
+from atom.swap.boundary_traffic import TensorLayout
+from atom.swap.device import Arrival, RandomState
 
 
 class HandoffStopped(AtomError):
-    """What a device waited for will not come: another one of its group has failed."""
+    """Error of a device that waited for data from another device of its group, which has failed."""
 
 
-class Way(NamedTuple):
-    """From one sub-model to another, of a micro-batch."""
+class Route(NamedTuple):
+    """Sending and receiving sub-model of a parcel, and its micro-batch."""
 
     start: int
     end: int
@@ -26,47 +26,47 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Parcel:
-    """Values, or gradients, by name: how they lie in memory that is on its way."""
+    """Values or gradients by name, with their layouts in memory that is being copied."""
 
-    looks: Mapping[str, Look]
-    handed: Handed | None
-    """None: there are none."""
+    layouts: Mapping[str, TensorLayout]
+    arrival: Arrival | None
+    """Function that returns the copied bytes; None: the parcel has no tensors."""
     random: RandomState | None = None
-    """Where the micro-batch's random numbers stand, if they go this way."""
+    """Random state of the micro-batch, if this parcel passes it on."""
 
     def open(self) -> dict[str, Tensor]:
-        """On the device that receives it, where that computes."""
-        if self.handed is None:
+        """Return the tensors on the receiving device. Call it inside that device's `computing`."""
+        if self.arrival is None:
             return {}
-        memory = self.handed()
-        return {name: look.of(memory) for name, look in self.looks.items()}
+        memory = self.arrival()
+        return {name: layout.restore(memory) for name, layout in self.layouts.items()}
 
 
 class Handoff:
-    """Of one pass. From any of the group's threads."""
+    """Parcels of one pass, exchanged by the threads of a group. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._parcels: dict[Way, Parcel] = {}
+        self._parcels: dict[Route, Parcel] = {}
         self._is_stopped = False
         self.losses = list[float]()
-        """That were known when the pass was stopped."""
+        """Losses that engines had computed when the pass was stopped."""
 
-    def put(self, way: Way, parcel: Parcel) -> None:
+    def put(self, route: Route, parcel: Parcel) -> None:
         with self._changed:
-            self._parcels[way] = parcel
+            self._parcels[route] = parcel
             self._changed.notify_all()
 
-    def take(self, way: Way) -> Parcel:
-        """Waits for it. Raises: HandoffStopped."""
+    def take(self, route: Route) -> Parcel:
+        """Wait for a parcel and return it; raise HandoffStopped if the pass is stopped."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_stopped or way in self._parcels)
+            self._changed.wait_for(lambda: self._is_stopped or route in self._parcels)
             if self._is_stopped:
-                raise HandoffStopped("another device failed")
-            return self._parcels.pop(way)
+                raise HandoffStopped("another device of the group failed")
+            return self._parcels.pop(route)
 
     def stop(self) -> None:
-        """Whoever waits, or comes to wait, is told so."""
+        """Stop the pass: every present and future `take` raises HandoffStopped."""
         with self._changed:
             self._is_stopped = True
             self._parcels.clear()

@@ -1,8 +1,8 @@
-"""The compiled loops over host memory of `host_kernels.c`, as Python calls them.
+"""Python interface of the compiled loops over host memory in `host_kernels.c`.
 
-Calls release the interpreter's lock, so threads run them side by side. Each gives the same bits
-on every machine, at every `level` of instructions. There is no other implementation to fall back
-on: replicas that computed in different ways would not stay equal.
+Calls release the interpreter's lock, so threads run in parallel. Each loop gives the same bits on
+every machine, at every `level` of instructions. No other implementation exists, because replicas
+with different implementations would drift apart.
 """
 
 import ctypes
@@ -21,14 +21,14 @@ LIBRARY = library_of(SOURCE)
 GRADIENT_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 MOMENT_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
 MOMENT_BLOCK = 256
-"""Elements whose moments in 8 bits share an exponent."""
+"""Number of elements whose 8-bit moments share an exponent."""
 WORKING_FORMATS = {torch.bfloat16: 1, torch.float16: 2}
 NO_WORKING_COPY = 0
 WHOLE_MASTER, SPLIT_MASTER = 0, 1
 
 
 class AdamWArguments(ctypes.Structure):
-    """`struct adamw` of the source, field by field."""
+    """`struct adamw` of the C source, field by field."""
 
     _fields_ = (
         ("master", c_void_p),
@@ -54,24 +54,35 @@ class AdamWArguments(ctypes.Structure):
 
 
 class HostKernels:
-    """The library's functions. Any thread."""
+    """Functions of the compiled library. Thread-safe."""
 
     def __init__(self, library: ctypes.CDLL, level: int | None = None) -> None:
-        """`level` of instructions, from 0 to `highest_level`, which is taken if none is given."""
+        """Choose the instructions to use.
+
+        Args:
+            library: The compiled library.
+            level: Level of instructions, from 0 to `highest_level`; None: `highest_level`.
+        """
         self._library = library
         self.highest_level: int = library.atom_highest_level()
         self._level = self.highest_level if level is None else level
         assert 0 <= self._level <= self.highest_level
 
     def adamw(self, arguments: AdamWArguments, count: int, first: int, decay: float) -> None:
-        """Updates `count` elements, whose weights are multiplied by `decay` first. `first`: the
-        number of the first one, which decides the noise."""
+        """Apply the AdamW step to consecutive elements.
+
+        Args:
+            arguments: Addresses, formats and scalars of the step.
+            count: Number of elements.
+            first: Number of the first element, which decides the noise.
+            decay: Factor that the weights are multiplied by before the update.
+        """
         address = ctypes.addressof(arguments)
-        known = self._library.atom_adamw(address, count, first, decay, self._level)
-        assert known, "formats that the kernel does not combine"
+        supported = self._library.atom_adamw(address, count, first, decay, self._level)
+        assert supported, "the kernel does not support these formats"
 
     def add(self, total: torch.Tensor, addend: torch.Tensor) -> None:
-        """`total` [n] float32 += `addend` [n], float32 or bfloat16; flat, on the host."""
+        """Add `addend` [n], float32 or bfloat16, to `total` [n] float32; both flat, on the host."""
         assert total.shape == addend.shape
         assert addend.dtype in (torch.float32, torch.bfloat16)
         wide = addend.dtype == torch.float32
@@ -82,17 +93,29 @@ class HostKernels:
     def add_rounded(
         self, total: torch.Tensor, addend: torch.Tensor, first: int, noise_key: int
     ) -> None:
-        """`total` [n] += `addend` [n], both bfloat16, flat, on the host. The sum is a float32, and
-        rounded at random: 16 bits of noise each, a function of the key (64 bits) and the element's
-        number, which counts from `first`."""
+        """Add `addend` [n] to `total` [n], both bfloat16 on the host, with stochastic rounding.
+
+        The sum is computed in float32. 16 bits of noise per element decide the rounding: a function
+        of the key and of the element's number.
+
+        Args:
+            total: Overwritten with the sum.
+            addend: Numbers to add.
+            first: Number of the first element.
+            noise_key: Key of the noise, 64 bits.
+        """
         assert total.shape == addend.shape
         addresses = _address(total, torch.bfloat16), _address(addend, torch.bfloat16)
         terms = total.numel(), first, noise_key, self._level
         self._library.atom_add_rounded(*addresses, *terms)
 
     def sum_of_squares(self, x: torch.Tensor, lanes: torch.Tensor) -> float:
-        """Of `x` [n] float32 or bfloat16, in the order that `atom.optim.clipping` defines for a
-        block. `lanes` [a power of two] float64 is overwritten."""
+        """Return the sum of squares of a block, in the order that `atom.optim.clipping` defines.
+
+        Args:
+            x: [n] float32 or bfloat16
+            lanes: [a power of two] float64, overwritten.
+        """
         assert x.dtype in GRADIENT_FORMATS
         exact = x.dtype == torch.float32
         library = self._library
@@ -111,12 +134,20 @@ def _address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
 
 @functools.cache
 def host_kernels() -> HostKernels:
-    """With the widest instructions of this processor. Raises: MismatchError, see `load`."""
+    """Return the kernels with the widest instructions of this processor.
+
+    Raises:
+        MismatchError: As `load`.
+    """
     return HostKernels(load(LIBRARY))
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Raises: MismatchError when the library is missing, or was made from another source."""
+    """Load the compiled library.
+
+    Raises:
+        MismatchError: The library is missing, or was compiled from another source.
+    """
     library = build_kernels.load(SOURCE, path)
     _declare(library)
     return library

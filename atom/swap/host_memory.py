@@ -1,8 +1,10 @@
-"""Host memory for arenas: whole pages, huge where the kernel allows, faulted in before use; and
-registered with the CUDA driver, which locks its pages, so that copies need no detour.
+"""Host memory for arenas: whole pages, large ones if possible, present before the first use.
 
-A page fault costs about as much as copying the page; taken one by one inside the first training
-pass they would dominate it, so they are taken here, by several threads at once.
+Memory may also be registered with the CUDA driver, which locks its pages, so that copies need no
+intermediate buffer.
+
+A page fault costs about as much as copying the page. Page by page within the first training pass
+the faults would dominate it. Therefore several threads cause them at allocation.
 """
 
 import ctypes
@@ -18,19 +20,20 @@ HUGE_PAGE_BYTES = 2 * 2**20
 _PIECE_BYTES = 64 * HUGE_PAGE_BYTES
 _MAXIMUM_THREADS = 16
 _PORTABLE = 1
-"""cudaHostRegisterPortable, in CUDA's headers: to be had for every GPU, not for one."""
+"""Flag cudaHostRegisterPortable of CUDA's headers: register the memory for all GPUs."""
 LEAST_REGISTERED_BYTES = 64 * 2**10
-"""Below this, registering costs more than it gives."""
+"""Size below which registering costs more time than it saves."""
 
 
 def allocate_host_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """A flat tensor of zeros [elements], page-aligned, all pages present.
+    """Return a flat tensor of zeros [elements], page-aligned, with all pages present.
 
-    The memory belongs to this process alone: a forked child does not see it (a fork would turn
-    every later write into a page copy, and could part a GPU's copy engine from the pages it was
-    given). It is freed with the last tensor that uses it.
+    A forked child does not see the memory: a fork would turn every later write into a copy of the
+    page, and could separate a GPU's copy engine from the pages that it was given. The memory is
+    freed with the last tensor that uses it.
 
-    Raises: MemoryError when the host has not got that much.
+    Raises:
+        MemoryError: The host has too little memory.
     """
     size_bytes = max(elements, 1) * dtype.itemsize
     padded_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -47,18 +50,20 @@ def allocate_host_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def give_back_pages(memory: torch.Tensor) -> None:
-    """Gives the pages of memory from `allocate_host_memory`, whole, to the system. It may be used
-    as before: what is read is zeros, and each page comes back when it is written."""
+    """Return the pages of memory from `allocate_host_memory` to the system.
+
+    The tensor stays valid: it reads as zeros, and each page is allocated again when it is written.
+    """
     size_bytes = memory.numel() * memory.element_size()
     if size_bytes == 0:
         return
     address, length = ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size_bytes)
     code = ctypes.CDLL(None).madvise(address, length, mmap.MADV_DONTNEED)
-    assert code == 0, "the pages are ours, and whole"
+    assert code == 0, "the memory consists of whole pages"
 
 
 def _advise(pages: mmap.mmap, name: str) -> None:
-    """Advice is a wish: kernels built without a feature refuse it, which changes nothing."""
+    """Give the kernel advice about pages; it is harmless if a kernel refuses."""
     advice = getattr(mmap, name, None)
     if advice is None:
         return
@@ -69,7 +74,7 @@ def _advise(pages: mmap.mmap, name: str) -> None:
 
 
 def _touch_every_page(memory: torch.Tensor) -> None:
-    """Writes zeros, in parallel: filling releases the interpreter lock, faults are per thread."""
+    """Write zeros on several threads: filling releases the interpreter's lock."""
     step = _PIECE_BYTES // memory.element_size()
     pieces = [memory[start : start + step] for start in range(0, memory.numel(), step)]
     threads = min(len(pieces), len(os.sched_getaffinity(0)), _MAXIMUM_THREADS)
@@ -81,19 +86,21 @@ def _touch_every_page(memory: torch.Tensor) -> None:
 
 
 def register(memory: torch.Tensor) -> bool:
-    """Locks host memory for the copy engines of all GPUs, if the driver can (in WSL it locks
-    little)."""
+    """Lock host memory for the copy engines of all GPUs; return False if the driver refuses.
+
+    In WSL the driver can lock only little memory.
+    """
     if int(_cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE)) == 0:
         return True
     with suppress(RuntimeError):
-        # A refusal stays the runtime's last error until somebody asks for it, and who starts a
-        # kernel asks: this one, so that no other takes it for its own.
+        # The refusal stays the runtime's last error until it is read, and the launch of a kernel
+        # reads it. This kernel does so, so that no later one fails with the error.
         torch.zeros(1, device="cuda").add_(1)
     return False
 
 
 def unregister(memory: torch.Tensor) -> None:
-    """Undoes `register`."""
+    """Unlock memory that `register` has locked."""
     _cudart().cudaHostUnregister(memory.data_ptr())
 
 

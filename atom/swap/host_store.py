@@ -1,4 +1,4 @@
-"""The whole model in host memory: flat arenas of weights, gradients and the optimizer's state."""
+"""The whole model in host memory: flat arenas of weights, gradients and optimizer state."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,24 +14,25 @@ from atom.swap.readiness import Readiness
 from atom.swap.state_form import HIGH, LOW, MASTER, StateArena, StateForm, joined, split
 
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
-"""Number formats in which sub-models may compute. The master weights always have 32 bits."""
+"""Dtypes in which sub-models may compute; the master weights always have 32 bits."""
 WORKING = "working"
-"""Beside the names of the weights' arenas: the rounded copy that the device loads."""
+"""Name of the rounded copy of the weights that the device loads, next to the weights' arenas."""
 FROZEN = "frozen"
-"""The parameters that no step changes, as an arena of their own."""
+"""Name of the parameters that no step changes, which form an arena of their own."""
 
 
 @dataclass
 class HostStore:
-    """Arenas of one replica, gaps between parameters zero.
+    """Arenas of one replica, with zeros in the gaps between parameters.
 
-    `state` holds weights and the optimizer's state, as `arenas` declares them. `working` is what
-    the device loads. Its first part is in 16-bit precisions a rounded copy of the master weights,
-    or their high halves; else the master weights themselves. The rest is frozen parameters, which
-    are nowhere else.
-    `version` counts changes of `working`; whatever was loaded under another version is stale.
-    `readiness` says what may be read of `working` while a step is under way; None: all of it.
-    Nothing else is synchronised: the engine and the optimizer take turns.
+    `state` holds weights and optimizer state, as `arenas` declares them. `working` is the arena
+    that the device loads. Its first part is the master weights in float32, and in 16-bit precisions
+    a rounded copy of them, or their high halves. The rest is the frozen parameters, which are
+    stored nowhere else.
+
+    `version` counts changes of `working`; a copy that was loaded under another version is stale.
+    `readiness` says which parts of `working` may be read while a step is running; None: all of
+    them. Nothing else is synchronised: the engine and the optimizer take turns.
     """
 
     layout: ParameterLayout
@@ -42,11 +43,11 @@ class HostStore:
     gradients: Tensor
     """[layout.trained_elements] float32 or bfloat16."""
     working: Tensor
-    """[layout.total_elements]"""
+    """[layout.total_elements] in the precision."""
     version: int = field(default=0)
     readiness: Readiness | None = field(default=None)
     on_device: DeviceState | None = field(default=None)
-    """What lives there; the arenas' parts of it are behind."""
+    """Parameters that live on the device; their parts of the arenas may be out of date."""
 
     @classmethod
     def allocate(
@@ -59,19 +60,28 @@ class HostStore:
         optimizer_state: Mapping[str, StateArena] | None = None,
         moves_state: bool = False,
     ) -> "HostStore":
-        """All zeros. `host_memory(elements, dtype)` comes from the device, for what it moves: the
-        working copy and the gradients. `gradients`: in which numbers they leave the device and are
-        summed. `optimizer_state`: what the optimizer declares. `moves_state`: some of it is to
-        `live_on` the device.
+        """Allocate a store whose arenas are all zero.
 
-        Raises: ValueError for a precision not in PRECISIONS, or that the form or the gradients do
-        not go with; MemoryError.
+        Args:
+            layout: Layout of the parameters.
+            precision: Dtype in which sub-models compute.
+            host_memory: Function of elements and dtype that allocates memory which the device
+                copies: the working copy and the gradients.
+            form: Form of the state.
+            gradients: Dtype in which gradients leave the device and are summed.
+            optimizer_state: State that the optimizer declares, by name.
+            moves_state: True if some of the state will `live_on` the device.
+
+        Raises:
+            ValueError: The precision is not in PRECISIONS, or does not suit the form or the
+                gradients.
+            MemoryError: The host has too little memory.
         """
         if precision not in PRECISIONS:
             raise ValueError(f"{precision} is not one of {PRECISIONS}")
         form.require(precision)
         if gradients != torch.float32 and (gradients, precision) != (torch.bfloat16,) * 2:
-            raise ValueError(f"gradients in {gradients} with weights in {precision}")
+            raise ValueError(f"gradients in {gradients} do not suit weights in {precision}")
         arenas = state_arenas(layout, form, optimizer_state or {})
         moved = HIGH if form.splits else MASTER if precision == torch.float32 else None
         working = host_memory(layout.total_elements, precision)
@@ -87,103 +97,119 @@ class HostStore:
 
     @classmethod
     def of_weights(cls, layout: ParameterLayout, working: Tensor) -> "HostStore":
-        """For passes without gradients: what the device loads, [layout.total_elements], and
-        nothing else."""
+        """Return a store for passes without gradients, with nothing but the arena to load.
+
+        Args:
+            layout: Layout of the parameters.
+            working: [layout.total_elements] in the precision.
+        """
         none = torch.empty(0)
         return cls(layout, working.dtype, StateForm.EXACT, {}, {}, none, working)
 
     @property
     def master(self) -> Tensor:
-        """The master weights, float32, where they are not split."""
+        """Master weights, float32; they exist only if the form does not split them."""
         return self.state[MASTER]
 
     @property
     def frozen(self) -> Tensor:
-        """The frozen parameters, one after the other: the end of `working`."""
+        """Frozen parameters, one after the other: the end of `working`."""
         return self.working[self.layout.trained_elements :]
 
     @property
-    def _rounds(self) -> bool:
-        """Whether `working` holds a copy of the weights."""
-        return self._loaded == WORKING
+    def _has_working_copy(self) -> bool:
+        """True if `working` holds a rounded copy of the weights."""
+        return self._loaded_arena == WORKING
 
     @property
-    def _loaded(self) -> str:
-        """The arena that `working` is, but for what is frozen."""
+    def _loaded_arena(self) -> str:
+        """Name of the arena whose memory is the first part of `working`."""
         if self.form.splits:
             return HIGH
         return MASTER if self.precision == torch.float32 else WORKING
 
     def live_on(self, device: Device, names: frozenset[str]) -> DeviceState:
-        """The state and the gradients of these parameters are `on_device` from now on."""
+        """Keep the state and the gradients of some parameters on a device from now on.
+
+        The device's memory starts as zeros.
+
+        Returns:
+            The new `on_device`.
+        """
         state = {name: (self.state[name], arena.layout) for name, arena in self.arenas.items()}
-        state[self._loaded] = self.working, self.layout
+        state[self._loaded_arena] = self.working, self.layout
         self.on_device = DeviceState(names, state, (self.gradients, self.layout), device)
         return self.on_device
 
     def working_pieces(self, start: int, stop: int) -> Iterable[tuple[int, Tensor]]:
-        """Elements [start, stop) of what is loaded, where they are (`Mirror.pieces`)."""
+        """Return the pieces of `working`'s elements [start, stop), as `Mirror.pieces`."""
         if self.on_device is None:
             return [(start, self.working[start:stop])]
-        return self.on_device.state[self._loaded].pieces(start, stop)
+        return self.on_device.state[self._loaded_arena].pieces(start, stop)
 
     def gradient_pieces(self, start: int, stop: int) -> Iterable[tuple[int, Tensor]]:
-        """Of the gradients."""
+        """Return the pieces of the gradients' elements [start, stop), as `Mirror.pieces`."""
         if self.on_device is None:
             return [(start, self.gradients[start:stop])]
         return self.on_device.sums.pieces(start, stop)
 
     def clear_state(self) -> None:
-        """Weights and the optimizer's state all zero."""
+        """Set weights and optimizer state to zero."""
         for arena in self.state.values():
             arena.zero_()
 
     def stored_weights(self, name: str) -> dict[str, Tensor]:
-        """One trained parameter's `MASTER`, or `HIGH` and `LOW`, and `WORKING` if it is a copy:
-        views."""
+        """Return views of one trained parameter's weights, by the name of their arena.
+
+        The names are `MASTER`, or `HIGH` and `LOW`, and `WORKING` if a rounded copy exists.
+        """
         arenas = {part: self.state[part] for part in self.form.weight_dtypes}
-        if self._rounds:
+        if self._has_working_copy:
             arenas[WORKING] = self.working
         return {part: self.layout.view(arena, name) for part, arena in arenas.items()}
 
     def write_weights(self, name: str, value: Tensor) -> None:
-        """Sets one parameter's master weights, and what the device loads of them. Call `changed`
-        after the last.
+        """Set one parameter's master weights, and the copy that the device loads.
 
-        Raises: ValueError for another shape.
+        Call `changed` after the last parameter.
+
+        Raises:
+            ValueError: The value has another shape than the parameter.
         """
         spec = self.layout.by_name[name]
         if value.shape != spec.shape:
-            raise ValueError(f"{name}: {tuple(value.shape)} is not {spec.shape}")
+            raise ValueError(f"{name}: the shape {tuple(value.shape)} is not {spec.shape}")
         if spec.frozen:
             self.layout.view(self.working, name).copy_(value.detach())
         else:
             store_weights(self.stored_weights(name), value.detach().float())
 
     def weights(self, name: str) -> Tensor:
-        """One parameter's master weights, float32: live, or a copy where they are split, or frozen
-        in 16 bits."""
+        """Return one parameter's master weights, float32.
+
+        They are a view, but a copy if the weights are split, or frozen in 16 bits.
+        """
         if self.layout.by_name[name].frozen:
             return self.layout.view(self.working, name).float()
         return weights_of(self.stored_weights(name))
 
     def changed(self) -> None:
-        """Declares everything loaded from `working` stale. Call after every change of it."""
+        """Mark all loaded copies of `working` as stale. Call it after every change of `working`."""
         self.version += 1
 
     def wait_ready(self, stretches: Iterable[tuple[int, int]]) -> None:
-        """Returns when elements [start, stop) of `working` hold this version. From any thread.
+        """Wait until the given elements [start, stop) of `working` hold this version. Thread-safe.
 
-        Raises: StepFailed when the step under way breaks off before.
+        Raises:
+            StepFailed: The running step failed before.
         """
         if self.readiness is not None:
             for start, stop in stretches:
                 self.readiness.wait(start, stop)
 
     def round_master(self) -> None:
-        """Makes `working` what the master weights say, and declares loaded copies stale. What lives
-        on the device becomes what the arenas say."""
-        if self._rounds:
+        """Update `working` and the device from the master weights; mark loaded copies as stale."""
+        if self._has_working_copy:
             self.working[: self.layout.trained_elements].copy_(self.master)
         if self.on_device is not None:
             self.on_device.to_device()
@@ -191,13 +217,18 @@ class HostStore:
 
 
 def weights_of(stored: Mapping[str, Tensor]) -> Tensor:
-    """Return the master weights in float32: live, or in new memory where they are split."""
+    """Return the master weights in float32: a view, or new memory if they are split."""
     return stored[MASTER] if MASTER in stored else joined(stored[HIGH], stored[LOW])
 
 
 def store_weights(stored: Mapping[str, Tensor], value: Tensor) -> None:
-    """Writes float32 `value` [their shape], which may be `weights_of` them, and what the device
-    loads of it."""
+    """Write weights to their arenas, together with the copy that the device loads.
+
+    Args:
+        stored: Views of one parameter's weights (`HostStore.stored_weights`).
+        value: Weights in float32, in the parameter's shape; may be the result of
+            `weights_of(stored)`.
+    """
     if MASTER not in stored:
         split(value, stored[HIGH], stored[LOW])
         return
@@ -209,14 +240,17 @@ def store_weights(stored: Mapping[str, Tensor], value: Tensor) -> None:
 def state_arenas(
     layout: ParameterLayout, form: StateForm, optimizer_state: Mapping[str, StateArena]
 ) -> dict[str, StateArena]:
-    """All that a replica's state consists of: weights, then the optimizer's, by name."""
+    """Return all arenas of a replica's state by name: weights, then optimizer state."""
     weights = {name: StateArena(dtype, layout) for name, dtype in form.weight_dtypes.items()}
-    assert not weights.keys() & optimizer_state.keys(), "these names are the weights'"
+    assert not weights.keys() & optimizer_state.keys(), "optimizer state uses a name of the weights"
     return {**weights, **optimizer_state}
 
 
 def beside_bytes(layout: ParameterLayout, precision: torch.dtype, form: StateForm) -> int:
-    """What the device loads and is no state: rounded copies of weights, and frozen parameters."""
+    """Return the bytes that the device loads and that are not state.
+
+    These are rounded copies of weights, and frozen parameters.
+    """
     within = form.splits or precision == torch.float32
     elements = layout.total_elements - (layout.trained_elements if within else 0)
     return elements * precision.itemsize

@@ -1,14 +1,15 @@
-"""Gradients on the host: whether they may be added, to what, and the sums themselves.
+"""Addition of gradients on the host, and the gate that admits or refuses them.
 
-The gate: a pass's gradients go through while they are finite, then none. The check costs one
-reading of each gradient where it is: by the thread that adds (on the CPU), behind the backward (on
-a GPU). The thread that launches kernels never waits for it. Smallest and largest element say it
-all: both are NaN if any element is, and infinite if the extreme one is.
+The gate lets a pass's gradients through until one of them is not finite, and none afterwards. The
+check reads each gradient once where it is: on the CPU the adding thread does so, on a GPU the check
+runs after the backward. The thread that launches kernels never waits for it. The smallest and the
+largest element suffice: both are NaN if any element is NaN, and one of them is infinite if any
+element is.
 
-The losses are looked at together with the first gradients. These are the last sub-model's, which
-leave when all losses are known: a pass with a bad loss adds nothing at all.
+The losses are checked together with the first gradients. These belong to the last sub-model and
+leave when all losses are known, so a pass with a bad loss adds nothing.
 
-Sums are made on several cores: one cannot keep up with a fast link.
+Several cores add, because a single one cannot keep up with a fast link.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,11 +31,14 @@ _Result = TypeVar("_Result")
 
 
 class NotFinite(AtomError):
-    """A gradient or loss of this pass is infinite or no number."""
+    """Error of a pass with an infinite or NaN gradient or loss."""
 
 
 class Gate:
-    """One per pass. The engine shows it losses; the gradients' lane asks it, piece after piece."""
+    """Gate of one pass, which admits finite gradients.
+
+    The engine gives it the losses; the gradients' thread asks it before each addition.
+    """
 
     def __init__(
         self,
@@ -42,32 +46,43 @@ class Gate:
         order: LandingOrder | None = None,
         number: int = 0,
     ) -> None:
-        """`landed`: told by the lane what has been added, after each addition. `order`: in which
-        passes of several devices land, this one as the `number`th."""
+        """Create an open gate.
+
+        Args:
+            landed: Receives additions that were made; the gradients' thread calls it after each.
+            order: Order in which passes of several devices are added.
+            number: Number of this pass in the order.
+        """
         self.landed = landed
         self._order, self._number = order, number
-        self.expects = False
-        """Gradients of the pass are on their way here."""
+        self.gradients_sent = False
+        """True if gradients of the pass are on their way to the arena."""
         self.touched = False
-        """Something of the pass may have reached the gradient arena."""
+        """True if gradients of the pass may have reached the arena."""
         self.failure: BaseException | None = None
-        """What kept gradients that were admitted from reaching it."""
+        """Error that kept admitted gradients from reaching the arena."""
         self._losses: list[Tensor] = []
         self._closed = False
 
-    def show(self, loss: Tensor) -> None:
-        """A loss that must be finite for anything to go through from now on."""
+    def add_loss(self, loss: Tensor) -> None:
+        """Require that a loss is finite before any further gradients are admitted."""
         self._losses.append(loss.detach())
 
     def extremes(self, sums: Sequence["HostSum"]) -> Tensor:
-        """Of these gradients, and of losses that no gradients were asked about before."""
+        """Return extremes of these gradients, and of losses that were not checked before."""
         losses, self._losses = self._losses, []
-        return extremes([*losses, *(part.source for part in sums if not part.is_here)])
+        return extremes([*losses, *(part.source for part in sums if not part.on_host)])
 
     def admits(self, extremes: Tensor, adds: bool) -> bool:
-        """May the piece with these extremes be added? `adds`: is there anything in it.
+        """Return True if gradients with these extremes may be added.
 
-        Raises: NotFinite for the first piece that is not finite; those behind it are turned away.
+        Args:
+            extremes: Smallest and largest elements.
+            adds: True if there is anything to add.
+
+        Raises:
+            NotFinite: These are the first gradients of the pass that are not finite. All later ones
+                are refused.
         """
         if self._closed:
             return False
@@ -78,31 +93,36 @@ class Gate:
         return True
 
     def has_landed(self, sub_model: int) -> bool:
-        """Were the pass's gradients of it added before it was broken off?"""
+        """Return True if the sub-model's gradients were added before the pass was interrupted."""
         return self._order is not None and self._order.has_landed(sub_model, self._number)
 
     def turn(self, sub_model: int) -> AbstractContextManager[None]:
-        """Wraps their addition."""
+        """Return a context for adding the sub-model's gradients, in the order of passes."""
         return self._order.turn(sub_model, self._number) if self._order else nullcontext()
 
     @contextmanager
     def landing(self) -> Iterator[None]:
-        """Wraps what brings gradients to the arena. What breaks it off is kept: the pass may have
-        been counted by then."""
+        """Wrap work that brings gradients to the arena, and keep its error.
+
+        The error is kept because the pass may already have been counted.
+        """
         try:
             yield
         except NotFinite:
             raise
         except BaseException as failure:
             self.failure = failure
-            if self._order is not None:  # passes after this one would wait for ever
+            if self._order is not None:  # later passes would wait without end
                 self._order.stop(self._number, failure)
             raise
 
 
 def extremes(values: Iterable[Tensor]) -> Tensor:
-    """Smallest and largest element of each value that has any, [even number] float32: all finite if
-    every element is. On the values' device; waits for nothing."""
+    """Return the smallest and largest element of each non-empty value: [even number] float32.
+
+    All of them are finite if all elements are. They are on the values' device, and nothing waits
+    for them.
+    """
     filled = [value.detach() for value in values if value.numel() > 0]
     if not filled:
         return torch.empty(0)
@@ -111,42 +131,50 @@ def extremes(values: Iterable[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class HostSum:
-    """Bring `source` [n] from the device to the host: add it to `destination` [n], or replace; both
-    float32, or bfloat16. What is to be replaced is worth nothing: it may be overwritten before the
-    gate is asked. Or the destination is on the device itself, float32: then nothing moves.
+    """Addition of `source` [n] from the device to `destination` [n] on the host.
+
+    It replaces the destination's content if `replace` is set; that content may be lost before the
+    gate decides. Both tensors are float32 or bfloat16. If the destination is on the device itself,
+    float32, no data moves to the host.
     """
 
     destination: Tensor
     source: Tensor
     replace: bool
     noise_key: int = 0
-    """What sums in bfloat16 are rounded with: see `add_rounded`."""
+    """Key of the noise for stochastic rounding of bfloat16 sums (`add_rounded`)."""
     first: int = 0
-    """The number of the first element, which the noise depends on."""
+    """Arena number of the first element, which decides the noise."""
     last: bool = True
-    """The pass adds nothing more to this destination."""
+    """True if the pass adds nothing more to this destination."""
     sub_model: int = 0
-    """Whose gradients they are."""
-    is_here: bool = False
-    """The source is on the host, and was judged when it came."""
-    waits: bool = False
-    """There, for an earlier sub-model: what the pass before left may wait there still."""
+    """Sub-model that the gradients belong to."""
+    on_host: bool = False
+    """True if the source is on the host already, where it was checked when it arrived."""
+    waits_on_host: bool = False
+    """True if the destination holds the sum for an earlier sub-model.
+
+    It may still hold a sum of the previous pass.
+    """
 
     @property
-    def stays(self) -> bool:
-        """Whether the destination is on a GPU itself: nothing leaves."""
+    def stays_on_gpu(self) -> bool:
+        """True if the destination is on the GPU, so that nothing leaves."""
         return self.destination.device.type != "cpu"
 
 
-def landing(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]:
-    """The same sums, of what will lie on the host: what is to be added in `staging`, one behind the
-    other; what replaces, where it belongs, unless something may lie there."""
+def with_host_sources(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]:
+    """Return the same additions with the sources that they have after the copy to the host.
+
+    Sources to be added are copied to `staging`, one after the other. Sources that replace are
+    copied straight to their destination, unless a sum may still be waiting there.
+    """
     landed, offset = [], 0
     for part in sums:
-        if part.stays or part.is_here:
+        if part.stays_on_gpu or part.on_host:
             landed.append(part)
             continue
-        if part.replace and not part.waits:
+        if part.replace and not part.waits_on_host:
             landed.append(replace(part, source=part.destination))
             continue
         end = offset + part.source.numel()
@@ -157,9 +185,10 @@ def landing(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]:
 
 @torch.no_grad()
 def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
-    """Carries out the sums if the gate admits them; source and destination are on one device.
+    """Make the additions if the gate admits them; sources and destinations are on the same device.
 
-    Raises: NotFinite.
+    Raises:
+        NotFinite: A source or loss is not finite.
     """
     with gate.landing():
         if not gate.admits(extremes, adds=len(sums) > 0):
@@ -177,7 +206,7 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
 
 
 def _add(part: HostSum) -> None:
-    if part.stays:
+    if part.stays_on_gpu:
         part.destination.add_(part.source)
     elif part.destination.dtype == torch.float32:
         add(part.destination, part.source)
@@ -186,10 +215,12 @@ def _add(part: HostSum) -> None:
 
 
 def add(total: Tensor, addend: Tensor) -> None:
-    """`total` [n] float32 += `addend` [n], float32 or bfloat16; flat, on the host. On as many
-    threads as PyTorch may use; they do not show in the bits.
+    """Add `addend` [n], float32 or bfloat16, to `total` [n] float32; both flat, on the host.
 
-    Raises: MismatchError when the kernel has not been compiled.
+    Uses as many threads as PyTorch may use; the number does not change the bits.
+
+    Raises:
+        MismatchError: The kernel has not been compiled.
     """
     kernels = host_kernels()
 
@@ -200,12 +231,21 @@ def add(total: Tensor, addend: Tensor) -> None:
 
 
 def add_rounded(total: Tensor, addend: Tensor, first: int, noise_key: int) -> None:
-    """`total` [n] += `addend` [n], both bfloat16; flat, on the host: the exact sum, rounded up or
-    down with such probabilities that it is right in the mean. Rounded to nearest, a sum that has
-    become 256 times its addends would stay where it is.
+    """Add `addend` [n] to `total` [n], both bfloat16, flat, on the host, with stochastic rounding.
 
-    The random bits are a function of `noise_key` (64 bits) and the element's number, which counts
-    from `first`. Threads do not show. Raises: as `add`.
+    The exact sum is rounded up or down with such probabilities that its mean is exact. If it were
+    rounded to nearest, a sum that is 256 times its addends would no longer change. The number of
+    threads does not change the bits.
+
+    Args:
+        total: Overwritten with the sum.
+        addend: Numbers to add.
+        first: Number of the first element; the noise is a function of an element's number and the
+            key.
+        noise_key: Key of the noise, 64 bits.
+
+    Raises:
+        MismatchError: The kernel has not been compiled.
     """
     kernels = host_kernels()
 
@@ -226,12 +266,14 @@ def _in_pieces(add_piece: Callable[[int, int], None], elements: int) -> None:
 def on_threads(
     work: Callable[[int], _Result], starts: Sequence[int], threads: int
 ) -> list[_Result]:
-    """What `work` makes of each. Raises: what it raised."""
+    """Return the results of `work` for all starts, computed on several threads."""
     return list(_pool(threads).map(work, starts))
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Kept until the process ends, as PyTorch keeps its own threads: a pass adds dozens of times,
-    and a thread takes longer to start than to add its piece."""
+    """Return the pool of threads, kept until the process ends.
+
+    A pass adds dozens of times, and starting a thread takes longer than the addition of one piece.
+    """
     return ThreadPoolExecutor(threads, "atom-sum")

@@ -1,8 +1,8 @@
-"""Passes of several devices land in one arena, and the sums are those of one device after another.
+"""Order in which passes of several devices are added to one arena, so the sums are reproducible.
 
-Passes have numbers. Of each sub-model their gradients are added in the order of the numbers, so
-the bits do not depend on which device ran which pass, or how fast. What has been added is known: a
-pass that was broken off and is computed again, on whatever device, adds only the rest.
+Passes have numbers. The gradients of each sub-model are added in the order of the numbers, so the
+bits do not depend on the device or the speed of a pass. The order remembers which gradients were
+added: a pass that is interrupted and computed again, on any device, adds only the remaining ones.
 """
 
 import math
@@ -16,37 +16,41 @@ from atom.base.errors import AtomError
 
 
 class LandingStopped(AtomError):
-    """Gradients that waited for their turn will not get it: the passes are broken off."""
+    """Error of gradients that waited for their turn when the passes were interrupted."""
 
 
 class LandingOrder:
-    """Of one arena. From any thread."""
+    """Order of additions to one arena. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._changed = threading.Condition()
         self._next = defaultdict[int, int](int)
-        """Per sub-model, the pass whose gradients are to be added next."""
+        """Number of the pass whose gradients are next, by sub-model."""
         self.is_torn = False
-        """An addition broke off since the last `go_on`: nobody knows how much of it was made."""
+        """True if an addition failed since the last `go_on`, so an unknown part of it was made."""
         self._stopped_at = math.inf
-        """Of this pass and those after it nothing lands any more."""
+        """First pass whose gradients are no longer added; the same holds for later passes."""
         self.failure: BaseException | None = None
-        """The first that kept gradients from landing, since the last `go_on`."""
+        """First error since the last `go_on` that kept gradients from being added."""
         self._waited_s: defaultdict[int, float] = defaultdict(float)
 
     def waited_s(self, number: int) -> float:
-        """How long gradients of a pass have waited for their turns."""
+        """Return and clear the seconds that gradients of a pass have waited for their turns."""
         return self._waited_s.pop(number, 0.0)
 
     def has_landed(self, sub_model: int, number: int) -> bool:
+        """Return True if the pass's gradients of this sub-model have been added."""
         with self._changed:
             return self._next[sub_model] > number
 
     @contextmanager
     def turn(self, sub_model: int, number: int) -> Iterator[None]:
-        """Wraps the addition of a pass's gradients: waits for those of the pass before. Raises:
-        LandingStopped."""
+        """Wrap the addition of a pass's gradients, and first wait for its turn.
+
+        Raises:
+            LandingStopped: The passes were interrupted.
+        """
         began = self._clock.now()
         with self._changed:
             self._changed.wait_for(
@@ -65,8 +69,14 @@ class LandingOrder:
             self._changed.notify_all()
 
     def stop(self, number: int, failure: BaseException | None = None) -> None:
-        """Nothing of this pass and those after it lands, until `go_on`; whoever waits, or comes to
-        wait, is told so."""
+        """Stop additions of this and later passes until `go_on`.
+
+        Waiting threads get LandingStopped.
+
+        Args:
+            number: Number of the pass.
+            failure: Error that interrupted the pass.
+        """
         with self._changed:
             self._stopped_at = min(number, self._stopped_at)
             if not isinstance(failure, LandingStopped):
@@ -74,8 +84,12 @@ class LandingOrder:
             self._changed.notify_all()
 
     def go_on(self, number: int | None = None) -> None:
-        """After `stop`, when nothing is under way. `number`: of the pass that is next, if those
-        before it have landed or never will."""
+        """Allow additions again after `stop`. Call it while no work is under way.
+
+        Args:
+            number: Pass that is next, if all earlier ones were added or never will be; None: no
+                change.
+        """
         with self._changed:
             self._stopped_at, self.failure, self.is_torn = math.inf, None, False
             self._waited_s.clear()

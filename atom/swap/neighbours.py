@@ -1,4 +1,4 @@
-"""What goes from device to device while a group runs a pass (`crossing.hops`)."""
+"""Transfers between the devices of a group while it runs a pass (`crossing.hops`)."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,33 +12,51 @@ from atom.swap.boundary_traffic import pack
 from atom.swap.computation import RunningPass
 from atom.swap.crossing import Crossing, Hops, aligned, hops
 from atom.swap.device import Device, RandomState
-from atom.swap.handoff import Parcel, Way
+from atom.swap.handoff import Parcel, Route
 
 _Names = defaultdict[int, dict[int, list[str]]]
-"""Per sub-model, by the one that they come from, or go to."""
+"""Names of values or gradients by sub-model, then by the sub-model at the other end."""
 
 
 class Neighbours:
-    """The other devices of a group, for one program on one of them. Used by its thread, where it
-    computes."""
+    """Transfers of one program between one device of a group and the others.
+
+    The engine's thread uses it inside `Device.computing`.
+    """
 
     def __init__(self, program: Program, place: int, devices: Sequence[Device]) -> None:
-        """`place`: of this device among the `devices` of the group."""
+        """Find the transfers of one device.
+
+        Args:
+            program: Program that the group runs.
+            place: Index of this device among `devices`.
+            devices: Devices of the group.
+        """
         parts = program.sub_models
         self._owners = device_of([program.layout.elements(p) for p in parts], len(devices))
         values, gradients = hops(_crossings(program) if len(devices) > 1 else (), self._owners)
-        self._values_from, self._values_to = _names(values)
-        self._gradients_from, self._gradients_to = _names(gradients)
+        self._values_from, self._values_to = _names_by_sub_model(values)
+        self._gradients_from, self._gradients_to = _names_by_sub_model(gradients)
         self._program, self._device, self._devices = program, devices[place], devices
-        mine = (part for part in parts if self._owners[part.index] == place)
-        self._used_here = {name for part in mine for name in part.inputs}
+        local = (part for part in parts if self._owners[part.index] == place)
+        self._used_here = {name for part in local for name in part.inputs}
 
     def receive_values(self, s: int, c: int, current: RunningPass) -> None:
-        """What sub-model `s` takes from other devices for its forward on micro-batch `c`. What is
-        the same in every micro-batch comes with the first. Raises: HandoffStopped."""
+        """Receive the values from other devices that a forward needs.
+
+        Values that are the same in every micro-batch arrive with the first one.
+
+        Args:
+            s: Sub-model.
+            c: Micro-batch.
+            current: The pass.
+
+        Raises:
+            HandoffStopped: Another device of the group failed.
+        """
         batch = current.batches[c]
         for start, names in self._values_from[s].items():
-            parcel = current.handoff.take(Way(start, s, c))
+            parcel = current.handoff.take(Route(start, s, c))
             arrived = parcel.open()
             if parcel.random is not None:
                 batch.random = parcel.random
@@ -46,43 +64,52 @@ class Neighbours:
             batch.values |= arrived | {n: current.shared[n] for n in names if n in current.shared}
 
     def send_values(self, s: int, c: int, current: RunningPass) -> None:
-        """What others take of what sub-model `s` has made."""
+        """Send outputs of sub-model `s` to the other devices that use them."""
         batch, shared = current.batches[c], self._program.shared
         for end, names in self._values_to[s].items():
-            going = {n: batch.values[n] for n in names if c == 0 or n not in shared}
+            sent = {n: batch.values[n] for n in names if c == 0 or n not in shared}
             random = batch.random if end == s + 1 else None
-            current.handoff.put(Way(s, end, c), self._parcel(going, end, random))
+            current.handoff.put(Route(s, end, c), self._parcel(sent, end, random))
         for name in self._program.sub_models[s].outputs:
             if name not in self._used_here:
                 batch.values.pop(name, None)
 
     def receive_gradients(self, s: int, c: int, current: RunningPass) -> None:
-        """What sub-model `s` takes for its backward. Raises: HandoffStopped."""
+        """Receive the gradients from other devices that a backward needs.
+
+        Its arguments are the same as in `receive_values`.
+
+        Raises:
+            HandoffStopped: Another device of the group failed.
+        """
         for start in self._gradients_from[s]:
-            arrived = current.handoff.take(Way(start, s, c)).open()
+            arrived = current.handoff.take(Route(start, s, c)).open()
             current.batches[c].gradients |= arrived
 
     def send_gradients(self, s: int, c: int, current: RunningPass) -> None:
-        """What sub-model `s` has summed so far, to where it goes on."""
+        """Send the gradients that `s` has summed to the sub-models that continue the sums."""
         gradients = current.batches[c].gradients
         for end, names in self._gradients_to[s].items():
-            going = {name: gradients.pop(name) for name in names if name in gradients}
-            current.handoff.put(Way(s, end, c), self._parcel(going, end))
+            sent = {name: gradients.pop(name) for name in names if name in gradients}
+            current.handoff.put(Route(s, end, c), self._parcel(sent, end))
 
     def _parcel(
-        self, going: Mapping[str, Tensor], end: int, random: RandomState | None = None
+        self, sent: Mapping[str, Tensor], end: int, random: RandomState | None = None
     ) -> Parcel:
-        if not going:
+        if not sent:
             return Parcel({}, None, random)
-        known = [self._program.values[name] for name in going]
-        package = pack(going, sum(aligned(max(k.size_bytes, k.memory_bytes)) for k in known))
+        known = [self._program.values[name] for name in sent]
+        packed = pack(sent, sum(aligned(max(k.size_bytes, k.memory_bytes)) for k in known))
         to = self._devices[self._owners[end]].torch_device
-        handed = self._device.hand_over(package.size_bytes, package.pieces, to)
-        return Parcel(package.looks, handed, random)
+        arrival = self._device.hand_over(packed.size_bytes, packed.pieces, to)
+        return Parcel(packed.layouts, arrival, random)
 
 
 def _crossings(program: Program) -> list[Crossing]:
-    """All values, each by itself, as no sizes matter; what is the same in all micro-batches too."""
+    """Return one crossing per value.
+
+    Sizes do not matter here. Values that are the same in every micro-batch are included.
+    """
     users, known = users_of(program.sub_models), program.values
     return [
         Crossing(part.index, tuple(users[name]), 1, int(known[name].needs_grad), (name,))
@@ -92,9 +119,9 @@ def _crossings(program: Program) -> list[Crossing]:
     ]
 
 
-def _names(found: Hops) -> tuple[_Names, _Names]:
-    """What comes, and what goes."""
-    coming, going = _Names(dict), _Names(dict)
+def _names_by_sub_model(found: Hops) -> tuple[_Names, _Names]:
+    """Return the names that each sub-model receives, and the names that it sends."""
+    coming, sent = _Names(dict), _Names(dict)
     for (start, end), what in found.items():
-        coming[end][start] = going[start][end] = [name for each in what for name in each.names]
-    return coming, going
+        coming[end][start] = sent[start][end] = [name for each in what for name in each.names]
+    return coming, sent

@@ -1,17 +1,18 @@
-"""Parameter gradients on their way from autograd to the host: summed per pass, then sent off.
+"""Parameter gradients on their way from autograd to the host: summed over a pass, then sent.
 
-On the device they are summed in float32, micro-batch by micro-batch, in a flat slot laid out like
-the parameters' own. If they leave in bfloat16, the pass's sum is rounded to nearest in a slot of
-its own, where it is computed: the one it was summed in is free then.
+On the device they are summed in float32, micro-batch by micro-batch, in a flat slot with the layout
+of the parameters' slot. If gradients leave in bfloat16, the pass's sum is rounded to nearest into
+another slot by the compute stream. The slot of the sum is free afterwards.
 
-A parameter that several sub-models use (a tied weight) has a sum in each of them. In half precision
-they meet in the arena: the latest user's is added first, the earliest's last. In float32 the bits
-are to be those of the uncut model, where autograd adds each gradient to what is there; so there is
-one sum for all of them, beside the slots. To the earlier user's backward it is a root of the first
-micro-batch, and it reaches the arena once, with the earliest.
+A parameter that several sub-models use (a tied weight) has a sum in each of them. In 16-bit
+precisions they are added in the arena: the last user's sum first, the first user's sum last. In
+float32 the bits must equal the uncut model's, where autograd adds each gradient to the previous
+sum. Therefore all users share one sum, outside the slots. In the backward of an earlier user it
+enters as a root of the first micro-batch, and it leaves once, with the first user.
 
-Where several devices fill one arena, what a later user sums waits on the host for the earliest one,
-so that all of a pass is added before the next pass's: else that one would wait for a whole pass.
+If several devices fill one arena, the sum of a later user waits on the host for the first user. So
+all sums of one pass are added before the next pass's. Otherwise the next pass would wait for nearly
+a whole pass.
 """
 
 import itertools
@@ -34,23 +35,26 @@ from atom.swap.schedule import GRADIENT_SLOTS, Shape
 
 @dataclass(frozen=True)
 class _Place:
-    """A parameter and its sum."""
+    """A parameter and the sum of its gradients."""
 
     parameter: nn.Parameter
     sum: Tensor
-    """In the parameter's shape."""
+    """Sum of the gradients, in the parameter's shape."""
     gap: Tensor
-    """The alignment padding behind it in the slot: other sub-models wrote here, the arena wants
-    zeros."""
+    """Alignment padding after the sum in the slot.
+
+    Other sub-models wrote there, and the arena requires zeros.
+    """
     continues: bool
-    """Does it go on with what later sub-models summed?"""
+    """True if the sum continues the sum of later sub-models."""
 
 
 class ParameterGradients:
-    """The gradient slots of one program on one device, and where each sub-model's sums go.
+    """Gradient slots of one program on one device, and the destination of each sub-model's sums.
 
-    `arena` [layout.trained_elements] is float32, or bfloat16: then what a first pass leaves is kept
-    as it is, and what is added to it is rounded at random (`atom.swap.host_sums.add_rounded`).
+    The arena [layout.trained_elements] is float32 or bfloat16. In bfloat16 the sums of a first pass
+    are stored as they are, and later sums are added with stochastic rounding
+    (`atom.swap.host_sums.add_rounded`).
     """
 
     def __init__(
@@ -62,21 +66,34 @@ class ParameterGradients:
         device: Device,
         shape: Shape,
     ) -> None:
+        """Find the place of each sum in the slots and in the arena.
+
+        Args:
+            bound: Sub-models of this device.
+            layout: Layout of the parameters.
+            slots: Memory on the device.
+            arena: Pieces of the gradient arena.
+            device: Device that moves the sums.
+            shape: Shape of the program's passes.
+        """
         self._device, self._shape = device, shape
         self._leaving = slots.leaving
         users = users_of_parameters([part.sub_model for part in bound])
         self._places: dict[int, list[_Place]] = {}
-        """By sub-model, as the two below."""
-        self._parts: dict[int, list[HostSum]] = {s: [] for s in shape.mine}
-        """What reaches the arena, each in one move. `replace`: no later sub-model adds to it
-        before. `noise_key`: what a pass's is that much more than its seed."""
-        self._waiting: dict[int, list[HostSum]] = {s: [] for s in shape.mine}
-        """What leaves, and waits for an earlier sub-model."""
+        """Parameters and their sums, by sub-model."""
+        self._parts: dict[int, list[HostSum]] = {s: [] for s in shape.local}
+        """Additions to the arena, by sub-model.
+
+        `replace` is set if no later sub-model adds to the same elements before. `noise_key` is the
+        difference between the key of a pass and its seed.
+        """
+        self._waiting: dict[int, list[HostSum]] = {s: [] for s in shape.local}
+        """Copies to the host, by sub-model, of sums that wait there for an earlier sub-model."""
         for part in bound:
             index = part.sub_model.index
             slot = slots.gradients[shape.gradient_slot_of(index) % len(slots.gradients)]
             self._places[index] = _places(part, layout, slot, slots.carried, users)
-        for part in reversed(bound):  # as they are added
+        for part in reversed(bound):  # in the order of additions
             index = part.sub_model.index
             slot = slots.gradients[shape.gradient_slot_of(index) % len(slots.gradients)]
             for first, whole, replaces, earliest in _parts(
@@ -84,17 +101,19 @@ class ParameterGradients:
             ):
                 for start, to in arena(first, first + whole.numel()):
                     source = whole[start - first : start - first + to.numel()]
-                    self._bring(index, earliest, slots, HostSum(to, source, replaces, first=start))
+                    self._route(index, earliest, slots, HostSum(to, source, replaces, first=start))
         parts = itertools.chain.from_iterable(self._parts.values())
         elements = sum(part.source.numel() for part in parts if part.replace)
         trained = (layout.by_name[name] for name in users if not layout.by_name[name].frozen)
         wanted = sum(padded_elements(spec.numel) for spec in trained)
-        assert elements == wanted, "every parameter is used, and arrives"
+        assert elements == wanted, "every trained parameter reaches the arena once"
 
-    def _bring(self, sub_model: int, earliest: int, slots: DeviceSlots, part: HostSum) -> None:
-        """A part of the `sub_model`'s sums reaches the arena with it, or waits for the `earliest`
-        of those that have some for the same parameters."""
-        # Added once per user: each with other noise.
+    def _route(self, sub_model: int, earliest: int, slots: DeviceSlots, part: HostSum) -> None:
+        """Plan the addition of a part of the `sub_model`'s sums.
+
+        The part is added with its sub-model, or waits on the host for the `earliest` user.
+        """
+        # A shared parameter is added once per user, each time with other noise.
         to = replace(part, noise_key=sub_model * 0x9E3779B97F4A7C15, last=sub_model == earliest)
         if to.last or not slots.waiting:
             self._parts[sub_model].append(replace(to, sub_model=sub_model))
@@ -102,25 +121,29 @@ class ParameterGradients:
         waiting = self._waiting[sub_model]
         used = sum(each.source.numel() for each in waiting)
         place = slots.waiting[sub_model][used : used + part.source.numel()]
-        waiting.append(HostSum(place, part.source, True, sub_model=sub_model, waits=True))
-        self._parts[earliest].append(replace(to, source=place, sub_model=earliest, is_here=True))
+        waiting.append(HostSum(place, part.source, True, sub_model=sub_model, waits_on_host=True))
+        self._parts[earliest].append(replace(to, source=place, sub_model=earliest, on_host=True))
 
     @property
     def landing(self) -> list[int]:
-        """The sub-models with which something reaches the arena."""
+        """Sub-models whose sums are added to the arena."""
         return [index for index, parts in self._parts.items() if parts]
 
     def wait_for_slot(self, sub_model: int) -> None:
-        """What is computed from now on comes after the slot's last sums have left; at the
-        beginning of a backward, all of the pass before."""
-        begins = sub_model == self._shape.mine[-1]
+        """Let later operations follow the departure of the slot's previous sums.
+
+        At the beginning of a backward, all sums of the previous pass must have left.
+        """
+        begins = sub_model == self._shape.local[-1]
         own = [self._shape.gradient_slot_of(sub_model)]
         for slot in range(GRADIENT_SLOTS) if begins else own:
             self._device.wait_gradients_out(slot)
 
     def begin(self, sub_model: int) -> None:
-        """Prepares the slot for the sub-model's first micro-batch. Call where one computes, after
-        `wait_for_slot`."""
+        """Clear padding in the slot before the sub-model's first micro-batch.
+
+        Call it inside `Device.computing`, after `wait_for_slot`.
+        """
         for place in self._places[sub_model]:
             if place.gap.numel() > 0:
                 place.gap.zero_()
@@ -128,8 +151,10 @@ class ParameterGradients:
     def roots(
         self, sub_model: int, micro_batch: int, weight: float
     ) -> list[tuple[nn.Parameter, Tensor]]:
-        """Gradients that enter this micro-batch's backward as roots; `take` follows, with the same
-        weight."""
+        """Return sums that enter this micro-batch's backward as roots, with their parameters.
+
+        Call `take` afterwards, with the same weight.
+        """
         if micro_batch > 0:
             return []
         roots = [
@@ -141,7 +166,7 @@ class ParameterGradients:
         return roots
 
     def take(self, sub_model: int, micro_batch: int, weight: float) -> None:
-        """Moves the parameters' `.grad`, times `weight`, into the slot's sums."""
+        """Move the parameters' `.grad`, times `weight`, into the sums in the slot."""
         for place in self._places[sub_model]:
             self._take(place, micro_batch == 0, weight)
             place.parameter.grad = None
@@ -151,7 +176,7 @@ class ParameterGradients:
         if gradient is None:
             if first and not place.continues:
                 place.sum.zero_()
-        elif first:  # what it goes on with is in it
+        elif first:  # the gradient includes a continued sum
             place.sum.copy_(gradient)
             if weight != 1.0:
                 place.sum.mul_(weight)
@@ -167,11 +192,17 @@ class ParameterGradients:
         report: Report | None = None,
         added: Report | None = None,
     ) -> None:
-        """Starts adding the sub-model's sums to the host's arena, through the pass's gate. Call
-        where one computes.
+        """Start adding the sub-model's sums to the arena on the host.
 
-        `first_pass`: of its round, it replaces what the arena held. `seed`: where the noise comes
-        from that sums in bfloat16 are rounded with.
+        Call it inside `Device.computing`.
+
+        Args:
+            sub_model: Sub-model whose backwards are done.
+            gate: Gate of the pass.
+            first_pass: True for the first pass of a round, which overwrites the arena.
+            seed: Seed of the noise for stochastic rounding of bfloat16 sums.
+            report: Receives the time of the copy.
+            added: Receives the time of the addition.
         """
         sums = list(self._waiting[sub_model])
         if not gate.has_landed(sub_model):
@@ -190,10 +221,10 @@ class ParameterGradients:
 
 
 def rounded(sums: Sequence[HostSum], slot: Tensor) -> list[HostSum]:
-    """The same sums, rounded to nearest, one behind the other in the slot."""
+    """Return the same additions with sources rounded to nearest, packed into the slot."""
     found, offset = [], 0
     for part in sums:
-        if part.is_here:
+        if part.on_host:
             found.append(part)
             continue
         end = offset + part.source.numel()
@@ -232,9 +263,12 @@ def _parts(
     carried: dict[str, Tensor],
     users: _Users,
 ) -> list[tuple[int, Tensor, bool, int]]:
-    """By contiguous run of the arena: where it begins, the sums, whether they replace what is there
-    in a first pass, and the earliest sub-model that has some for it. A carried sum leaves with that
-    one."""
+    """Return a sub-model's sums as contiguous runs of the arena.
+
+    Each run comes with the number of its first element, whether it replaces the arena's content in
+    a first pass, and the earliest sub-model that has sums for it. A carried sum is a run of its
+    first user.
+    """
     parts, runs = [], list[tuple[int, int, int, tuple[bool, int]]]()
     for name, start in part.layout.offsets.items():
         spec, used = layout.by_name[name], users[name]

@@ -1,7 +1,7 @@
-"""How well a pass used the device: what share of it was computing, and what the rest waited for.
+"""Use of the device during a pass: its share of computing, and the causes of its waits.
 
-Each gap in a timeline's computing is put down to what would have to change for it to be shorter.
-Pure.
+Each gap between computations is attributed to the event that would have to end sooner to make the
+gap shorter. Pure functions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,23 +12,23 @@ from atom.swap.schedule import Backward, GradientOut, Load, ValuesIn, ValuesOut
 from atom.swap.timeline import Span, Timeline
 
 LINK = "link"
-"""Its parameters were not loaded yet."""
+"""Cause of a wait: the sub-model's parameters were not loaded yet."""
 GRADIENTS = "gradients"
-"""Earlier gradients had not left their slot yet."""
+"""Cause of a wait: earlier gradients had not left their slot yet."""
 OPTIMIZER = "optimizer"
-"""Its parameters were still being updated."""
+"""Cause of a wait: the optimizer was still updating the sub-model's parameters."""
 VALUES = "values"
-"""Values between sub-models were on their way: to the host or back, or from another device."""
+"""Cause of a wait: values were moving to the host, from the host, or from another device."""
 HOST = "host"
-"""The host was busy with something else."""
+"""Cause of a wait: the host had not issued the next operation yet."""
 END = "end"
-"""After the device has computed all: the last gradients still leave."""
+"""Cause of a wait: everything is computed, but the last gradients are still leaving."""
 NEGLIGIBLE_S = 1e-9
-"""Rounding of sums of seconds, not a gap."""
+"""Longest gap that is attributed to rounding of sums of seconds."""
 
 
 class Wait(NamedTuple):
-    """The device had nothing to do until `sub_model` could go on."""
+    """Time in which the device was idle until `sub_model` could continue."""
 
     sub_model: int
     reason: str
@@ -38,18 +38,20 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True)
 class PassShares:
-    """Seconds of one pass; computing and waits make up all of it."""
+    """Seconds of one pass; computing and waits add up to all of it."""
 
     seconds: float
     computing_s: float
-    """Recomputing included."""
+    """Seconds of computing, including recomputation."""
     waits_s: dict[str, float]
-    """By reason. All of them, the absent ones with 0."""
+    """Seconds of waiting for every cause, 0 included."""
 
     @classmethod
     def of(cls, timeline: Timeline) -> "PassShares":
-        """Of several devices, in the mean. What one waits for without another reason is values that
-        come from the others."""
+        """Return the shares of a timeline, averaged over its devices.
+
+        If a device of a group waits without another cause, it waits for values from the others.
+        """
         waits_s = dict.fromkeys((LINK, GRADIENTS, OPTIMIZER, VALUES, HOST, END), 0.0)
         devices = timeline.devices
         for own in map(timeline.of_device, range(devices)):
@@ -62,11 +64,11 @@ class PassShares:
 
     @property
     def share(self) -> float:
-        """Of the pass, in which the device computes; 0 for an empty pass."""
+        """Fraction of the pass in which the device computes; 0 for an empty pass."""
         return self._share(self.computing_s)
 
     def to_json(self) -> dict[str, Any]:
-        """Shares of the pass, to a tenth of a per mille; `pass_seconds` is what they are of."""
+        """Return the length of the pass (`pass_seconds`), and fractions rounded to four digits."""
         return {
             "pass_seconds": round(self.seconds, 6),
             "computing": round(self.share, 4),
@@ -78,8 +80,11 @@ class PassShares:
 
 
 def waits(timeline: Timeline) -> list[Wait]:
-    """Every wait of the device, in order, until it computes no more. A gap is cut at the end of the
-    update, then of the load, then of the gradients, then of values."""
+    """Return every wait of the device, in order, until it computes for the last time.
+
+    A gap is divided at the end of the update, then of the load, of the gradients, and of the
+    values.
+    """
     found, free_s = list[Wait](), 0.0
     moves = [*timeline.lane("load"), *timeline.lane("gradients")]
     steps = timeline.lane("optimizer")
@@ -98,14 +103,14 @@ def waits(timeline: Timeline) -> list[Wait]:
 def _causes(
     span: Span, free_s: float, moves: Sequence[Span], steps: Sequence[Span]
 ) -> Iterator[tuple[str, float]]:
-    """Each with the second until which it held the sub-model back."""
+    """Yield each cause with the second until which it delayed the sub-model."""
     s, start_s = span.sub_model, span.start_s
     before = [move for move in moves if move.end_s <= start_s]
     own = [b for b in before if isinstance(b.event, Load) and b.sub_model == s and free_s < b.end_s]
     if own:
         load = own[-1]
         updated = (step.end_s for step in steps if step.sub_model == s)
-        # the host's clock and the device's: they may differ by a little
+        # the clocks of host and device may differ slightly
         updates = (min(end_s, load.start_s) for end_s in updated if end_s < load.end_s)
         yield OPTIMIZER, max(updates, default=free_s)
         yield LINK, load.end_s

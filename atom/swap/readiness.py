@@ -1,8 +1,8 @@
-"""Which parts of the arenas a step under way has rewritten: who reads a part waits for that part.
+"""Parts of the arenas that a running step has already rewritten; readers wait for their parts.
 
-The optimizer marks pieces as it finishes them; the threads that copy to the device wait for the
-pieces of what they copy. So a forward begins when its own parameters are ready, not when all are,
-and nothing half-made is ever copied.
+The optimizer marks pieces as it finishes them. Threads that copy to the device wait for the pieces
+of their copy. So a forward begins when its own parameters are ready, before the whole step is done,
+and no half-written parameter is copied.
 """
 
 import threading
@@ -13,21 +13,29 @@ from atom.base.errors import AtomError
 
 
 class StepFailed(AtomError):
-    """The optimizer's step broke off: some parameters are updated, others are not."""
+    """Error of an optimizer step that ended early: only some parameters are updated."""
 
     def __init__(self, failure: BaseException | None) -> None:
-        """`failure`: of the thread that stepped. Each who waits raises an exception of its own."""
+        """Describe the failure. Each waiting thread raises a separate exception.
+
+        Args:
+            failure: Exception of the thread that ran the step.
+        """
         why = f": {type(failure).__name__}: {failure}" if failure is not None else ""
-        super().__init__(f"the optimizer's step broke off{why}")
+        super().__init__(f"the optimizer's step failed{why}")
         self.__cause__ = failure
 
 
 class Readiness:
-    """The pieces of one step, none of them done at first. Thread-safe."""
+    """State of the pieces of one step, all unfinished at first. Thread-safe."""
 
     def __init__(self, pieces: Sequence[tuple[int, int]]) -> None:
-        """`pieces`: arena elements [start, stop), ascending and disjoint. What lies between them
-        is not rewritten, so nobody waits for it."""
+        """Start with no piece finished.
+
+        Args:
+            pieces: Arena elements [start, stop), ascending and disjoint. Elements between them are
+                not rewritten, so no reader waits for them.
+        """
         self._starts = [start for start, _ in pieces]
         self._stops = [stop for _, stop in pieces]
         self._done = bytearray(len(pieces))
@@ -35,19 +43,23 @@ class Readiness:
         self._changed = threading.Condition()
 
     def finish(self, piece: int) -> None:
-        """Says that the piece of this index may be read."""
+        """Mark the piece with this index as readable."""
         with self._changed:
             self._done[piece] = True
             self._changed.notify_all()
 
     def fail(self, failure: BaseException) -> None:
-        """Says that no further piece will be finished, and why: nobody waits for one any more."""
+        """Give up the unfinished pieces: present and future waits for them raise StepFailed."""
         with self._changed:
             self._failure = failure
             self._changed.notify_all()
 
     def wait(self, start: int, stop: int) -> None:
-        """Returns when elements [start, stop) may be read. Raises: StepFailed."""
+        """Wait until elements [start, stop) may be read.
+
+        Raises:
+            StepFailed: The step failed before.
+        """
         first, end = bisect_right(self._stops, start), bisect_left(self._starts, stop)
         with self._changed:
             while self._done.find(0, first, end) >= 0:

@@ -1,12 +1,12 @@
-"""In which numbers a replica keeps its weights, and what its state consists of.
+"""Number formats in which a replica stores its weights, and the arenas of its state.
 
-A *split* weight is a float32 in two halves. The high one is a bfloat16, the weight rounded to
-nearest, and is what the device loads: there is no working copy beside it. The low one is the 16
-bits that were cut off. Nothing is lost: high · 2¹⁶ + low, the low half read as a signed number,
-are the float32's bits.
+A *split* weight is a float32 in two halves. The high half is a bfloat16, the weight rounded to
+nearest. The device loads this half, so no separate copy is needed. The low half is the 16 bits that
+were cut off. No information is lost: high · 2¹⁶ + low, with the low half read as a signed number,
+are the bits of the float32.
 
-Ties are rounded away from zero in it, not to even. Around a bfloat16 whose last bit is 0, to even
-rounds 2¹⁶ + 1 neighbours to it, one more than 16 bits can tell apart.
+Ties are rounded away from zero, not to even. Rounding to even maps 2¹⁶ + 1 neighbours to a bfloat16
+whose last bit is 0, one more than 16 bits can distinguish.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,15 @@ from atom.graph.ir import ParameterLayout
 MASTER, HIGH, LOW = "master", "master_high", "master_low"
 WEIGHTS = frozenset({MASTER, HIGH, LOW})
 _PIECE_ELEMENTS = 2**16
-"""Split at a time: what lies in between stays in the cache, and no page is taken for it."""
+"""Elements that are split at a time, so that temporary results stay in the cache."""
 
 
 @dataclass(frozen=True)
 class StateArena:
-    """A flat tensor of a replica's state, declared: its numbers, and where in it a parameter's
-    part lies. Parameters may be missing, and have other shapes here than in the model."""
+    """Declaration of a flat tensor of a replica's state: its dtype and parameter layout.
+
+    Parameters may be missing, and may have other shapes here than in the model.
+    """
 
     dtype: torch.dtype
     layout: ParameterLayout
@@ -42,14 +44,17 @@ class StateArena:
 
 
 class StateForm(StrEnum):
-    """Part of what a swarm agrees on: each form gives other bits."""
+    """Form in which a replica stores weights and optimizer state.
+
+    All peers of a swarm use the same form, because each form gives different bits.
+    """
 
     EXACT = "exact"
-    """float32 weights, and a rounded copy for the device in 16-bit precisions."""
+    """Weights in float32; in 16-bit precisions the device loads a rounded copy."""
     SPLIT = "split"
-    """bfloat16 only. Split weights: as precise, without the copy."""
+    """Split weights, with the precision of float32 but without the copy; bfloat16 only."""
     HALF = "half"
-    """bfloat16 only. Split weights, and the optimizer's state in 16 bits, however it rounds it."""
+    """Split weights, and optimizer state rounded to 16 bits by the optimizer; bfloat16 only."""
 
     @property
     def splits(self) -> bool:
@@ -57,35 +62,47 @@ class StateForm(StrEnum):
 
     @property
     def weight_dtypes(self) -> Mapping[str, torch.dtype]:
-        """Of the arenas that hold the master weights, by name."""
+        """Dtype of each arena of master weights, by name."""
         return {HIGH: torch.bfloat16, LOW: torch.int16} if self.splits else {MASTER: torch.float32}
 
     def require(self, precision: torch.dtype) -> None:
-        """Raises: ValueError when sub-models that compute in `precision` cannot load this form."""
+        """Check that sub-models which compute in `precision` can load this form.
+
+        Raises:
+            ValueError: They cannot.
+        """
         if self.splits and precision != torch.bfloat16:
-            raise ValueError(f"the high halves of {self.value} state are bfloat16, not {precision}")
+            raise ValueError(f"state {self.value} requires weights in bfloat16, not {precision}")
 
 
 def split(value: Tensor, high: Tensor, low: Tensor) -> None:
-    """Writes the halves of `value` float32 into `high` bfloat16 and `low` int16, of its shape and
-    contiguous."""
+    """Split float32 weights into halves.
+
+    Args:
+        value: Weights in float32.
+        high: Receives the high halves: bfloat16, contiguous, of the same shape.
+        low: Receives the low halves: int16, contiguous, of the same shape.
+    """
     bits = value.contiguous().view(-1).view(torch.int32)
     for start in range(0, bits.numel(), _PIECE_ELEMENTS):
         piece = slice(start, start + _PIECE_ELEMENTS)
-        some = bits[piece]
-        high.view(-1)[piece].copy_(((some + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16))
-        low.view(-1)[piece].copy_(some.to(torch.int16))
+        chunk = bits[piece]
+        high.view(-1)[piece].copy_(((chunk + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16))
+        low.view(-1)[piece].copy_(chunk.to(torch.int16))
 
 
 def joined(high: Tensor, low: Tensor) -> Tensor:
-    """The float32 whose halves these are: new memory."""
+    """Return the float32 weights with these halves, in new memory."""
     bits = (high.contiguous().view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
     return bits.view(torch.float32)
 
 
 def round_to_bfloat16(values: Tensor, out: Tensor) -> None:
-    """`out` = finite `values`, fp32, to nearest, ties to even: in integers, so that it is the same
-    everywhere. An instruction that PyTorch may use (VCVTNE2PS2BF16) takes the smallest for 0."""
+    """Round finite float32 `values` to the nearest bfloat16 in `out`, ties to even.
+
+    Integer operations give the same result on every machine. An instruction that PyTorch may use
+    (VCVTNE2PS2BF16) treats subnormal numbers as 0.
+    """
     bits = values.view(torch.int32)
     rounded = (bits >> 16).bitwise_and_(1).add_(bits).add_(0x7FFF).bitwise_right_shift_(16)
     out.view(torch.int16).copy_(rounded)

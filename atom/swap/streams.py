@@ -1,31 +1,32 @@
-"""A CUDA device: persistent streams (in, compute, out, across), ordered by events alone.
+"""CUDA device with persistent streams (in, compute, out, across), ordered by events alone.
 
 Why each ordering holds:
 
 * A load into a slot waits for `free[slot]`, recorded on the compute stream when the load was
-  issued: whatever used the slot before has then finished.
-* Computing on a slot waits for `loaded[slot]`, recorded on the in stream behind the copies. The
-  event is recorded by the loader's thread, so the engine first waits for that thread's job.
-* A gradient is judged on the compute stream and leaves after `ready[slot]`, recorded behind that.
-  The slot is written again after `copied[slot]`, recorded on the out stream by the thread that
-  issues copies: the engine first waits for its job. Another thread waits for `copied[slot]` and
-  adds; the next copy to the same staging memory is issued when it has.
-* A value leaves after `left[key]`, recorded on the compute stream. Its memory is given up after the
-  compute stream was made to wait for `gone[key]`, so whoever is given it next comes after the copy.
-  A value comes back as a load does: behind everything computed before, the wait included.
-* Bytes for another device leave on the stream across, which waits for the compute stream. The
-  other one's compute stream waits for the event recorded behind the copies.
-* Computing follows whatever its caller had begun on a stream of its own (constants, batches): the
+  issued: all earlier uses of the slot have then finished.
+* Computing on a slot waits for `loaded[slot]`, which the loader's thread records on the in stream
+  after the copies. So the engine first waits for that thread's job.
+* Gradients are checked on the compute stream and leave after `ready[slot]`, recorded after the
+  check. The slot is written again after `copied[slot]`, which the thread that issues copies records
+  on the out stream; the engine first waits for this thread's job. Another thread waits for
+  `copied[slot]` and adds. The next copy to the same staging memory is issued after the addition.
+* A value leaves after `values_ready[key]`, recorded on the compute stream. The compute stream waits
+  for `values_copied[key]` before the value's memory is released, so the next user of the memory
+  follows the copy. A value comes back like a load: after all operations issued before, including
+  this wait.
+* Bytes for another device leave on the across stream, which waits for the compute stream. The other
+  device's compute stream waits for the event recorded after the copies.
+* Computing follows operations that its caller issued on another stream (constants, batches): the
   compute stream does not wait for the default stream by itself.
 
-Autograd runs each backward operation on the stream of its forward, so everything that is allocated
-while computing belongs to the compute stream. The slots do not; they are given back, and taken
-again, only while nothing at all is under way.
+Autograd runs each backward operation on the stream of its forward. Therefore everything that is
+allocated while computing belongs to the compute stream. The slots do not; they are given back and
+taken again only while no work at all is under way.
 
-So no tensor is ever released to another stream, and after the first pass nothing here allocates,
-but for what goes to another device: it is used on two streams, and the allocator is told of the
-second one (`record_stream`). Loads are issued by their own thread: a thread that launches kernels
-cannot keep a fast link busy as well.
+So no tensor is ever released to another stream, and after the first pass nothing here allocates
+memory. The exception are tensors for another device: they are used on two streams, and the
+allocator is informed of the second one (`record_stream`). A separate thread issues loads, because a
+thread that launches kernels cannot keep a fast link busy as well.
 """
 
 import math
@@ -39,26 +40,25 @@ import torch
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
-from atom.swap.device import Copy, Handed, Lane, RandomState, Report, at_once
+from atom.swap.device import Arrival, Copy, Lane, RandomState, Report, at_once
 from atom.swap.host_memory import (
     LEAST_REGISTERED_BYTES,
     allocate_host_memory,
     register,
     unregister,
 )
-from atom.swap.host_sums import Gate, HostSum, add_admitted, landing
+from atom.swap.host_sums import Gate, HostSum, add_admitted, with_host_sources
 
 ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-"""PyTorch's names for what its user sets."""
+"""Environment variables with which a user configures PyTorch's allocator."""
 
 
 class StreamTimes:
-    """When work on streams began and ended, in seconds on the clock, without making anybody wait;
-    from one drain of the device to the next.
+    """Times of work on streams, in seconds of the clock, measured without blocking threads.
 
-    Pairs of events are recorded around the work, and read when the device has been drained. They
-    count from one origin, recorded when the first of them is wanted, whose time on the clock is
-    known because the device is idle then.
+    A pair of events is recorded around each piece of work, and read when the device has been
+    drained. The times count from an origin: an event that is recorded when the first measurement
+    begins. The time of the origin is known, because the device is idle then.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -68,7 +68,7 @@ class StreamTimes:
         self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event, Report]] = []
 
     def begin(self, stream: torch.cuda.Stream) -> None:
-        """Sets the origin unless there is one. Call from the engine's thread."""
+        """Set the origin if there is none. Call it from the engine's thread."""
         if self._origin is None:
             stream.synchronize()
             self._origin_s = self._clock.now()
@@ -81,6 +81,7 @@ class StreamTimes:
 
     @contextmanager
     def around(self, stream: torch.cuda.Stream, report: Report | None) -> Iterator[None]:
+        """Measure the work that is issued to the stream in the `with` block."""
         if report is None:
             yield
             return
@@ -90,16 +91,16 @@ class StreamTimes:
 
     @contextmanager
     def until_now(self, report: Report | None) -> Iterator[None]:
-        """Around work of a host thread."""
+        """Measure the work of a host thread in the `with` block."""
         started_s = self._clock.now()
         yield
         if report is not None:
             report(started_s, self._clock.now())
 
-    def end(self, tell: bool) -> None:
-        """Reports what is pending and forgets the origin. The device is idle."""
+    def end(self, succeeded: bool) -> None:
+        """Report all measurements if the work succeeded, and forget the origin."""
         pending, self._pending = self._pending, []
-        if tell:
+        if succeeded:
             for started, ended, report in pending:
                 report(self._at(started), self._at(ended))
         self._origin = None
@@ -111,10 +112,14 @@ class StreamTimes:
 
 
 class CudaDevice:
-    """One GPU, by index. Used by one engine thread at a time. `memory_bytes`: the most that
-    PyTorch's allocator may take of it, for those that are open there together; None: all.
+    """One GPU, by index. Only one engine thread at a time may use it.
 
-    Raises: DeviceError when there is no such GPU, or it lacks `precision`.
+    Args:
+        memory_bytes: Limit of PyTorch's allocator; limits of open devices on one GPU add up. None:
+            all memory.
+
+    Raises:
+        DeviceError: The GPU does not exist, or does not support `precision`.
     """
 
     def __init__(
@@ -127,26 +132,26 @@ class CudaDevice:
         require_gpu(index, precision)
         self._device = torch.device("cuda", index)
         self._memory_bytes = math.inf if memory_bytes is None else memory_bytes
-        _OPEN.add(self)
+        _OPEN_DEVICES.add(self)
         self._set_allocator()
         self._times = StreamTimes(clock or BootClock())
         with torch.cuda.device(self._device):
             self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._in = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            # Before the others: a small kernel of it would wait behind a long matrix product.
+            # High priority, because its small kernels would wait behind a long matrix product.
             self._out = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
             self._across = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._free: dict[int, torch.cuda.Event] = {}
         self._loaded: dict[int, torch.cuda.Event] = {}
         self._ready: dict[int, torch.cuda.Event] = {}
         self._copied: dict[int, torch.cuda.Event] = {}
-        self._left: dict[int, torch.cuda.Event] = {}
-        self._gone: dict[int, torch.cuda.Event] = {}
+        self._values_ready: dict[int, torch.cuda.Event] = {}
+        self._values_copied: dict[int, torch.cuda.Event] = {}
         self._staging: dict[int, torch.Tensor] = {}
-        self._judged: dict[int, torch.Tensor] = {}
-        """Per gradient slot, where the extremes of what it held land."""
-        self._undecided: list[torch.Tensor] = []
-        """Extremes of what has left since the last time that everything was known to be finite."""
+        self._extremes: dict[int, torch.Tensor] = {}
+        """Host memory for the extremes of each gradient slot's content."""
+        self._unchecked: list[torch.Tensor] = []
+        """Extremes of gradients that left since all gradients were last known to be finite."""
         self._loads = Lane("atom-load")
         self._gradients = Lane("atom-gradients-out")
         self._sums = Lane("atom-gradient-sums")
@@ -154,8 +159,8 @@ class CudaDevice:
         self.unlocked_bytes = 0
 
     def _set_allocator(self) -> None:
-        """Its cap is of the process: what is open may take it together."""
-        caps = [each._memory_bytes for each in _OPEN if each._device == self._device]
+        """Limit the process's memory to the sum of the limits of all open devices on this GPU."""
+        caps = [each._memory_bytes for each in _OPEN_DEVICES if each._device == self._device]
         set_allocator(self._device, sum(caps) or math.inf)
 
     @property
@@ -163,15 +168,17 @@ class CudaDevice:
         return self._device
 
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Zeros, page-locked if the driver can lock so much. Faulted in first, registered after:
-        much faster than pinning cold pages, and without PyTorch's rounding up to powers of two.
-        Held until `close`."""
+        """Return zeros, page-locked if the driver can lock that much memory; held until `close`.
+
+        The pages are made present first and registered afterwards. This is much faster than pinning
+        pages that are not present, and avoids PyTorch's rounding up to powers of two.
+        """
         memory = allocate_host_memory(elements, dtype)
         if memory.nbytes >= LEAST_REGISTERED_BYTES:
             with torch.cuda.device(self._device):
                 if register(memory):
                     self._registered.append(memory)
-                else:  # copies take a detour through the driver's buffers: the same bytes, later
+                else:  # slower copies through the driver's buffers, with the same bytes
                     self.unlocked_bytes += memory.nbytes
         return memory
 
@@ -182,14 +189,14 @@ class CudaDevice:
         return memory
 
     def give_back(self, slots: Sequence[torch.Tensor]) -> None:
-        """A storage without memory keeps its views: parameters need not be bound anew."""
+        """Release the slots' memory; views of the empty storages stay, so parameters stay bound."""
         with torch.cuda.device(self._device):
             torch.cuda.synchronize()
             for memory in slots:
                 memory.untyped_storage().resize_(0)
             if slots:
                 give_back_cache()
-            else:  # other devices may be at work: cuBLAS has their workspaces in its hands
+            else:  # other devices may be computing with their cuBLAS workspaces
                 torch.cuda.empty_cache()
 
     def take_again(self, slots: Sequence[torch.Tensor]) -> None:
@@ -272,17 +279,17 @@ class CudaDevice:
             self._times.begin(self._compute)
         extremes = gate.extremes(sums)
         if extremes.numel():
-            self._undecided.append(extremes)
+            self._unchecked.append(extremes)
         ready = event_of(self._ready, gradient_slot)
         ready.record(self._compute)
         copied = event_of(self._copied, gradient_slot)
 
         def bring_out() -> None:
             with gate.landing():
-                self._sums.wait(gradient_slot)  # its staging memory is free
-                judged = self._judged[gradient_slot][: extremes.numel()]
-                landed = landing(sums, self._staging[gradient_slot])
-                copies = [Copy(judged, extremes)]
+                self._sums.wait(gradient_slot)  # then its staging memory is free
+                host_extremes = self._extremes[gradient_slot][: extremes.numel()]
+                landed = with_host_sources(sums, self._staging[gradient_slot])
+                copies = [Copy(host_extremes, extremes)]
                 moved = zip(sums, landed, strict=True)
                 copies += (Copy(to.source, of.source) for of, to in moved if to is not of)
                 self._copy(self._out, ready, copied, copies, report)
@@ -290,18 +297,18 @@ class CudaDevice:
             def add() -> None:
                 with gate.landing():
                     copied.synchronize()
-                copies.clear()  # until now it kept the memory of the extremes
+                copies.clear()  # releases the memory of the extremes
                 with self._times.until_now(added):
-                    add_admitted(landed, gate, judged)
+                    add_admitted(landed, gate, host_extremes)
 
             def add_on_device() -> None:
                 with torch.cuda.device(self._device), torch.cuda.stream(self._out):
                     add()
                     copied.record(self._out)
 
-            stays = any(part.stays for part in sums)
+            stays = any(part.stays_on_gpu for part in sums)
             self._sums.submit(gradient_slot, add_on_device if stays else add)
-            if stays:  # they were not copied: the slot is free when they are added
+            if stays:  # the slot is only free after their addition
                 self._sums.wait(gradient_slot)
 
         self._gradients.submit(gradient_slot, bring_out)
@@ -311,7 +318,7 @@ class CudaDevice:
     ) -> None:
         self._staging = {slot: self.host_memory(elements, dtype) for slot in range(slots)}
         least = LEAST_REGISTERED_BYTES // torch.float32.itemsize
-        self._judged = {slot: self.host_memory(least, torch.float32) for slot in range(slots)}
+        self._extremes = {slot: self.host_memory(least, torch.float32) for slot in range(slots)}
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)
@@ -320,27 +327,27 @@ class CudaDevice:
 
     def settle(self) -> None:
         self._loads.drain()
-        undecided, self._undecided = self._undecided, []
-        if not undecided:
+        unchecked, self._unchecked = self._unchecked, []
+        if not unchecked:
             self._compute.synchronize()
-        elif not torch.isfinite(torch.cat(undecided)).all():
+        elif not torch.isfinite(torch.cat(unchecked)).all():
             self.drain()
-            raise AssertionError("the gate has turned nothing away")
+            raise AssertionError("the gate admitted gradients that are not finite")
 
     def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
         if report is not None:
             self._times.begin(self._compute)
-        left, gone = event_of(self._left, key), event_of(self._gone, key)
-        left.record(self._compute)
-        self._copy(self._out, left, gone, copies, report)
+        computed, copied = event_of(self._values_ready, key), event_of(self._values_copied, key)
+        computed.record(self._compute)
+        self._copy(self._out, computed, copied, copies, report)
 
     def wait_values_out(self, key: int) -> None:
-        self._compute.wait_event(self._gone[key])
+        self._compute.wait_event(self._values_copied[key])
 
     @torch.no_grad()
     def hand_over(
         self, size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]], to: torch.device
-    ) -> Handed:
+    ) -> Arrival:
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._across.wait_stream(self._compute)
         with torch.cuda.stream(self._across):
@@ -351,9 +358,9 @@ class CudaDevice:
             arrived.record(self._across)
 
         def take() -> torch.Tensor:
-            here = torch.cuda.current_stream(to)
-            here.wait_event(arrived)
-            memory.record_stream(here)
+            stream = torch.cuda.current_stream(to)
+            stream.wait_event(arrived)
+            memory.record_stream(stream)
             return memory
 
         return take
@@ -371,10 +378,10 @@ class CudaDevice:
         for wait in waits:
             try:
                 wait()
-            except Exception as error:  # noqa: BLE001 - every lane must be quiet before we report
+            except Exception as error:  # noqa: BLE001 - every lane must be idle first
                 failures.append(error)
-        self._undecided.clear()
-        self._times.end(tell=not failures)
+        self._unchecked.clear()
+        self._times.end(succeeded=not failures)
         if failures:
             raise failures[0]
 
@@ -404,41 +411,46 @@ class CudaDevice:
         self._staging.clear()
         while self._registered:
             unregister(self._registered.pop())
-        _OPEN.discard(self)
+        _OPEN_DEVICES.discard(self)
         self._set_allocator()
 
 
-_OPEN = weakref.WeakSet[CudaDevice]()
-"""Not closed yet, in this process."""
+_OPEN_DEVICES = weakref.WeakSet[CudaDevice]()
+"""Devices of this process that are not closed yet."""
 
 
 def set_allocator(device: torch.device, memory_bytes: float) -> None:
-    """PyTorch's, of this process: what it takes of a GPU may grow where it lies, so that pieces
-    given up become one again; else a tenth and more is lost in gaps. Not where somebody has set it
-    already, nor in WSL, whose driver refuses that (pytorch/pytorch#192330)."""
+    """Configure PyTorch's allocator for a GPU in this process, and limit it to `memory_bytes`.
+
+    Its segments may be expanded in place, so that freed pieces join into larger ones; otherwise a
+    tenth of the memory or more is lost in gaps. This is not set if the user has configured the
+    allocator, nor in WSL, whose driver refuses it (pytorch/pytorch#192330).
+    """
     if not (ALLOCATOR_SETTINGS & os.environ.keys() or "microsoft" in platform.release().lower()):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-    has_bytes = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(memory_bytes / has_bytes, 1.0), device)
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(memory_bytes / total_bytes, 1.0), device)
 
 
 def give_back_cache() -> None:
-    """What PyTorch keeps of a GPU's memory for later: free blocks, and cuBLAS' workspaces, one for
-    each thread and stream. When nothing is under way."""
+    """Release the memory that PyTorch caches on a GPU: free blocks and cuBLAS workspaces.
+
+    Call it only while no work is under way. cuBLAS has a workspace per thread and stream.
+    """
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
 
 
 def event_of(events: dict[int, torch.cuda.Event], slot: int) -> torch.cuda.Event:
-    """The slot's, made when first asked for."""
+    """Return the slot's event, created on first use."""
     if slot not in events:
-        # Blocking: a host thread that waits for it sleeps instead of burning a core.
+        # Blocking: a host thread that waits for it sleeps instead of spinning.
         events[slot] = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     return events[slot]
 
 
 def require_gpu(index: int, precision: torch.dtype) -> None:
-    """Is there this GPU, and does it compute in these numbers? Raises: DeviceError."""
+    """Raise DeviceError unless the GPU exists and computes in `precision`."""
     if not torch.cuda.is_available():
         raise DeviceError(
             "this machine has no usable CUDA GPU",
@@ -447,8 +459,8 @@ def require_gpu(index: int, precision: torch.dtype) -> None:
         )
     if index >= torch.cuda.device_count():
         raise DeviceError(
-            f"there is no GPU {index}; this machine has {torch.cuda.device_count()}",
-            "count from 0",
+            f"this machine has no GPU {index}; number of GPUs: {torch.cuda.device_count()}",
+            "GPUs are numbered from 0",
         )
     capability = torch.cuda.get_device_capability(index)
     if not has_code(capability, torch.cuda.get_arch_list()):
@@ -458,18 +470,20 @@ def require_gpu(index: int, precision: torch.dtype) -> None:
             "install PyTorch for another CUDA: 12.6 knows cards from sm_50 to sm_90, 13 from sm_75",
         )
     with torch.cuda.device(index):
-        # Emulated, a matrix product in bfloat16 is many times slower than in float16.
+        # An emulated matrix product in bfloat16 is many times slower than one in float16.
         if precision == torch.bfloat16 and not torch.cuda.is_bf16_supported(False):
             raise DeviceError(
                 f"{torch.cuda.get_device_name(index)} has no bfloat16",
-                'only runs with precision = "float16" or "float32" suit it',
+                'choose a run with precision = "float16" or "float32"',
             )
 
 
 def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
-    """Whether kernels built for these architectures run on a GPU of this capability. "sm_86": on
-    those of its major version, and no earlier minor one. "compute_90": the driver compiles it for
-    all later ones. "sm_90a": on this one alone."""
+    """Return True if kernels that were built for these architectures run on a GPU.
+
+    "sm_86" runs on GPUs of the same major version and the same or a later minor version. The driver
+    compiles "compute_90" for all later ones. "sm_90a" runs on this capability only.
+    """
     has = capability[0] * 10 + capability[1]
     for name in built_for:
         kind, _, number = name.partition("_")

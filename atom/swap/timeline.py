@@ -1,24 +1,26 @@
-"""A schedule in time: predicted from durations, or recorded while the engine carries it out.
+"""Times of a schedule's events: estimated from durations, or recorded while the engine runs.
 
-Four lanes work at once: the link into the device, the device, the link out of it, and the host,
-which adds what has left. Each takes its work in the order of the schedule, one piece after the
-other. What holds a piece back, as in the engine and its devices:
+Four lanes work at the same time: the link into the device, the device, the link out of it, and the
+host, which adds the gradients that have left. Each lane does its work in the order of the schedule,
+one piece after the other. A piece waits, as in the engine and its devices:
 
-* a load: everything computed before it was issued (its slot may have been in use till then), and
-  the step under way, until it has updated what is loaded;
-* computing: the load of that sub-model; and for its first backward the gradient slot, whose last
-  sums must have left;
-* a gradient-out: the backward before it, and the addition of what landed where it will land;
-* an addition: that gradient-out;
-* values that leave, or come back: everything computed before. As a third leaves, computing waits
-  until the first is out; a visit waits for what comes back for it.
+* a load: for everything computed before it was issued (its slot may have been in use until then),
+  and for a running optimizer step, until the parameters to be loaded are updated;
+* computing: for the load of its sub-model, and before its first backward for the gradient slot,
+  whose last sums must have left;
+* a gradient-out: for the backward before it, and for the addition of the previous gradients in the
+  same staging memory;
+* an addition: for its gradient-out;
+* values that leave or come back: for everything computed before. When a third copy is to leave,
+  computing waits until the first has left. A visit waits for the values that come back for it.
 
-Each device of a group has such lanes, and one that sends: what a sub-model makes for one on another
+Each device of a group has such lanes, and one more that sends: a value for a sub-model on another
 device leaves when it is computed, and computing there waits for it.
 
-The links, the additions and the step share the host's memory: what comes first in the schedule
-takes what it needs, what comes later gets the rest. A prediction leaves out what the host does
-between events, and that what goes from device to device takes its share of their links.
+Links, additions and the optimizer step share the bandwidth of the host's memory: an event that
+comes first in the schedule takes as much as it needs, later ones share the remainder. An estimate
+leaves out the host's work between events, and the share of a link that transfers between devices
+take.
 """
 
 import math
@@ -28,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Literal
 
-from atom.swap.crossing import OUTGOING, hops
+from atom.swap.crossing import MOST_OUTGOING, hops
 from atom.swap.schedule import (
     GRADIENT_SLOTS,
     Backward,
@@ -50,31 +52,35 @@ Lane = Literal["load", "compute", "gradients", "sums", "optimizer"]
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds per sub-model, in order; forward and backward for one micro-batch."""
+    """Seconds per sub-model, in order; forward and backward are for one micro-batch."""
 
     load_s: tuple[float, ...]
     forward_s: tuple[float, ...]
-    """Also of the recomputation."""
+    """Seconds of a forward, and of a recomputation."""
     backward_s: tuple[float, ...]
-    """Without recomputation."""
+    """Seconds of a backward without recomputation."""
     gradient_out_s: tuple[float, ...]
-    """For the sum over all micro-batches; also of its addition, if `sum_s` is empty."""
+    """Seconds to copy the sum over all micro-batches, and to add it if `sum_s` is empty."""
     value_in_s: float = 0.0
-    """Per byte of a value that comes back from the host."""
+    """Seconds per byte of a value that comes back from the host."""
     value_out_s: float = 0.0
-    """Per byte of one that leaves."""
+    """Seconds per byte of a value that leaves for the host."""
     ready_s: tuple[float, ...] = ()
-    """When, from the beginning of the pass, a step under way has updated all that a sub-model
-    loads. Empty: no step is under way."""
+    """Seconds from the pass's beginning until a running step has updated the parameters.
+
+    Empty: no step is running.
+    """
     sum_s: tuple[float, ...] = ()
-    """For the addition on the host."""
+    """Seconds of the addition on the host."""
     shares: "Shares" = field(default_factory=lambda: Shares())
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Of what the host's memory moves per second: what each lane takes while it is at work, were it
-    alone; with the same lane of other devices more than all of it, maybe."""
+    """Fractions of the host's memory bandwidth that each lane takes while it works alone.
+
+    Together with the same lane of other devices, a fraction may exceed 1.
+    """
 
     load: float = 0.0
     out: float = 0.0
@@ -84,13 +90,13 @@ class Shares:
 
 @dataclass(frozen=True)
 class Span:
-    """When an event was at work, in seconds from the beginning of the pass."""
+    """Time of an event, in seconds from the beginning of the pass."""
 
     event: Observed
     start_s: float
     end_s: float
     device: int = 0
-    """Of a group."""
+    """Index of the device in its group."""
 
     @property
     def lane(self) -> Lane:
@@ -111,7 +117,7 @@ class Span:
 
     @property
     def micro_batch(self) -> int | None:
-        """None for what is done once for all micro-batches."""
+        """Micro-batch of the event; None: the event concerns all micro-batches."""
         both = Forward | Backward | ValuesIn | ValuesOut
         return self.event.micro_batch if isinstance(self.event, both) else None
 
@@ -122,14 +128,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One pass. Spans in the order in which they began; those of a lane of one device do not
-    overlap."""
+    """Spans of one pass, in the order in which they began.
+
+    Spans of one lane of a device do not overlap.
+    """
 
     spans: tuple[Span, ...]
 
     @property
     def seconds(self) -> float:
-        """From the beginning of the pass to the end of whatever ends last."""
+        """Seconds from the beginning of the pass to the end of its last span."""
         return max((span.end_s for span in self.spans), default=0.0)
 
     @property
@@ -137,17 +145,17 @@ class Timeline:
         return 1 + max((span.device for span in self.spans), default=0)
 
     def of_device(self, device: int) -> "Timeline":
-        """Of a group: with the steps on the host that all wait for."""
+        """Return the spans of one device of a group, and of steps on the host, which all share."""
         both = (s for s in self.spans if s.device == device or s.lane == "optimizer")
         return Timeline(tuple(both))
 
     @property
     def computing(self) -> float:
-        """Share of the pass in which a device computes, recomputing included."""
+        """Fraction of the pass in which a device computes, including recomputation."""
         return self.busy_s("compute") / self.seconds if self.seconds else 0.0
 
     def busy_s(self, lane: Lane) -> float:
-        """Of each device, in the mean."""
+        """Return the seconds that a lane works, averaged over the devices."""
         return sum(span.seconds for span in self.lane(lane)) / self.devices
 
     def lane(self, lane: Lane) -> list[Span]:
@@ -155,7 +163,7 @@ class Timeline:
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> "Timeline":
-        """Puts spans into order and lets the pass begin with the first of them."""
+        """Sort spans into a timeline that begins with the first of them."""
         ordered = sorted(spans, key=lambda span: (span.start_s, span.end_s))
         origin = ordered[0].start_s if ordered else 0.0
         return cls(
@@ -165,7 +173,7 @@ class Timeline:
 
 @dataclass
 class Recording:
-    """An engine's observer. Called from several threads: appending to a list needs no lock."""
+    """Observer that records spans. Thread-safe, because appending to a list needs no lock."""
 
     spans: list[Span] = field(default_factory=list)
 
@@ -173,7 +181,7 @@ class Recording:
         self.spans.append(Span(event, start_s, end_s, device))
 
     def take(self) -> Timeline:
-        """The pass recorded since the last call. Call between passes."""
+        """Return the spans recorded since the last call as one pass. Call it between passes."""
         spans, self.spans = self.spans, []
         return Timeline.of(spans)
 
@@ -186,11 +194,17 @@ def landed_s(
     adds_first: bool = False,
     on: Sequence[int] = (),
 ) -> float:
-    """When all is computed and has landed of the first passes of a round.
+    """Return the seconds until the gradients of a round's first passes are computed and added.
 
-    `squares_s`: per sub-model, of what the host does besides with what lands in the last one.
-    `adds_first`: the first one is added to what other devices bring; else it replaces what was
-    there, and nothing is added. It alone is held back by the step.
+    Args:
+        schedules: Events of each pass.
+        shape: Shape of the passes.
+        durations: Durations of the events; only the first pass is delayed by a running step.
+        squares_s: Seconds per sub-model of additional work on the host for gradients of the last
+            pass.
+        adds_first: True if the first pass is added to the sums of other devices. Otherwise it
+            replaces the arena's content, and nothing is added.
+        on: Device of each sub-model in a group; empty: a single device.
     """
     group = _Group(shape, durations if adds_first else replace(durations, sum_s=()), on)
     for number, schedule in enumerate(schedules, start=1):
@@ -207,10 +221,14 @@ def landed_s(
 def simulate(
     schedule: Iterable[Event], shape: Shape, durations: Durations, on: Sequence[int] = ()
 ) -> Timeline:
-    """When each event of a pass would be at work.
+    """Return the estimated time of each event of a pass.
 
-    The schedule must be sound. What it finds loaded costs nothing. `on`: per sub-model, its device
-    in a group; then the schedule is a `group_pass`.
+    Args:
+        schedule: Valid events; sub-models that are loaded already have no load.
+        shape: Shape of the pass.
+        durations: Durations of the events.
+        on: Device of each sub-model in a group, whose schedule is a `group_pass`; empty: a single
+            device.
     """
     group = _Group(shape, durations, on)
     spans = [span for event in schedule for span in group.take(event)]
@@ -218,15 +236,22 @@ def simulate(
 
 
 def group_pass(shape: Shape, on: Sequence[int], loaded: Iterable[int] = ()) -> list[Event]:
-    """What all devices of a group do in a training pass, each in its own order, and a visit after
-    those that it waits for. `on`: per sub-model, its device; empty: there is one."""
+    """Return the events of all devices of a group in a training pass.
+
+    Each device keeps its own order, and a visit follows the visits that it waits for.
+
+    Args:
+        shape: Shape of the pass.
+        on: Device of each sub-model; empty: a single device.
+        loaded: Sub-models that are already in their slots.
+    """
     if not on:
         return training_pass(shape, loaded)
     turn, parts = shape.sub_models - 1, list[tuple[int, Event]]()
     for device in sorted(set(on)):
-        own = training_pass(_own(shape, on, device), [s for s in loaded if on[s] == device])
+        own = training_pass(_local(shape, on, device), [s for s in loaded if on[s] == device])
         visit = 2 * turn
-        for event in reversed(own):  # what is no visit belongs to the one before which it stands
+        for event in reversed(own):  # other events belong to the visit after them
             match event:
                 case Forward(s):
                     visit = s
@@ -238,17 +263,17 @@ def group_pass(shape: Shape, on: Sequence[int], loaded: Iterable[int] = ()) -> l
 
 
 class _Group:
-    """The lanes of each device, and what goes from one to another."""
+    """Lanes of each device, and the transfers between devices."""
 
     def __init__(self, shape: Shape, durations: Durations, on: Sequence[int]) -> None:
         self._on = on or (0,) * shape.sub_models
         self.lanes = [
-            _Lanes(_own(shape, on, device), durations, device) for device in sorted(set(self._on))
+            _Lanes(_local(shape, on, device), durations, device) for device in sorted(set(self._on))
         ]
         byte_s = max(durations.value_in_s, durations.value_out_s)
         values, gradients = hops(shape.crossings if on else (), self._on)
         self._forward = defaultdict[int, list[tuple[float, int]]](list)
-        """Per sub-model, seconds of what it sends when it is computed, and to which one."""
+        """Transfers after a sub-model's forward: seconds and receiving sub-model."""
         self._backward = defaultdict[int, list[tuple[float, int]]](list)
         for (start, end), what in values.items():
             self._forward[start].append((sum(each.value_bytes for each in what) * byte_s, end))
@@ -283,15 +308,16 @@ class _Group:
         arrived_s[waiting] = max(arrived_s.get(waiting, 0.0), there_s)
 
 
-def _own(shape: Shape, on: Sequence[int], device: int) -> Shape:
+def _local(shape: Shape, on: Sequence[int], device: int) -> Shape:
+    """Return the shape with only the sub-models of one device of a group."""
     if not on:
         return shape
-    return replace(shape, visited=tuple(s for s, its in enumerate(on) if its == device))
+    return replace(shape, visited=tuple(s for s, owner in enumerate(on) if owner == device))
 
 
 @dataclass
 class _Lanes:
-    """Until when each lane of a device is busy, and what has become available when."""
+    """Times until which each lane of a device is busy, and at which data is available."""
 
     shape: Shape
     durations: Durations
@@ -302,18 +328,18 @@ class _Lanes:
     host_s: float = 0.0
     sent_s: float = 0.0
     arrived_s: dict[Event, float] = field(default_factory=dict)
-    """When all that other devices made for it so far is there."""
+    """Time at which all data from other devices for an event has arrived."""
     loaded_s: dict[int, float] = field(default_factory=dict)
     gradient_slots_s: list[float] = field(default_factory=lambda: [0.0] * GRADIENT_SLOTS)
     outgoing_s: deque[float] = field(default_factory=deque)
     left_s: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Per sub-model and micro-batch, when what leaves behind it is on the host."""
+    """Time at which a sub-model's leaving values are on the host, by micro-batch."""
     back_s: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Likewise, when that is there again."""
+    """Time at which the same values are back on the device."""
     staging_s: list[float] = field(default_factory=lambda: [0.0] * GRADIENT_SLOTS)
-    """When the host has added what lies in each."""
+    """Time at which the host has added the content of each staging memory."""
     traffic: list[tuple[float, float, float]] = field(default_factory=list)
-    """What takes a share of the host's memory: (from, until, share)."""
+    """Uses of the host's memory bandwidth: (from, until, fraction)."""
 
     def __post_init__(self) -> None:
         if self.durations.ready_s:
@@ -333,7 +359,13 @@ class _Lanes:
                 return [self._values_in(event)]
 
     def _moved_s(self, start_s: float, seconds: float, share: float) -> float:
-        """When work is done that would take so many seconds alone, and that share of the memory."""
+        """Return the time at which work ends that shares the host's memory bandwidth.
+
+        Args:
+            start_s: Begin.
+            seconds: Duration if the work were alone.
+            share: Fraction of the bandwidth that it takes alone.
+        """
         if not share:
             return start_s + seconds
         self.traffic = [each for each in self.traffic if each[1] > self.device_s]
@@ -387,7 +419,7 @@ class _Lanes:
         return spans
 
     def _values_out(self, event: ValuesOut) -> Span:
-        if len(self.outgoing_s) == OUTGOING:
+        if len(self.outgoing_s) == MOST_OUTGOING:
             self.device_s = max(self.device_s, self.outgoing_s.popleft())
         start, s = max(self.link_out_s, self.device_s), event.sub_model
         seconds = self.shape.away_bytes(s) * self.durations.value_out_s

@@ -1,4 +1,4 @@
-"""Passes that count for nothing, and why."""
+"""Void passes, which count for nothing, and their causes."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,32 +9,35 @@ import torch
 
 from atom.base.errors import AtomError
 
-_ALLOCATORS = (
+_OUT_OF_MEMORY = (
     "can't allocate memory",
-    "Cannot allocate memory",  # of a file that is mapped
+    "Cannot allocate memory",  # from mapping a file
     "CUDA out of memory",
-    "CUDA error: out of memory",  # of the driver: a kernel's code, an event, a library's handle
+    "CUDA error: out of memory",  # from the driver, for code, events or handles
     "_STATUS_ALLOC_FAILED",
 )
-"""What PyTorch's plain RuntimeErrors say when memory is what was missing."""
+"""Texts in PyTorch's plain RuntimeErrors that mean lack of memory."""
 
 
 class Cause(StrEnum):
-    """Names for events and counts."""
+    """Names of causes in events and counts."""
 
     LOSS = "loss-not-finite"
     GRADIENTS = "gradients-not-finite"
-    """With a finite loss. In float16 an overflow; the loss scale decides how often."""
+    """Gradients are not finite although the loss is.
+
+    In float16 this is an overflow; the loss scale decides how often it happens.
+    """
     MEMORY = "out-of-memory"
     DEVICE = "device-failed"
-    """One of several, with gradients of earlier passes on their way. It is left out."""
+    """One of several devices failed while gradients of earlier passes were on their way."""
 
 
 class PassVoided(AtomError):
-    """A pass went wrong in a way that the next one may not. Parameters are untouched.
+    """Error of a pass that failed in a way that the next pass may not. Parameters are unchanged.
 
-    `sequences_lost`: of earlier passes, whose gradients had to be thrown away with this one's;
-    filled in by who owns the gradients.
+    `sequences_lost` counts sequences of earlier passes whose gradients had to be dropped too. The
+    owner of the gradients fills it in.
     """
 
     def __init__(self, cause: Cause, detail: str, sequences_lost: int = 0, hint: str = "") -> None:
@@ -45,15 +48,15 @@ class PassVoided(AtomError):
 
 
 def is_out_of_memory(failure: BaseException | None) -> bool:
-    """Did the host, a device or one of its libraries run out of memory?"""
+    """Return True if the host, a device or one of its libraries ran out of memory."""
     if isinstance(failure, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(failure, RuntimeError) and any(a in str(failure) for a in _ALLOCATORS)
+    return isinstance(failure, RuntimeError) and any(a in str(failure) for a in _OUT_OF_MEMORY)
 
 
 @contextmanager
 def voided_by_memory() -> Iterator[None]:
-    """Raises: PassVoided for what runs out of memory within."""
+    """Raise PassVoided instead of an out-of-memory error in the `with` block."""
     try:
         yield
     except Exception as failure:
@@ -64,7 +67,11 @@ def voided_by_memory() -> Iterator[None]:
 
 
 def not_finite(losses: Sequence[float]) -> PassVoided:
-    """What to raise when a gradient or one of the micro-batches' losses is not finite."""
+    """Return the error for a pass with a loss or gradient that is not finite.
+
+    Args:
+        losses: Losses of the micro-batches that were computed.
+    """
     for index, loss in enumerate(losses):
         if not math.isfinite(loss):
             return PassVoided(Cause.LOSS, f"{loss} in micro-batch {index}")
@@ -72,8 +79,12 @@ def not_finite(losses: Sequence[float]) -> PassVoided:
 
 
 def finite_answers(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What a program gave that gives no loss, in float32. Raises: PassVoided."""
+    """Return outputs of a program without a loss, in float32.
+
+    Raises:
+        PassVoided: An output is not finite.
+    """
     for number, each in enumerate(found):
         if not torch.isfinite(each).all():
-            raise PassVoided(Cause.LOSS, f"what micro-batch {number} gives is not finite")
+            raise PassVoided(Cause.LOSS, f"the output of micro-batch {number} is not finite")
     return [each.float() for each in found]

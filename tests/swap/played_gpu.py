@@ -325,7 +325,7 @@ def played(machine: Machine) -> Iterator[None]:
     """Threads and operations are the machine's as well."""
     with hosted(machine) as patch:
         stays = property(lambda part: machine.is_on_device(part.destination))
-        patch.setattr(HostSum, "stays", stays)
+        patch.setattr(HostSum, "stays_on_gpu", stays)
         _watch_loops(patch, machine)
         _watch_threads(patch, machine)
         with _Watched(machine):

@@ -37,8 +37,8 @@ def check(
     simulation = _Simulation(shape, training, values, occupants, [*zeros], [*zeros])
     for event in schedule:
         simulation.apply(event)
-    expected = len(shape.mine) if training else 0
-    _require(set(simulation.forwards) == {len(shape.mine)}, "the end", "a forward is missing")
+    expected = len(shape.local) if training else 0
+    _require(set(simulation.forwards) == {len(shape.local)}, "the end", "a forward is missing")
     _require(set(simulation.backwards) == {expected}, "the end", "a backward is missing")
     _require(len(simulation.gradients_out) == expected, "the end", "a gradient stayed behind")
     return frozenset(simulation.occupants.values())
@@ -93,25 +93,25 @@ class _Simulation:
     def _backward(self, event: Backward) -> None:
         s, c = event.sub_model, event.micro_batch
         self._require_loaded(event, s)
-        mine = self.shape.mine
-        _require(self.forwards[c] == len(mine), event, "too early")
-        in_order = self._place(s) == len(mine) - 1 - self.backwards[c]
+        local = self.shape.local
+        _require(self.forwards[c] == len(local), event, "too early")
+        in_order = self._place(s) == len(local) - 1 - self.backwards[c]
         _require(in_order, event, "backward out of order")
-        before = mine[mine.index(s) + GRADIENT_SLOTS :: GRADIENT_SLOTS]
+        before = local[local.index(s) + GRADIENT_SLOTS :: GRADIENT_SLOTS]
         _require(self.gradients_out.issuperset(before), event, "its gradient slot is in use")
         self.backwards[c] += 1
         self.values.used(event)
         self.graphs.discard((s, c))
 
     def _gradient_out(self, event: GradientOut) -> None:
-        mine = self.shape.mine
-        done = min(self.backwards) >= len(mine) - mine.index(event.sub_model)
+        local = self.shape.local
+        done = min(self.backwards) >= len(local) - local.index(event.sub_model)
         _require(done, event, "a backward is missing")
         _require(event.sub_model not in self.gradients_out, event, "its gradients are out")
         self.gradients_out.add(event.sub_model)
 
     def _place(self, sub_model: int) -> int:
-        return self.shape.mine.index(sub_model)
+        return self.shape.local.index(sub_model)
 
     def _require_loaded(self, event: Event, sub_model: int) -> None:
         loaded = self.occupants.get(self.shape.slot_of(sub_model)) == sub_model

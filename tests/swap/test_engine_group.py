@@ -77,10 +77,10 @@ def test_a_pass_is_observed_on_all_devices() -> None:
     assert trained("skipping", precision, 2, False, recording) == plain
     timeline, program = recording.take(), traced("skipping", precision, None)
     for place in range(2):
-        mine = shape_of(program, Arrangement(devices=2), place=place).mine
+        local = shape_of(program, Arrangement(devices=2), place=place).local
         computed = timeline.of_device(place).lane("compute")
-        assert {span.sub_model for span in computed} == set(mine)
-        assert len({span.event for span in computed}) == 2 * MICRO_BATCHES * len(mine)
+        assert {span.sub_model for span in computed} == set(local)
+        assert len({span.event for span in computed}) == 2 * MICRO_BATCHES * len(local)
     waits = PassShares.of(timeline).waits_s
     assert waits[VALUES] > 0
     assert waits[HOST] == 0

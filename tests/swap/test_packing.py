@@ -15,13 +15,13 @@ def looks_like(one: Tensor, other: Tensor) -> bool:
 
 
 def moved(tensors: dict[str, Tensor], most_bytes: int, start: int = 512) -> dict[str, Tensor]:
-    package = pack(tensors, most_bytes)
-    assert package is not None
-    memory = torch.full((start + package.size_bytes + 512,), 255, dtype=torch.uint8)
-    for offset, piece in package.pieces:
+    packed = pack(tensors, most_bytes)
+    assert packed is not None
+    memory = torch.full((start + packed.size_bytes + 512,), 255, dtype=torch.uint8)
+    for offset, piece in packed.pieces:
         memory[start + offset : start + offset + piece.numel()] = piece
-    place = memory[start : start + package.size_bytes]
-    return {name: look.of(place) for name, look in package.looks.items()}
+    place = memory[start : start + packed.size_bytes]
+    return {name: layout.restore(place) for name, layout in packed.layouts.items()}
 
 
 def random_view(pick: random.Random) -> Tensor:
@@ -61,9 +61,9 @@ def test_shared_memory_is_moved_once_and_shared_again() -> None:
 
 def test_a_small_view_leaves_its_large_base_behind() -> None:
     base = torch.randn(1000, 1000)
-    package = pack({"corner": base[:4, :4]}, 64)
-    assert package is not None
-    assert sum(piece.numel() for _, piece in package.pieces) == 64
+    packed = pack({"corner": base[:4, :4]}, 64)
+    assert packed is not None
+    assert sum(piece.numel() for _, piece in packed.pieces) == 64
 
 
 def test_what_is_larger_than_foreseen_is_not_packed() -> None:
@@ -77,7 +77,7 @@ def test_gaps_between_tensors_count() -> None:
     assert pack(apart, 600).size_bytes > 600
     assert pack(apart, 512 + 300).size_bytes <= 512 + 300
     memory = torch.arange(255, dtype=torch.float32)
-    package = pack({"late": memory[5:]}, 1000)
-    assert package is not None
-    assert package.size_bytes == 1000
+    packed = pack({"late": memory[5:]}, 1000)
+    assert packed is not None
+    assert packed.size_bytes == 1000
     assert looks_like(moved({"late": memory[5:]}, 1000)["late"], memory[5:])

@@ -25,7 +25,7 @@ from atom.models.gpt3 import GPT3, GPT3Config
 from atom.placement.memory import Cut, Limits
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import ALIGNMENT_BYTES, ring_slots
-from atom.swap.device import CpuDevice, Handed
+from atom.swap.device import Arrival, CpuDevice
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
 from atom.swap.handoff import Handoff
@@ -78,7 +78,7 @@ class Apart(CpuDevice):
 
     def hand_over(
         self, size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]], to: torch.device
-    ) -> Handed:
+    ) -> Arrival:
         memory = torch.from_numpy(np.empty(size_bytes, np.uint8))
         for start, piece in pieces:
             memory[start : start + piece.numel()].copy_(piece)

@@ -135,9 +135,9 @@ def test_what_waits_on_the_host_is_added_before_the_next_pass_takes_its_place(
     """The pass that it belongs to waits for another device, and the next one is copied already."""
     order, arena, place = LandingOrder(ManualClock()), torch.zeros(16), torch.ones(16)
     device.reserve_gradients(2, 16)
-    added = [HostSum(arena, place, replace=False, is_here=True)]
+    added = [HostSum(arena, place, replace=False, on_host=True)]
     device.gradients_out(0, added, Gate(order=order, number=1))
-    put = [HostSum(place, torch.full((16,), 5.0), replace=True, sub_model=1, waits=True)]
+    put = [HostSum(place, torch.full((16,), 5.0), replace=True, sub_model=1, waits_on_host=True)]
     device.gradients_out(1, put, Gate(order=order))
     device.wait_gradients_out(1)
     with order.turn(0, 0):
@@ -279,7 +279,7 @@ def test_sums_that_live_on_the_device_are_added_there_and_nothing_else_is(
     def stays(part: HostSum) -> bool:
         return part.destination.untyped_storage().data_ptr() == ours
 
-    monkeypatch.setattr(HostSum, "stays", property(stays))
+    monkeypatch.setattr(HostSum, "stays_on_gpu", property(stays))
     hosted.engine = Engine(hosted.program, hosted.classes, hosted.store, hosted.slots, device)
     for rig in (hosted, plain):
         rig.engine.run_pass(batches([2, 3]), [1, 2])
@@ -456,7 +456,7 @@ def test_times_on_streams_become_times_on_the_clock_once_drained(timed: Timed) -
                 timed.now_ms += 500
             times.begin(stream)
         assert told == [], "nobody waited for them"
-        times.end(tell=True)
+        times.end(succeeded=True)
         assert told == [(origin_s + 1.0, origin_s + 1.5), (origin_s + 2.5, origin_s + 3.0)]
         told.clear()
         clock.advance(20)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schedules import shapes_with_loaded
 
 from atom.swap.arrangement import Arrangement
-from atom.swap.crossing import OUTGOING, Crossing
+from atom.swap.crossing import MOST_OUTGOING, Crossing
 from atom.swap.pass_shares import (
     GRADIENTS,
     HOST,
@@ -213,8 +213,8 @@ def test_nothing_begins_before_what_it_needs_nor_later(
     for event in schedule:
         span, s = spans[id(event)], event.sub_model
         needs = [lane_end[span.lane], waited]
-        if isinstance(event, ValuesOut) and len(left) >= OUTGOING:
-            waited = max(waited, left[-OUTGOING])
+        if isinstance(event, ValuesOut) and len(left) >= MOST_OUTGOING:
+            waited = max(waited, left[-MOST_OUTGOING])
         if isinstance(event, ValuesIn):
             waited = max(waited, out[s, event.micro_batch])
         if isinstance(event, Load | GradientOut | ValuesIn | ValuesOut):
