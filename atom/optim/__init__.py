@@ -1,1 +1,1 @@
-"""Host optimizer: gradient accounting, clipping, learning rate, AdamW over flat arenas."""
+"""Optimizer on the host: gradient accounting, clipping, learning rate, AdamW over flat arenas."""

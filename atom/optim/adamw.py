@@ -1,4 +1,4 @@
-"""AdamW, in one pass over memory, by a compiled kernel: the same bits everywhere.
+"""AdamW in one pass over memory, by a compiled kernel that gives the same bits on every machine.
 
 For each element, with every operation rounded to float32, f(a, b, c) = a·b + c rounded once, and
 the scalars computed in float64 and rounded to float32 before they are used:
@@ -8,11 +8,11 @@ the scalars computed in float64 and rounded to float32 before they are used:
     v = f((1 - β₂)·g, g, v·β₂)
     w = w·(1 - rate·decay) + (-rate/(1 - β₁ᵗ) · m) / (√v / √(1 - β₂ᵗ) + ε)
 
-That is `torch.optim.AdamW(fused=True)` with AVX2 and AVX-512, bit for bit, but for the elements
-that torch's vectors leave over at the end of a tensor: those torch rounds in another way.
+These are the bits of `torch.optim.AdamW(fused=True)` with AVX2 and AVX-512. The only exception are
+the last elements of a tensor that do not fill a whole vector, which torch rounds differently.
 
-Moments in bfloat16 are used as computed and rounded at random when stored: the noise is a function
-of the seed, the step and the element's number (`noise_of` in the kernel's source).
+Moments in bfloat16 are used as computed, and rounded stochastically when they are stored. The noise
+is a function of the seed, the step and the element's number (`noise_of` in the kernel's source).
 """
 
 import math
@@ -44,20 +44,20 @@ from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EXPONENTS = ("exp_avg_exponent", "exp_avg_sq_exponent")
-"""One for each block of moments in 8 bits."""
+"""State tensors with one exponent for each block of 8-bit moments."""
 
 
 @dataclass(frozen=True)
 class AdamW(Optimizer):
-    """Keeps two moments for each weight: float32, or bfloat16 in the `half` form."""
+    """AdamW with two moments for each weight: float32, or bfloat16 in the `half` form."""
 
     elementwise: ClassVar[bool] = True
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
     weight_decay: float = 0.1
-    """Applied to parameters of two or more dimensions only: not to biases and norms."""
+    """Decay of parameters with two or more dimensions; biases and norms do not decay."""
     seed: int = 0
-    """Of the noise that moments in bfloat16 are rounded with."""
+    """Seed of the noise for stochastic rounding of bfloat16 moments."""
 
     def state(self, parameter: ParameterSpec, form: StateForm) -> dict[str, StateTensor]:
         dtype = torch.bfloat16 if form is StateForm.HALF else torch.float32
@@ -65,14 +65,14 @@ class AdamW(Optimizer):
 
     @property
     def steps_on_devices(self) -> bool:
-        return type(self) is AdamW  # what is made of it has no kernel there
+        return type(self) is AdamW  # subclasses have no device kernel
 
     def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
         decays = len(part.parameter.shape) >= 2
         decay = 1 - step.learning_rate * self.weight_decay if decays else 1.0
         arguments = self._arguments(part, gradient, step)
-        place = gradient.device
-        kernels = host_kernels() if place.type == "cpu" else device_kernels(place)
+        device = gradient.device
+        kernels = host_kernels() if device.type == "cpu" else device_kernels(device)
         kernels.adamw(arguments, part.stop - part.start, part.start, decay)
 
     def _arguments(self, part: Part, gradient: Tensor, step: StepTerms) -> AdamWArguments:
@@ -91,8 +91,10 @@ class AdamW(Optimizer):
 
 
 class AdamW8Bit(AdamW):
-    """Keeps both moments in 8 bits, and an exponent of 8 bits for each block of both. See
-    `host_kernels.c` for the numbers, docs/optimizer.md for what they do to training."""
+    """AdamW with both moments in 8 bits, and an 8-bit exponent for each block of each moment.
+
+    `host_kernels.c` defines the number format, docs/optimizer.md describes the effect on training.
+    """
 
     def state(self, parameter: ParameterSpec, form: StateForm) -> dict[str, StateTensor]:
         blocks = -(-math.prod(parameter.shape) // MOMENT_BLOCK)
@@ -116,7 +118,7 @@ def _point_to_weights(arguments: AdamWArguments, stored: Mapping[str, Tensor]) -
 
 @lru_cache(maxsize=2)
 def _scalars(adamw: AdamW, step: StepTerms) -> AdamWArguments:
-    """What is the same for all parts of a step."""
+    """Return the kernel arguments that all parts of a step share; pointers are still empty."""
     beta1, beta2 = adamw.betas
     return AdamWArguments(
         noise_key=noise_key(adamw.seed, step.number),
@@ -131,18 +133,23 @@ def _scalars(adamw: AdamW, step: StepTerms) -> AdamWArguments:
 
 
 def power(beta: float, step: int) -> float:
-    """beta to the power of step, rounded once: mathematics libraries differ in the last bit of
-    theirs, and replicas must not."""
+    """Return beta to the power of `step`, rounded once.
+
+    The power functions of mathematics libraries differ in the last bit, and replicas must not.
+    """
     return float(Context(prec=50).power(Decimal(beta), step))
 
 
 def noise_key(seed: int, step: int) -> int:
-    """64 bits that differ from step to step and from run to run."""
-    return mixed(mixed(seed) ^ step)
+    """Return a 64-bit key for the noise of one step; it differs between steps and between runs."""
+    return mix64(mix64(seed) ^ step)
 
 
-def mixed(number: int) -> int:
-    """The finaliser of SplitMix64, as the kernel has it: a permutation of 64-bit numbers."""
+def mix64(number: int) -> int:
+    """Return the finaliser of SplitMix64, a permutation of 64-bit numbers.
+
+    Equals `mixed64` of the kernel.
+    """
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
     return number ^ number >> 31

@@ -1,5 +1,8 @@
-"""What a box alone takes its step on: a round's sums, each where it lives. None of them moves, but
-for the ends of what lives on the device, at most two blocks of a norm for each stretch of it."""
+"""A round's gradient sums for a step of a peer without partners, read where they are stored.
+
+Sums on the device are not copied to the host, except for the ends of each contiguous stretch on the
+device: at most two blocks of the norm per stretch.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,7 +18,10 @@ from atom.swap.host_kernels import host_kernels
 
 
 class GradientSums:
-    """`FlatNumbers` of whole parameters, all of which have landed. When no pass is under way."""
+    """`FlatNumbers` over the arena's sums, for slices of whole parameters.
+
+    Use it only between passes, after all gradients of the last pass have reached the arena.
+    """
 
     def __init__(self, arena: GradientArena) -> None:
         self._arena, self._flat, self._on_device = arena, arena.flat, arena.on_device
@@ -34,7 +40,11 @@ class GradientSums:
         return piece
 
     def divide(self, by: int) -> None:
-        """Rounded as IEEE 754 divides, everywhere: by a number of the host's a GPU multiplies."""
+        """Divide all sums in place, rounded as IEEE 754 division on the host and on the device.
+
+        A GPU multiplies by the reciprocal if the divisor is a number on the host. Therefore the
+        divisor is a tensor on the device.
+        """
         self._flat.div_(by)
         self._arena.squares = {}
         with self._stepping() as on_device:
@@ -43,15 +53,23 @@ class GradientSums:
                 sums.div_(torch.tensor(float(by), device=sums.device))
 
     def norm(self) -> float:
-        """As `gradient_norm` defines it."""
+        """Return the Euclidean norm of all sums, as `gradient_norm` defines it."""
         known = dict(self._arena.squares)
         with self._stepping() as on_device:
             for start, sums in on_device.sums.stretches() if on_device else []:
-                known |= self._known(start, sums)
+                known |= self._squares_in_stretch(start, sums)
         return gradient_norm(self._flat, known)
 
-    def _known(self, start: int, sums: Tensor) -> dict[int, float]:
-        """Of the blocks that lie in this stretch as a whole. What is of others goes to the host."""
+    def _squares_in_stretch(self, start: int, sums: Tensor) -> dict[int, float]:
+        """Return sums of squares of the blocks that lie wholly in a stretch on the device.
+
+        Elements of blocks that continue outside the stretch are copied to the host, which sums
+        these blocks.
+
+        Args:
+            start: Arena element at which the stretch begins.
+            sums: [elements] The stretch, on the device.
+        """
         end = start + sums.numel()
         first = min(-(-start // BLOCK_ELEMENTS) * BLOCK_ELEMENTS, end)
         last = end if end == self.numel() else max(end - end % BLOCK_ELEMENTS, first)
@@ -62,7 +80,7 @@ class GradientSums:
 
     @contextmanager
     def _stepping(self) -> Iterator[DeviceState | None]:
-        """Yields what lives on the device, if it is not given back."""
+        """Yield the state on the device, ready for operations; None if its memory is given back."""
         on_device = self._on_device
         with nullcontext() if on_device is None else on_device.lock:
             if on_device is None or not on_device.allocated:
@@ -73,7 +91,7 @@ class GradientSums:
 
 
 def _squares_of_blocks(x: Tensor) -> list[float]:
-    """Each block's sum of squares, in the order that `atom.optim.clipping` defines."""
+    """Return each block's sum of squares, in the order that `atom.optim.clipping` defines."""
     if not x.numel():
         return []
     blocks = -(-x.numel() // BLOCK_ELEMENTS)

@@ -1,4 +1,4 @@
-"""Gradients that a replica has accumulated since its state, and of how much data."""
+"""Gradients that a replica has accumulated, and the amount of data that they came from."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +14,11 @@ from atom.swap.voided import PassVoided
 
 
 class FlatNumbers(Protocol):
-    """What a step may be taken on: a flat tensor on the host, or what decodes stretches of one as
-    they are asked for."""
+    """Gradient of a step: a flat host tensor, or an object that decodes slices on demand."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32 or bfloat16."""
+        """Either float32 or bfloat16."""
         ...
 
     def numel(self) -> int: ...
@@ -28,53 +27,66 @@ class FlatNumbers(Protocol):
 
 
 def require_flat(numbers: FlatNumbers, elements: int) -> None:
-    """Raises: ValueError unless they are so many, in a form and type that the kernels read."""
+    """Raise ValueError unless `numbers` has that many elements and suits the kernels."""
     flat = not isinstance(numbers, Tensor) or (
         numbers.dim() == 1 and numbers.is_contiguous() and numbers.device.type == "cpu"
     )
     if not flat or numbers.numel() != elements or numbers.dtype not in GRADIENT_FORMATS:
         what = f"a gradient of {numbers.numel()} {numbers.dtype}{'' if flat else ', not flat,'}"
-        wanted = f"a flat tensor of {elements} on the host, float32 or bfloat16"
-        raise ValueError(f"{what} does not fit: wanted is {wanted}")
+        wanted = f"a flat tensor of {elements} elements on the host, float32 or bfloat16"
+        raise ValueError(f"{what} does not fit: expected {wanted}")
 
 
-def nothing_leaves() -> None:
-    """Whatever is counted has been summed."""
+def nothing_pending() -> None:
+    """Return at once: every gradient that was counted is already in the arena."""
 
 
 @dataclass
 class GradientArena:
-    """Sums over sequences since the last `reset`, or own step. Not synchronised: passes and reads
-    take turns."""
+    """Gradient sums over sequences since the last `reset` or local step.
+
+    Not synchronised: passes and reads must take turns.
+    """
 
     flat: torch.Tensor
-    """[total elements] float32 or bfloat16, on the host; summed into by the engine."""
-    landed: Callable[[], None] = nothing_leaves
-    """Returns when the engine has summed all that was counted."""
+    """[trained elements] float32 or bfloat16 on the host; the engine adds to it."""
+    landed: Callable[[], None] = nothing_pending
+    """Function that returns when the engine has added all gradients that were counted."""
     tag: bytes = b""
-    """The head that they are counted for."""
+    """Identity of the head, the model state that the gradients belong to."""
     sequences: int = field(default=0, init=False)
+    """Number of counted sequences that no round has taken yet."""
     unspent: int = field(default=0, init=False)
-    """Of `sequences`, those whose gradients `flat` holds: fewer after `spend`."""
+    """Number of counted sequences whose gradients are still in `flat`; `spend` makes it 0."""
     loss_sum: float = field(default=0.0, init=False)
-    """Summed mean loss per sequence, nats."""
+    """Sum over all counted sequences of their mean loss, in nats."""
     unspent_loss_sum: float = field(default=0.0, init=False)
-    """Of the `unspent`."""
+    """Sum of the losses of the `unspent` sequences, in nats."""
     void: bool = field(default=False, init=False)
-    """`flat` holds what a reset has done away with: the next pass replaces it, all of it."""
+    """True if the content of `flat` is obsolete, so that the next pass overwrites all of it."""
     on_device: DeviceState | None = None
-    """Where some of the sums are: `flat` holds what they were when it was asked for last."""
+    """Device state with the sums of some parameters.
+
+    `flat` has the values that these sums had when `sums` was last read.
+    """
     squares: Mapping[int, float] = field(default_factory=dict, init=False)
-    """Of blocks of `flat`, as `gradient_norm` may know them, when all has landed."""
+    """Sums of squares of blocks of `flat`, as `gradient_norm` takes them; valid between passes."""
 
     @property
     def sums(self) -> torch.Tensor:
-        """The gradients, on the host. Waits until they are there; raises what `landed` does. What
-        was unspent counts no more after a PassVoided. Who changes them calls `changed`."""
+        """Gradient sums [trained elements] on the host.
+
+        Waits until all counted gradients are added.
+
+        Call `changed` after writing to them.
+
+        Raises:
+            PassVoided: Some gradients were lost; the unspent sequences no longer count.
+        """
         try:
             self.landed()
         except PassVoided as void:
-            if not self.void:  # else it is nothing to us
+            if not self.void:  # the sums of a void arena are obsolete anyway
                 void.sequences_lost = self.lose()
                 raise
         if self.void:
@@ -86,15 +98,21 @@ class GradientArena:
         return self.flat
 
     def changed(self) -> None:
+        """Copy changed sums from the host to the device, and forget sums of squares."""
         self.squares = {}
         if self.on_device is not None:
             self.on_device.sums_to_device()
 
     @contextmanager
     def accumulating(self, touched: Callable[[], bool]) -> Iterator[None]:
-        """Wraps a pass that adds to `flat`, or replaces it if it was `void` before. What interrupts
-        the pass costs what is unspent if `touched()` says that a part of it may be there; what was
-        void stays void."""
+        """Wrap a pass that adds to `flat`, or overwrites it if `void` is set.
+
+        If the pass is interrupted, `void` stays set if it was set before.
+
+        Args:
+            touched: Returns True if gradients of the interrupted pass may be in `flat`; then the
+                unspent sequences are dropped.
+        """
         self.squares = {}
         try:
             yield
@@ -105,38 +123,40 @@ class GradientArena:
         self.void = False
 
     def count(self, sequences: int, loss_sum: float) -> None:
-        """Notes what the pass just added."""
+        """Count the sequences and losses of the pass that was just added."""
         self.sequences += sequences
         self.unspent += sequences
         self.loss_sum += loss_sum
         self.unspent_loss_sum += loss_sum
 
     def spend(self) -> None:
-        """A step of this peer's own has used the sums up; what was counted stays counted. Touches
-        no memory, as `reset`."""
+        """Mark the sums as used by a local step; the sequences stay counted. Writes no memory."""
         self.void = True
         self.unspent, self.unspent_loss_sum = 0, 0.0
 
     @property
     def spent(self) -> tuple[int, float]:
-        """Sequences that own steps have used, of those counted, and their loss sum."""
+        """Counted sequences that local steps have used, and the sum of their losses."""
         return self.sequences - self.unspent, self.loss_sum - self.unspent_loss_sum
 
     def lose(self) -> int:
-        """What is unspent is no more, and counts for nothing. How many sequences that were."""
+        """Drop the unspent gradients and their counts; return the number of sequences lost."""
         lost = self.unspent
         self.taken(lost, self.unspent_loss_sum)
         self.spend()
         return lost
 
     def taken(self, sequences: int, loss_sum: float) -> None:
-        """So many of those that were counted are in a round, or lost; the others stay counted."""
+        """Subtract sequences that went into a round, or were lost, from the counts."""
         self.sequences = max(self.sequences - sequences, 0)
         self.loss_sum = self.loss_sum - loss_sum if self.sequences else 0.0
 
     def reset(self, tag: bytes = b"") -> None:
-        """Starts again from nothing, at the state named by `tag`. Touches no memory: who reads
-        the sums of the time before may go on."""
+        """Start counting from zero at the state that `tag` identifies.
+
+        Writes no memory, so a reader of the previous sums may continue.
+        """
         self.spend()
         self.sequences, self.loss_sum = 0, 0.0
-        self.tag = tag  # last: whoever reads it before the count never takes an old one for new
+        # Written last: a reader that reads the tag first pairs it with its own counts, or zero.
+        self.tag = tag

@@ -1,7 +1,7 @@
-"""LAMB and LARS, for large batches: each matrix moves by a share of its own norm.
+"""LAMB and LARS for large batches: each matrix moves in proportion to its own norm.
 
-Both for a parameter of two or more dimensions, with g the clipped gradient, λ the weight decay and
-r AdamW's step without rate and decay:
+For a parameter of two or more dimensions, with g the clipped gradient, λ the weight decay and r
+AdamW's step without rate and decay:
 
     LAMB (You et al. 2019, arXiv 1904.00962, algorithm 2):
         u = r + λ·w
@@ -11,14 +11,14 @@ r AdamW's step without rate and decay:
         m = µ·m + rate·(η·‖w‖ / (‖g‖ + λ·‖w‖))·(g + λ·w)
         w = w - m
 
-A ratio is 1 if the weights' norm or the other one is zero. The scaling function φ of LAMB's paper
-is the identity. Parameters of fewer dimensions, biases and gains of norms, take steps without ratio
-and decay. So does the authors' code for BERT (`exclude_from_layer_adaptation`), and NVIDIA's
+The ratio is 1 if one of the two norms is zero. The scaling function φ of LAMB's paper is the
+identity. Parameters of fewer dimensions (biases and gains of norms) take steps without ratio and
+decay, as in the authors' code for BERT (`exclude_from_layer_adaptation`) and in NVIDIA's
 (`FusedLAMB`, `use_nvlamb=False`).
 
-The same bits on every machine: norms are added in a fixed order, and every other operation is one
-that IEEE 754 rounds alike. So products and sums are apart: PyTorch's combined ones (`alpha=`,
-`lerp`, `addcmul`) round once or twice, by processor.
+The bits are the same on every machine: norms are added in a fixed order, and IEEE 754 defines the
+rounding of every other operation. Therefore products and sums are separate operations. PyTorch's
+combined ones (`alpha=`, `lerp`, `addcmul`) round once or twice, depending on the processor.
 """
 
 from dataclasses import replace
@@ -36,16 +36,22 @@ from atom.swap.host_store import WORKING, weights_of
 from atom.swap.state_form import StateForm, round_to_bfloat16
 
 MOMENTUM = "momentum"
-LEAST_NORM = 1e-30  # what is smaller counts as zero: a float32 must hold the ratio of two norms
+LEAST_NORM = 1e-30  # smaller norms count as zero, so a float32 can hold a ratio
 TRUST_COEFFICIENT = 0.001
 PIECE_ELEMENTS = 2**18
-"""Worked on at a time, in the cache. The order in which squares are added follows from it, so bits
-do: it is part of the definition."""
+"""Elements that are processed at a time, so that they stay in the cache.
+
+The order in which squares are added depends on it, and so do the bits: it is part of the
+definition.
+"""
 
 
 class LAMB(AdamW):
-    """Keeps AdamW's two moments for each weight. Parameters of fewer than two dimensions take
-    AdamW's steps. A step takes 8 bytes more for each weight of the largest parameter."""
+    """LAMB with AdamW's two moments for each weight.
+
+    Parameters of fewer than two dimensions take AdamW's steps. A step needs 8 bytes of temporary
+    memory for each weight of the largest parameter.
+    """
 
     elementwise: ClassVar[bool] = False
 
@@ -63,24 +69,29 @@ class LAMB(AdamW):
                 weights.add_(move.mul_(step.learning_rate * ratio))
 
     def _move(self, piece: Part, gradient: Tensor, step: StepTerms) -> Tensor:
-        """-u, float32, new memory: what AdamW's kernel makes of a copy of the weights that decays
-        by -λ, at a rate of 1. The moments take their step."""
+        """Return -u of one piece, float32 in new memory, and update the piece's moments.
+
+        AdamW's kernel runs on a copy of the weights, with the decay factor -λ and a rate of 1,
+        which gives -λ·w - r = -u.
+        """
         copy = {name: each.clone() for name, each in piece.stored.items() if name != WORKING}
-        apart, terms = replace(piece, stored=copy), replace(step, learning_rate=1.0)
-        arguments = self._arguments(apart, gradient, terms)
+        on_copy, terms = replace(piece, stored=copy), replace(step, learning_rate=1.0)
+        arguments = self._arguments(on_copy, gradient, terms)
         host_kernels().adamw(arguments, piece.stop - piece.start, piece.start, -self.weight_decay)
         return weights_of(copy)
 
 
 class LARS(Optimizer):
-    """Keeps one momentum for each weight: float32, or bfloat16 in the `half` form, rounded to
-    nearest when stored. Its decay µ is the first of the betas."""
+    """LARS with one momentum for each weight; its decay µ is the first of the betas.
+
+    The momentum is float32, or in the `half` form bfloat16, rounded to nearest when stored.
+    """
 
     def __init__(
         self,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.1,
-        **_others: float,
+        **_unused: float,
     ) -> None:
         self._momentum_decay, self._weight_decay = betas[0], weight_decay
 
@@ -95,13 +106,13 @@ class LARS(Optimizer):
             decay = self._weight_decay
             rate *= self._local_rate(pieces, step)
         for piece, given in pieces:
-            kept = piece.state[MOMENTUM]
+            momentum = piece.state[MOMENTUM]
             with piece.weights() as weights:
                 direction = step.clipped(given).add_(weights * decay)
-                moved = kept.float().mul_(self._momentum_decay).add_(direction.mul_(rate))
+                moved = momentum.float().mul_(self._momentum_decay).add_(direction.mul_(rate))
                 weights.sub_(moved)
-            if kept.dtype != moved.dtype:
-                round_to_bfloat16(moved, kept)
+            if momentum.dtype != moved.dtype:
+                round_to_bfloat16(moved, momentum)
 
     def _local_rate(self, pieces: list[tuple[Part, Tensor]], step: StepTerms) -> float:
         size = norm_of_pieces(weights_of(piece.stored) for piece, _ in pieces)
@@ -112,7 +123,7 @@ class LARS(Optimizer):
 
 
 def _pieces(part: Part, gradient: Tensor) -> list[tuple[Part, Tensor]]:
-    """Of a whole parameter, with their gradients: flat."""
+    """Cut a whole parameter and its gradient into flat pieces of `PIECE_ELEMENTS`."""
     flat, first = gradient.view(-1), part.start
     pieces = stretches(part, PIECE_ELEMENTS, dict.fromkeys(part.state, 1))
     return [(each, flat[each.start - first : each.stop - first]) for each in pieces]

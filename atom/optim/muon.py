@@ -1,4 +1,4 @@
-"""Muon: momentum whose direction is made orthogonal, for hidden matrices; AdamW for the rest.
+"""Muon, momentum with an orthogonalised direction, for hidden matrices; AdamW for other parameters.
 
 For a hidden matrix [rows, columns] (`ParameterSpec.hidden_matrix`), with g the clipped gradient:
 
@@ -7,11 +7,11 @@ For a hidden matrix [rows, columns] (`ParameterSpec.hidden_matrix`), with g the 
     w = w·(1 - rate·decay) - rate·0.2·√max(rows, columns) · u
 
 `orthogonal` brings all singular values near 1, by five Newton–Schulz steps (Jordan 2024). The
-factor is Moonlight's (arXiv 2502.16982, eq. 4): it gives updates AdamW's usual size, 0.2 in the
-root mean square, so that a rate and a decay that suit AdamW can be kept.
+factor is Moonlight's (arXiv 2502.16982, eq. 4): it gives updates AdamW's usual root mean square of
+0.2, so a rate and a decay that suit AdamW can be kept.
 
-Products are left to BLAS, which adds in another order on another machine: the steps of two peers
-differ in their last bits.
+BLAS computes the products. It adds in different orders on different machines, so the steps of two
+peers differ in their last bits.
 """
 
 import functools
@@ -32,15 +32,16 @@ UPDATE_SIZE = 0.2
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 NEWTON_SCHULZ_STEPS = 5
 MULTIPLIES_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Of a processor's flags, as Linux names them on x86 and ARM."""
+"""Processor flags (Linux names on x86 and ARM) of instructions that multiply bfloat16 numbers."""
 LEAST_NORM = 1e-7
-"""What a matrix is divided by, at the least."""
+"""Lower bound of the norm by which a matrix is divided."""
 
 
 class Muon(AdamW):
-    """Keeps one momentum for each weight of a hidden matrix, AdamW's two moments for others.
+    """Muon with one momentum per weight of a hidden matrix, and AdamW's moments for other weights.
 
-    betas and epsilon are those of AdamW's parameters; the weight decay is everybody's.
+    `betas` and `epsilon` apply to the parameters that AdamW updates; the weight decay applies to
+    all.
     """
 
     elementwise: ClassVar[bool] = False
@@ -62,11 +63,11 @@ class Muon(AdamW):
         if not part.parameter.hidden_matrix:
             super().update(part, gradient, step)
             return
-        given, kept = step.clipped(gradient), part.state[MOMENTUM]
-        mean = kept.float().lerp_(given, 1 - MOMENTUM_DECAY)
-        if kept.dtype != mean.dtype:
-            kept.copy_(mean)
-        direction = orthogonal(given.lerp_(mean, MOMENTUM_DECAY))
+        clipped, momentum = step.clipped(gradient), part.state[MOMENTUM]
+        mean = momentum.float().lerp_(clipped, 1 - MOMENTUM_DECAY)
+        if momentum.dtype != mean.dtype:
+            momentum.copy_(mean)
+        direction = orthogonal(clipped.lerp_(mean, MOMENTUM_DECAY))
         size = UPDATE_SIZE * math.sqrt(max(part.parameter.shape))
         with part.weights() as weights:
             weights.mul_(1 - step.learning_rate * self.weight_decay)
@@ -74,15 +75,19 @@ class Muon(AdamW):
 
 
 def orthogonal(matrix: Tensor, number_format: torch.dtype | None = None) -> Tensor:
-    """About U·Vᵀ of a matrix U·S·Vᵀ: singular values become 0.7 to 1.2, but for those below some
-    thousandths of the matrix's norm, which grow 485-fold; zeros stay zero.
+    """Return approximately U·Vᵀ of a matrix U·S·Vᵀ.
 
-    `number_format`: in which products are computed and the result is; None: `product_format()`.
+    Singular values become 0.7 to 1.2. Values below some thousandths of the matrix's norm grow
+    485-fold instead, and zeros stay zero.
+
+    Args:
+        matrix: [rows, columns]
+        number_format: Dtype of the products and of the result; None: `product_format()`.
     """
     a, b, c = NEWTON_SCHULZ
     x = matrix.to(number_format or product_format())
     upright = x.shape[0] > x.shape[1]
-    x = x.T if upright else x  # the products of the smaller side are cheaper
+    x = x.T if upright else x  # products along the smaller side are cheaper
     x = x / x.norm().clamp(min=LEAST_NORM)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.T
@@ -92,7 +97,7 @@ def orthogonal(matrix: Tensor, number_format: torch.dtype | None = None) -> Tens
 
 @functools.cache
 def product_format() -> torch.dtype:
-    """bfloat16 where the processor has instructions that multiply it, else float32."""
+    """Return bfloat16 if the processor has instructions that multiply it, else float32."""
     try:
         words = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:

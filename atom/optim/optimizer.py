@@ -1,5 +1,7 @@
-"""The optimizer's contract: what it keeps for each parameter, and how one step changes it. See
-"Adding an optimizer" in docs/contributor.md."""
+"""Contract of an optimizer: the state of each parameter, and the change that one step makes.
+
+See "Adding an optimizer" in docs/contributor.md.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,127 +25,147 @@ from atom.swap.host_store import (
 from atom.swap.state_form import StateArena, StateForm
 
 STATE_DTYPES = torch.float32, torch.bfloat16, torch.float16, torch.uint8
-"""In which an optimizer may keep state: digests, snapshots and transfers know these."""
-PIECE_ELEMENTS = 2**20  # of a stretch: about a millisecond's work, which threads share evenly
+"""Dtypes of optimizer state that digests, snapshots and transfers support."""
+PIECE_ELEMENTS = 2**20
+"""Elements of a stretch: about a millisecond of work, so threads share a step evenly."""
 
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor that an optimizer keeps for one parameter. It begins as zeros."""
+    """Declaration of a tensor that an optimizer keeps for one parameter; it starts as zeros."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-    """One of `STATE_DTYPES`."""
+    """Member of `STATE_DTYPES`."""
     block: int = 1
-    """So many of the parameter's elements, in order, share one of its elements: a power of two."""
+    """Number of consecutive parameter elements per element of the state: a power of two."""
 
 
 @dataclass(frozen=True)
 class StepTerms:
-    """What is the same for all parameters in one step."""
+    """Numbers that all parameters of one step share."""
 
     number: int
-    """Counts from 1: the round that the step leads to."""
+    """Number of the step, from 1: the round that the step leads to."""
     learning_rate: float
     coefficient: float = 1.0
-    """Of the gradient: clipping, and the division of a sum."""
+    """Factor of the gradient: clipping, and the division of a sum by its weight."""
 
     def clipped(self, gradient: Tensor) -> Tensor:
-        """`gradient` times the coefficient: float32, new memory."""
+        """Return `gradient` times the coefficient, float32 in new memory."""
         return gradient.float() * self.coefficient
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one update works on: a parameter, or a stretch of one if the optimizer is element-wise.
+    """Unit of one update: a whole parameter, or a stretch of one if the optimizer is element-wise.
 
-    All tensors are views of the replica's arenas in the parameter's shape, but flat in a stretch;
-    the optimizer's own tensors have the shapes that it declared.
+    All tensors are views of the replica's arenas. They have the parameter's shape, or are flat in a
+    stretch; the optimizer's own tensors have the shapes that it declared.
     """
 
     parameter: ParameterSpec
     start: int
     stop: int
-    """Its elements' numbers in the arenas of weights and gradients: [start, stop)."""
+    """End of the part's elements [start, stop) in the arenas of weights and gradients."""
     state: Mapping[str, Tensor]
-    """The optimizer's tensors for it, by the names declared: to be changed in place."""
+    """Optimizer state of the part by declared name, to be changed in place."""
     stored: Mapping[str, Tensor]
-    """`HostStore.stored_weights`, for kernels. Others use `weights`."""
+    """Weights as the kernels read them (`HostStore.stored_weights`); other code uses `weights`."""
 
     @contextmanager
     def weights(self) -> Iterator[Tensor]:
-        """The master weights, float32, to be changed in place within the `with` block; at its end
-        they are stored, and rounded to what the device loads."""
+        """Yield the master weights, float32, to be changed in place within the `with` block.
+
+        At the end of the block they are stored, together with the rounded copy that the device
+        loads.
+        """
         value = weights_of(self.stored)
         yield value
         store_weights(self.stored, value)
 
     def of(self, gradients: FlatNumbers) -> Tensor:
-        """Its part of the gradients."""
+        """Return this part's elements of `gradients`; a whole part has the parameter's shape."""
         part = gradients[self.start : self.stop]
         whole = self.stop - self.start == self.parameter.numel
         return part.view(self.parameter.shape) if whole else part
 
 
 class Optimizer(ABC):
-    """The rule by which a step changes weights. One for a replica; keeps no tensors itself.
+    """Rule by which a step changes weights. A replica has one; it holds no tensors itself.
 
-    The result must depend on the arguments alone, bit for bit, on every machine: replicas that
-    step differently are no replicas. One that cannot promise this says so.
+    The result must depend on the arguments only, bit for bit, on every machine: replicas whose
+    steps differ drift apart. An optimizer that cannot promise this sets `reproducible` to False.
     """
 
     elementwise: ClassVar[bool] = False
-    """No element's update depends on another's, and all state has the parameter's shape, or one
-    element for each block of the parameter's, in order: then large parameters are updated in
-    stretches of whole blocks, on several threads. Otherwise whole parameters are updated one after
-    the other."""
+    """True if no element's update depends on another element.
+
+    All state then has the parameter's shape, or one element for each block of the parameter's
+    elements, in order. Large parameters are updated in stretches of whole blocks, on several
+    threads. Otherwise whole parameters are updated one after the other.
+    """
 
     reproducible: ClassVar[bool] = True
-    """The same bits on every machine. Others go with update rules whose steps are a peer's own."""
+    """True if a step gives the same bits on every machine.
+
+    An optimizer without this property requires an update rule with steps of each peer's own.
+    """
 
     @abstractmethod
     def state(self, parameter: ParameterSpec, form: StateForm) -> Mapping[str, StateTensor]:
-        """What is kept for this parameter, by name: lowercase words, in the same order always.
+        """Declare the state of one parameter by name: lowercase words, always in the same order.
 
-        Raises: ValueError if the state has no such form.
+        Raises:
+            ValueError: The state does not exist in this form.
         """
 
     @property
     def steps_on_devices(self) -> bool:
-        """Can `update` be given parts whose tensors, with the gradient, are on a device? Whole
-        parameters then; on a GPU, with `device_kernels`, on the current stream."""
+        """True if `update` accepts whole parameters whose tensors and gradient are on a device.
+
+        On a GPU it then runs `device_kernels` on the current stream.
+        """
         return False
 
     def products(self, parameter: ParameterSpec) -> float:
-        """Multiplications and additions in products of matrices that an update of this parameter
-        takes, beside what it does with each element."""
+        """Return the number of multiplications and additions in matrix products of one update.
+
+        Operations on single elements are not counted.
+        """
         return 0.0
 
     @abstractmethod
     def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
-        """Takes the step of one part: changes `part.state` and `part.weights()` in place.
+        """Apply the step to one part: change `part.state` and `part.weights()` in place.
 
-        `gradient`: of the part's shape, float32 or bfloat16, not to be changed, before clipping:
-        see `step.clipped`. Parts are updated in any order and, if element-wise, on several threads.
-        What this raises leaves the replica without a state.
+        Parts are updated in any order, and on several threads if the optimizer is element-wise. An
+        exception leaves the replica without a valid state.
+
+        Args:
+            part: Weights and state to change.
+            gradient: Gradient before clipping (see `step.clipped`), of the part's shape, float32 or
+                bfloat16; not to be changed.
+            step: Numbers that all parts of the step share.
         """
 
 
 def optimizer_state(
     optimizer: Optimizer, layout: ParameterLayout, form: StateForm
 ) -> dict[str, StateArena]:
-    """All trained parameters' states as arenas.
+    """Return the declared state of all trained parameters as arenas, by name.
 
-    Raises: ValueError if a name has tensors of two types, or a type is none of `STATE_DTYPES`.
+    Raises:
+        ValueError: A name has tensors of two dtypes, or a dtype is not in `STATE_DTYPES`.
     """
     shapes = dict[str, dict[str, tuple[int, ...]]]()
     dtypes = dict[str, torch.dtype]()
     for spec in layout.trained:
         for name, tensor in optimizer.state(spec, form).items():
             if dtypes.setdefault(name, tensor.dtype) != tensor.dtype:
-                raise ValueError(f"the optimizer's {name} is {dtypes[name]} and {tensor.dtype}")
+                raise ValueError(f"optimizer state {name} is {dtypes[name]} and {tensor.dtype}")
             if tensor.dtype not in STATE_DTYPES:
-                raise ValueError(f"the optimizer's {name} is {tensor.dtype}, which no state may be")
+                raise ValueError(f"optimizer state {name} is {tensor.dtype}, not of STATE_DTYPES")
             shapes.setdefault(name, {})[spec.name] = tensor.shape
     return {name: StateArena(dtypes[name], ParameterLayout.of(shapes[name])) for name in shapes}
 
@@ -155,7 +177,7 @@ def store_bytes(
     form: StateForm = StateForm.EXACT,
     gradients: torch.dtype = torch.float32,
 ) -> int:
-    """What `HostStore.allocate` takes with this optimizer's state."""
+    """Return the host memory in bytes that `HostStore.allocate` takes with this state."""
     arenas = state_arenas(layout, form, optimizer_state(optimizer, layout, form))
     state_bytes = sum(arena.size_bytes for arena in arenas.values())
     sums_bytes = layout.trained_elements * gradients.itemsize
@@ -163,7 +185,7 @@ def store_bytes(
 
 
 def parts_of(optimizer: Optimizer, store: HostStore) -> list[Part]:
-    """All but the frozen parameters, in the order of the store's layout."""
+    """Return the parts of all trained parameters, in the order of the store's layout."""
     return [part for spec in store.layout.trained for part in _parts(optimizer, store, spec)]
 
 
@@ -182,7 +204,7 @@ def _parts(optimizer: Optimizer, store: HostStore, spec: ParameterSpec) -> Itera
 
 
 def device_parts(parts: Iterable[Part], on_device: DeviceState) -> dict[str, Part]:
-    """By parameter, those of the parts that live on the device: their tensors there."""
+    """Return the parts that live on the device, by parameter name, with tensors there."""
 
     def views(part: Part, host: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: on_device.state[name].view(part.parameter.name) for name in host}
@@ -197,7 +219,10 @@ def device_parts(parts: Iterable[Part], on_device: DeviceState) -> dict[str, Par
 
 
 def without_state(part: Part) -> Iterator[Part]:
-    """The part, or if it is large its stretches, for what is done to weights alone."""
+    """Yield the part without optimizer state, cut into stretches if it is large.
+
+    Operations that only touch weights use these parts.
+    """
     bare = replace(part, state={})
     if part.stop - part.start <= PIECE_ELEMENTS:
         yield bare
@@ -206,9 +231,12 @@ def without_state(part: Part) -> Iterator[Part]:
 
 
 def stretches(whole: Part, elements: int, blocks: Mapping[str, int]) -> Iterator[Part]:
-    """A whole parameter as flat stretches of so many `elements`; the last may be shorter.
+    """Yield a whole parameter as flat stretches; the last one may be shorter.
 
-    `blocks`: `StateTensor.block` by name. `elements` are a multiple of each.
+    Args:
+        whole: The parameter.
+        elements: Elements of a stretch, a multiple of each block.
+        blocks: `StateTensor.block` by name of the state.
     """
     numel = whole.parameter.numel
     for start in range(0, numel, elements):
@@ -222,6 +250,6 @@ def stretches(whole: Part, elements: int, blocks: Mapping[str, int]) -> Iterator
 
 
 def _stretch(tensor: Tensor, block: int, start: int, stop: int) -> Tensor:
-    """What belongs to a parameter's elements [start, stop), of a tensor with one for each block."""
+    """Return the elements of a state tensor for the parameter's elements [start, stop)."""
     assert start % block == 0, "stretches are whole blocks"
     return tensor.view(-1)[start // block : -(-stop // block)]

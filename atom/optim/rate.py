@@ -8,7 +8,7 @@ from typing import Literal
 Decay = Literal["constant", "linear", "cosine", "1-sqrt"]
 
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510")
-_ORDERS = 70  # of a cosine's series: what comes after them is below 10**-60 up to π
+_ORDERS = 70  # orders of the cosine's series; the remainder is below 10**-60 up to π
 
 
 @dataclass(frozen=True)
@@ -20,21 +20,28 @@ class RateSettings:
     warmup_rounds: int = 0
     decay: Decay = "constant"
     rounds: int | None = None
-    """None: an endless run; after the warm-up the rate stays at `learning_rate`."""
+    """Last round of the schedule; None: the run has no end.
+
+    Without an end the rate stays at `learning_rate` after the warm-up.
+    """
     decay_rounds: int | None = None
-    """The last ones, over which it decays; None: all since the warm-up. Fewer make the schedule
-    known as WSD: warm-up, stable, decay (arXiv 2404.06395)."""
+    """Number of rounds at the end over which the rate decays; None: all rounds after the warm-up.
+
+    With fewer rounds the schedule is known as WSD: warm-up, stable, decay (arXiv 2404.06395).
+    """
 
 
 def learning_rate(settings: RateSettings, round: int) -> float:
-    """The rate of the step that commits `round`; the first round is 1.
+    """Return the rate of the step that commits `round`; the first round is 1.
 
-    As that of transformers' schedules at step `round`, with a warm-up of one step more: so the
-    first round has a rate above zero, and the last one the final rate. Raises: ValueError for a
-    round below 1.
+    Equals the schedules of transformers at step `round` with one more step of warm-up. So the first
+    round has a rate above zero, and the last round has the final rate.
+
+    Raises:
+        ValueError: The round is below 1.
     """
     if round < 1:
-        raise ValueError(f"round {round}: the first step commits round 1")
+        raise ValueError(f"round {round} does not exist: the first step commits round 1")
     peak, final = settings.learning_rate, settings.final_learning_rate
     if round <= settings.warmup_rounds:
         return peak * round / (settings.warmup_rounds + 1)
@@ -52,18 +59,20 @@ def learning_rate(settings: RateSettings, round: int) -> float:
 
 
 def _remaining(decay: Decay, progress: float) -> float:
-    """1 at progress 0, 0 at progress 1."""
+    """Return the remaining fraction of the decay: 1 at progress 0, 0 at progress 1."""
     if decay == "linear":
         return 1.0 - progress
     if decay == "1-sqrt":
-        return 1.0 - math.sqrt(progress)  # which IEEE 754 rounds alike everywhere
+        return 1.0 - math.sqrt(progress)  # IEEE 754 defines its rounding
     with localcontext(Context(prec=50)):
         return float(round((1 + _cosine(Decimal(progress))) / 2, 12))
 
 
 def _cosine(progress: Decimal) -> Decimal:
-    """Of π·progress, by its series, to 40 digits where the context has 50: mathematics libraries
-    differ in the last bit of theirs, and replicas must not."""
+    """Return the cosine of π·progress by its series, to 40 digits where the context has 50.
+
+    The cosines of mathematics libraries differ in the last bit, and replicas must not.
+    """
     square = -((_PI * progress) ** 2)
     term = cosine = Decimal(1)
     for order in range(2, _ORDERS, 2):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from atom.optim.adamw import mixed
+from atom.optim.adamw import mix64
 
 
 def rounded_sum(total: Tensor, addend: Tensor, first: int, noise_key: int) -> Tensor:
@@ -17,7 +17,7 @@ def rounded_sum(total: Tensor, addend: Tensor, first: int, noise_key: int) -> Te
 
 def noise_of(element: int, noise_key: int) -> int:
     """32 bits."""
-    key = mixed(noise_key ^ mixed(element >> 32))
+    key = mix64(noise_key ^ mix64(element >> 32))
     x = (element ^ key) & 0xFFFFFFFF
     x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
     x = (((x ^ x >> 15) + (key >> 32)) * 0x846CA68B) & 0xFFFFFFFF
