@@ -19,7 +19,7 @@ model = { family = "gpt3", size = "small", vocabulary_size = 512 }
 
 @pytest.fixture(params=range(host_kernels().highest_level + 1))
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of instructions: plain ones, and whatever this processor has beyond."""
+    """Level of instructions: plain ones, and all others that this processor has."""
     kernels = HostKernels(load(LIBRARY), request.param)
     monkeypatch.setattr(adamw, "host_kernels", lambda: kernels)
     return request.param
@@ -27,7 +27,7 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 @pytest.fixture
 def run_with() -> Callable[..., RunFile]:
-    """By the optimizer's name, and what else is in the file."""
+    """Function of an optimizer's name and more text that returns a run file."""
 
     def make(name: str, more: str = "") -> RunFile:
         optimizer = f'{{ name = "{name}", learning_rate = 1e-2, betas = [0.8, 0.9] }}'

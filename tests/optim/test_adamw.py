@@ -69,7 +69,7 @@ def plain_steps(steps: int, rate: float, coefficient: float, settings: AdamW) ->
     [
         (SETTINGS, 1.0, 1),
         (SETTINGS, 0.37, 3),
-        (AdamW((0.5, 0.95), 1e-8, 0.0), 1.0, 3),  # a mean that moves far has a formula of its own
+        (AdamW((0.5, 0.95), 1e-8, 0.0), 1.0, 3),  # a mean that moves far has another formula
         (AdamW((0.3, 0.999), 1e-8, 0.0), 0.37, 1),
         (AdamW((0.0, 0.0), 1e-8, 0.0), 1.0, 1),
     ],
@@ -191,7 +191,7 @@ def test_steps_are_exact_and_half_moments_rounded_with_the_documented_noise(
 
 
 def test_noise_is_even_and_differs_from_step_to_step_and_from_run_to_run() -> None:
-    """So that rounding with it is right in the mean."""
+    """The mean of numbers that are rounded with even noise is exact."""
     elements = torch.arange(100_000)
     seen = [noise(elements, 1), noise(elements, 2), noise(elements, 1, seed=6)]
     for first, other in itertools.pairwise([*seen, seen[0]]):

@@ -46,7 +46,10 @@ def sizes_of_means(exponent: int) -> Tensor:
 
 
 def exponent_over(values: Tensor) -> int:
-    """Of the block's largest number, rounded up to 3 bits of mantissa; as a float32 has it."""
+    """Return the exponent of the block's largest number, rounded up to 3 bits of mantissa.
+
+    It is biased as in a float32.
+    """
     size, power = torch.frexp(values.abs().max().double())
     eighths = torch.ceil(size * 16)
     return max(int(power) - 1 + int(eighths == 16) + 127, 32) if size else 32
@@ -104,7 +107,7 @@ class Plain:
 
 
 def normal(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Of very different sizes, and a few zeros."""
+    """Return numbers of very different sizes, and a few zeros."""
     generator = torch.Generator().manual_seed(seed)
     value = torch.randn(shape, generator=generator) * torch.randn(shape, generator=generator) ** 9
     return value * (torch.rand(shape, generator=generator) > 0.05)

@@ -47,7 +47,7 @@ def test_the_bits_follow_from_the_definition(elements: int, dtype: torch.dtype) 
 
 
 def test_the_sum_of_blocks_is_rounded_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is not by Python's own `sum`, from 3.12 on."""
+    """Python's own `sum` compensates rounding errors from 3.12 on."""
     monkeypatch.setattr(clipping, "LANES", 1)
     monkeypatch.setattr(clipping, "BLOCK_ELEMENTS", 1)
     gradient = torch.ones(9)

@@ -1,4 +1,4 @@
-"""Sums that live on the device in part, and what a step needs to know of all of them."""
+"""Sums that are partly on the device, and their norm and division for a step."""
 
 import itertools
 

@@ -9,7 +9,7 @@ def arena() -> GradientArena:
     """Two passes of three sequences each."""
     arena = GradientArena(torch.zeros(4))
     arena.reset(b"head")
-    arena.flat += 1  # what was there before the first pass, which replaces it
+    arena.flat += 1  # old content, which the first pass replaces
     for total in (1, 2):
         with arena.accumulating(lambda: True):
             arena.flat.fill_(total)

@@ -1,4 +1,4 @@
-"""What optimizers declare and are given to update; and what all of them, toys included, owe."""
+"""Declarations and updates of optimizers, and properties that all of them must have."""
 
 import os
 import subprocess
@@ -52,7 +52,7 @@ OWING = {
     "AdamW8Bit": AdamW8Bit(**SEED), "LAMB": LAMB(**SEED), "LARS": LARS(**SEED),
     "Muon": Muon(**SEED), "SignSGD": SignSGD(betas=(0.8, 0.9)),
 }  # fmt: skip
-"""But for AdamW, whose forms have a test of their own."""
+"""All optimizers but AdamW, whose forms have a separate test."""
 SEVERAL = ParameterLayout.of(
     {"still": (20, 30), "odd": (37, 53), "bias": (7,), "long": (2, 700)}, {"odd"}, {"still"}
 )
@@ -61,7 +61,7 @@ SEVERAL = ParameterLayout.of(
 @pytest.mark.parametrize("form", StateForm)
 @pytest.mark.parametrize("name", OWING)
 def test_a_store_takes_what_is_reckoned(name: str, form: StateForm) -> None:
-    """Of state that differs from parameter to parameter, in shape, type and presence, too."""
+    """The state differs between parameters in shape, dtype and presence."""
     narrow = torch.bfloat16
     store = allocate_store(OWING[name], SEVERAL, narrow, form=form, gradients=narrow)
     tensors = [*store.state.values(), store.gradients, store.working]  # the longest last
@@ -83,7 +83,7 @@ def stepped(optimizer: Optimizer, form: StateForm, *gradients: torch.dtype) -> H
 
 
 def uniform(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Of the uniform distribution, and the same bits on every processor."""
+    """Return uniformly distributed numbers with the same bits on every processor."""
     whole = torch.randint(-(2**15), 2**15, shape, generator=torch.Generator().manual_seed(seed))
     return whole.float() / 2**14
 

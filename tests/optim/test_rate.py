@@ -44,7 +44,7 @@ def test_single_rates(given: RateSettings, round: int, expected: float) -> None:
 
 
 def rates_of(scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[float]:
-    """Of as many steps, from step 1 on."""
+    """Return the rates of the scheduler's first steps, from step 1 on."""
     found = []
     for _ in range(steps):
         scheduler.optimizer.step()

@@ -1,4 +1,4 @@
-"""Steps on threads of their own, and who waits for them."""
+"""Steps on background threads, and threads that wait for them."""
 
 import threading
 

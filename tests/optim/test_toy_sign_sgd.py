@@ -29,7 +29,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(run_with: Callable[..., RunFile]) -> RunFile:
-    """Names are known when the module is imported; so this one comes in behind its check."""
+    """Return a run file with the toy's name, set after the check.
+
+    The check only knows names that existed at import.
+    """
     run = run_with("adamw")
     return run.model_copy(
         update={"optimizer": run.optimizer.model_copy(update={"name": "sign-sgd"})}

@@ -1,7 +1,7 @@
-"""Sign-SGD with momentum: what it takes to add an optimizer.
+"""Sign-SGD with momentum: an example of adding an optimizer.
 
-Products and sums are apart: PyTorch's combined ones (`alpha=`, `lerp`, `addcmul`) round once or
-twice, by processor.
+Products and sums are separate operations. PyTorch's combined ones (`alpha=`, `lerp`, `addcmul`)
+round once or twice, depending on the processor.
 """
 
 from torch import Tensor

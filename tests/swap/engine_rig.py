@@ -32,7 +32,7 @@ def surroundings() -> Iterator[None]:
 
 
 def opened() -> Device:
-    """Until the test ends."""
+    """Return a CPU device that is closed when the test ends."""
     _OPEN.append(CpuDevice())
     return _OPEN[-1]
 
@@ -76,7 +76,10 @@ class EngineRig:
             self.evaluation.observer = self.evaluated
 
     def parameter(self, name: str) -> Tensor:
-        """Its master weights, live. Call `store.round_master` after a change."""
+        """Return a view of a parameter's master weights.
+
+        Call `store.round_master` after a change.
+        """
         return self.program.layout.view(self.store.master, name)
 
     def parameters(self) -> dict[str, Tensor]:
@@ -106,9 +109,12 @@ def assert_same(one: object, other: object) -> None:
 
 
 class LateDevice(CpuDevice):
-    """Copies when somebody waits, not before, and spoils the places that are to be filled. Holds
-    gradients back until somebody needs them. What has left and was waited for is spoilt as well, as
-    if its memory had been given to somebody else."""
+    """Device that does all work as late as possible.
+
+    It copies only when a caller waits, and first overwrites the destination with invalid data. It
+    holds gradients back until they are needed. Values that have left are overwritten as well, as if
+    their memory had been reused.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the CPU's allocator gives and takes back, in order: tensors as they really live and die."""
+"""Allocations and releases of the CPU's allocator, in order."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ def _sizes(recorded: profile) -> list[int]:
         for event in recorded.kineto_results.events()
         if event.name() == "[memory]"
     ]
-    random_state = torch.get_rng_state().nbytes  # on the host wherever one computes
+    random_state = torch.get_rng_state().nbytes  # on the host, also if a GPU computes
     ordered = sorted(found, key=lambda each: each[0])
     return [size for _, size in ordered if abs(size) != random_state]
 

@@ -1,11 +1,11 @@
-"""The device's code without one of its waits, or one of its buffers: found in its source.
+"""Mutants of the device code: each lacks one wait, or shares one pair of buffers.
 
-Device's code is what of `atom/swap` imports the device. A mutant does without
+Device code is every module of `atom/swap` that imports the device. A mutant lacks
 
-* a wait: what is called as in `WAITS` or handed on to be called, a record of an event among them;
-* second buffers: a comprehension that allocates one for each slot has them share one.
+* a wait: a name that matches `WAITS`, called or passed on to be called; recording an event counts;
+* second buffers: a comprehension that allocates one buffer for each slot shares a single one.
 
-Each is played in a process of its own: nothing that breaks there reaches the tests.
+Each mutant runs in a separate process, so an error there does not reach the tests.
 """
 
 import ast
@@ -39,10 +39,10 @@ PATIENCE_S = 100.0
 class Mutant:
     path: Path
     function: str
-    """Qualified, outermost first: what is exchanged."""
+    """Qualified name of the function to be replaced."""
     tree: ast.Module
     node: ast.expr
-    """In it: what is left out."""
+    """Node of the function to be left out."""
 
     def __str__(self) -> str:
         return f"{self.path.name}, {self.function}: {ast.unparse(self.node)}"
@@ -96,7 +96,10 @@ def sharing(buffers: Any) -> Any:
 
 
 def leave_out(chosen: Sequence[Mutant]) -> None:
-    """For as long as the process lives: everybody who imported a function has it without."""
+    """Replace the functions' code for the rest of the process.
+
+    Modules that imported the functions before also get the new code.
+    """
     nodes = {mutant.node for mutant in chosen}
     for mutant in chosen:
         tree = ast.fix_missing_locations(_Without(nodes).visit(mutant.tree))
@@ -124,14 +127,18 @@ def _function(mutant: Mutant) -> FunctionType:
 
 # --- a process for each ---------------------------------------------------------------------------
 
-# From a server that has traced all programs and trained nothing: after a backward of its own,
-# autograd may refuse to work in a fork.
+# A server forks each process. It has traced all programs but run no backward, after which autograd
+# may refuse to work in a fork.
 FORKS = multiprocessing.get_context("forkserver")
 
 
 def found_without(chosen: Sequence[int], told: Sequence[Told]) -> str:
-    """The first that goes wrong without the mutants of these numbers; "" if nothing does. `told`:
-    each of `TELLING`, as it is right."""
+    """Return the first error without these mutants' code; "" if all results are right.
+
+    Args:
+        chosen: Numbers of the mutants.
+        told: Right result of each case in `TELLING`.
+    """
     hears, tells = FORKS.Pipe(duplex=False)
     child = FORKS.Process(target=_play, args=(chosen, told, tells))
     child.start()
@@ -164,7 +171,7 @@ def _play(chosen: Sequence[int], told: Sequence[Told], tells: Connection) -> Non
         for play, case in plays:
             if play(case, Order(end)) != right[case]:
                 end("other numbers")
-    except Exception:  # noqa: BLE001 - whatever comes of it
+    except Exception:  # noqa: BLE001 - every error counts
         end(traceback.format_exc())
     end("")
 

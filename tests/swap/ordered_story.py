@@ -66,9 +66,9 @@ class Case:
     """One of `TRACED`."""
     arrangement: Arrangement
     precision: torch.dtype = torch.float32
-    """Of gradients as well."""
+    """Dtype of weights and gradients."""
     sub_models: int | None = None
-    """None: one for each layer."""
+    """Number of sub-models; None: one for each layer."""
     observed: bool = False
     devices: int = 1
 
@@ -83,7 +83,7 @@ class Case:
 
     @property
     def passes(self) -> int:
-        """At once."""
+        """Number of passes that run at the same time."""
         return self.devices // self.arrangement.devices
 
     @functools.cached_property
@@ -139,7 +139,7 @@ class Story:
         self._replica.initialise(initial_value)
         self._passes = itertools.count()
         self._events = 0
-        """Of the last pass."""
+        """Number of events of the last pass."""
         self._told: Told = []
 
     def told(self) -> Told:
@@ -193,12 +193,12 @@ class Story:
         self._told += [self._replica.loss_sum, sequences]
 
     def _step(self) -> None:
-        """Of the very arena that the next pass writes."""
+        """Begin a step on the same arena that the next pass writes."""
         self._replica.begin_own_step()
         self._replica.reset_gradients()
 
     def _step_of_all(self) -> None:
-        """As of a swarm, on a mean of its own."""
+        """Begin a step as in a swarm, on a mean in separate memory."""
         self._told.append(self._replica.gradient_sums().clone().tolist())
         mean = self._replica.contribution().part(0, self._replica.elements) / 4
         self._replica.begin_step(mean, gradient_norm(mean), self._replica.round + 1)
@@ -232,7 +232,7 @@ class Story:
             self._replica.load_state(whole, number)
 
     def _load(self) -> None:
-        """What may be under way when the device is closed."""
+        """Issue a load that may be under way when the device is closed."""
         memory = self._device.host_memory(LEAST_REGISTERED_BYTES, torch.uint8)
         with self._device.computing():
             slot = self._device.slot_memory(LEAST_REGISTERED_BYTES, torch.uint8)
@@ -241,7 +241,7 @@ class Story:
 
 
 def _moved(machine: Machine, constant: Tensor) -> Tensor:
-    """To the device, on the stream that is current: its copy may still be under way."""
+    """Start copying a constant to the device on the current stream."""
     with machine.on_device():
         there = torch.empty(constant.shape, dtype=constant.dtype)
     return there.copy_(constant, non_blocking=True)

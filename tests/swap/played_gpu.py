@@ -1,13 +1,14 @@
-"""A GPU played on the host: streams, events, and what memory each PyTorch operation touches.
+"""A GPU played on the host: streams, events, and the memory that each PyTorch operation touches.
 
-`played(machine)` puts `CudaDevice` on it. All that is issued is told to a `Machine`, which decides
-when it is carried out: `stream_order.Order` does so at once, and looks whether anything orders it
-behind what touched the same memory before; `random_order.RandomOrder` in any order that is legal.
+`played(machine)` lets `CudaDevice` run on it. All work is issued to a `Machine`, which decides when
+it runs. `stream_order.Order` runs it at once, and checks that it is ordered after every earlier
+conflicting access to the same memory. `random_order.RandomOrder` runs it in a random legal order.
 
-Operations are seen where PyTorch dispatches them, below autograd. One that touches device memory
-runs on its thread's current stream. Device memory is what slots are made of, what is allocated
-within `on_device` or while a stream is current, and what operations make of such memory. All else
-is done at once by the thread that asks for it, and so are the compiled loops over host memory.
+Operations are intercepted where PyTorch dispatches them, below autograd. An operation that touches
+device memory runs on its thread's current stream. Device memory is the memory of slots, memory that
+is allocated within `on_device` or while a stream is current, and the results of operations on such
+memory. All other operations run at once on the calling thread, and so do the compiled loops over
+host memory.
 """
 
 import functools
@@ -62,7 +63,7 @@ class Event:
     def __init__(self, machine: "Machine", **options: bool) -> None:
         self._machine = machine
         self.records: list[Any] = []
-        """What the machine knows of them, the latest one last."""
+        """Data of the machine about each record of the event, the latest last."""
 
     def record(self, stream: Stream) -> None:
         self._machine.record(self, stream)
@@ -76,16 +77,19 @@ class Event:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """A storage, as long as it lives."""
+    """A storage, from allocation to release."""
 
     stream: Stream | None
-    """On which it was allocated, and can be allocated again when it dies. None: host memory."""
+    """Stream on which it was allocated; None: host memory.
+
+    The memory can be allocated on this stream again after its release.
+    """
     also_on: set[Stream] = field(default_factory=set)
-    """Streams that the allocator was told of: it waits for them before."""
+    """Streams that the allocator was informed of: it waits for them before it reuses the memory."""
 
 
 class Machine:
-    """Streams, and which memory is the device's. Does all at once, and looks at nothing."""
+    """Streams and the memory of the device. Runs all work at once and checks nothing."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -96,38 +100,38 @@ class Machine:
     # --- what other machines do otherwise; but for `told` and `learn` under the lock
 
     def run(self, stream: Stream, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation on a stream. Its results have their memory at once."""
+        """Run an operation on a stream. The memory of its results is allocated at once."""
         return func(*args, **kwargs)
 
     def launch(self, stream: Stream, loop: Callable[[], object]) -> None:
-        """A compiled loop on a stream."""
+        """Run a compiled loop on a stream."""
         loop()
 
     def touched(
         self, stream: Stream | None, name: str, read: Sequence[Tensor], written: Sequence[Tensor]
     ) -> None:
-        """By what was issued to a stream; without one, by this thread itself."""
+        """Note accesses of work issued to a stream; without a stream, of this thread."""
 
     def freed(self, memory: Memory) -> None:
-        """It has died."""
+        """Note that the memory was released."""
 
     def record(self, event: Event, stream: Stream) -> None:
-        """What follows on the stream is behind it."""
+        """Record the event on the stream."""
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """What follows on the stream comes after the event."""
+        """Let later work on the stream follow the event."""
 
     def synchronize(self, awaited: Stream | Event) -> None:
-        """What follows on this thread does."""
+        """Let later work on this thread follow the stream or event."""
 
     def elapsed_ms(self, earlier: Event, later: Event) -> float:
         return 0.0
 
     def told(self) -> Any:
-        """What this thread knows to be done, to be learnt by another."""
+        """Return the work that this thread knows to be done, for another thread."""
 
     def learn(self, told: Any) -> None:
-        """This thread goes on because another one told it to."""
+        """Note that this thread continues after a message of another thread."""
 
     # --- what all have
 
@@ -162,7 +166,12 @@ class Machine:
             return self.memory(tensor).stream is not None
 
     def memory(self, tensor: Tensor, stream: Stream | None = None) -> Memory:
-        """`stream`: where it is allocated, if it is new and the device's."""
+        """Return the memory of a tensor.
+
+        Args:
+            tensor: Tensor on the host or the device.
+            stream: Stream on which the memory is allocated, if it is new and on the device.
+        """
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._memories:
@@ -179,14 +188,14 @@ class Machine:
             self.memory(tensor).also_on.add(stream)
 
     def unregistered(self, memory: Tensor) -> None:
-        """Nobody may be at it."""
+        """Note an access to memory that must not be in use any more."""
         with self.lock:
             self.touched(None, "unregister", [], [memory])
 
     def kernel(
         self, name: str, read: list[Tensor], written: list[Tensor], loop: Callable[[], Any]
     ) -> Any:
-        """A compiled loop: of the host, or in device memory that of a GPU."""
+        """Run a compiled loop over host memory, or a GPU's kernel over device memory."""
         on_device, found = self.is_on_device((read + written)[0]), list[Any]()
         stream = self.current_stream() if on_device else None
         with self.lock:
@@ -198,7 +207,7 @@ class Machine:
         return loop() if stream is None else found[0] if found else None
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One operation of PyTorch."""
+        """Run one operation of PyTorch."""
         if func.is_view or func is torch.ops.aten.set_.source_Storage:
             return func(*args, **kwargs)  # nothing is touched
         given = tensors((args, kwargs))
@@ -222,7 +231,7 @@ class Machine:
             return result
 
     def _stream_for(self, given: Sequence[Tensor]) -> Stream | None:
-        """None: this thread does it."""
+        """Return the stream of an operation; None: the calling thread runs it."""
         stream, owners = self.current_stream(), [self.memory(tensor).stream for tensor in given]
         on_device = any(owners)
         if not given:
@@ -230,14 +239,14 @@ class Machine:
         return stream if on_device else None
 
     def _host_waits(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """For a copy between host and device that is not said to be non-blocking."""
+        """Return True for a copy between host and device that is not marked as non-blocking."""
         if func is not torch.ops.aten.copy_.default or (*args[2:], *kwargs.values()) == (True,):
             return False
         return len({self.memory(tensor).stream is None for tensor in args[:2]}) == 2
 
 
 def tensors(tree: object) -> list[Tensor]:
-    """In order."""
+    """Return all tensors of a nested structure, in order."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, dict):
@@ -282,7 +291,7 @@ class _Watched(TorchDispatchMode):
 
 
 class HostedDevice(CudaDevice):
-    """Its device memory is the host's."""
+    """CUDA device whose device memory is on the host."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -298,7 +307,7 @@ class HostedDevice(CudaDevice):
 
 @contextmanager
 def hosted(machine: Machine) -> Iterator[pytest.MonkeyPatch]:
-    """Streams and events are the machine's."""
+    """Replace CUDA's streams and events by the machine's."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "Stream": machine.new_stream,
@@ -322,7 +331,7 @@ def hosted(machine: Machine) -> Iterator[pytest.MonkeyPatch]:
 
 @contextmanager
 def played(machine: Machine) -> Iterator[None]:
-    """Threads and operations are the machine's as well."""
+    """Replace CUDA's streams and events, and intercept threads and operations."""
     with hosted(machine) as patch:
         stays = property(lambda part: machine.is_on_device(part.destination))
         patch.setattr(HostSum, "stays_on_gpu", stays)
@@ -355,10 +364,14 @@ def _watch_loops(patch: pytest.MonkeyPatch, machine: Machine) -> None:
 
 
 def _watch_threads(patch: pytest.MonkeyPatch, machine: Machine) -> None:
-    """Who starts a thread or a job, or holds a condition, tells; who runs it, joins it or holds the
-    condition next, learns. Futures, events and queues are made of conditions."""
+    """Tell the machine how threads are ordered.
+
+    A thread that starts a thread or job, or holds a condition, sends a message. A thread that runs
+    the job, joins the thread, or holds the condition next, receives it. Futures, events and queues
+    consist of conditions.
+    """
     known, here = weakref.WeakKeyDictionary[Any, Any](), threading.local()
-    """`known`, by thread or condition: what it was told last. A thread listens while it runs."""
+    """`known` has the last message by thread or condition. A thread listens while it runs."""
     here.listens = True
 
     def tell(to: object) -> None:
@@ -388,7 +401,7 @@ def _watch_threads(patch: pytest.MonkeyPatch, machine: Machine) -> None:
     around(threading.Condition, "__enter__", after=learn)
     around(threading.Condition, "__exit__", before=tell)
     around(threading.Condition, "wait", before=tell, after=learn)
-    around(  # who waits for several holds the conditions of all
+    around(  # a thread that waits for several futures holds all their conditions
         _base._AcquireFutures, "__enter__",
         after=lambda held: [learn(future._condition) for future in held.futures],
     )  # fmt: skip

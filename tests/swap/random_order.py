@@ -1,8 +1,8 @@
-"""What is issued to streams, done in an order drawn by lot from those that its waits allow.
+"""Work issued to streams, done in a random order among those orders that its waits allow.
 
-Each stream is a queue. Whenever something is issued, some heads of queues are carried out that wait
-for nothing: few or many, of each stream more or less often. Whoever synchronises has done what it
-takes. So a copy may come long before or long after what it was issued with, as on a GPU.
+Each stream is a queue. At every issue some heads of queues run that wait for no event: few or many,
+from some streams more often than from others. A synchronisation runs all work that it needs. So a
+copy may run long before or long after other work of the same time, as on a GPU.
 """
 
 import random
@@ -114,7 +114,10 @@ class RandomOrder(Machine):
 
 
 def _as_it_is(tree: Any) -> Any:
-    """With the memory that its tensors have now: they may be given another one."""
+    """Return the structure with the present memory of its tensors.
+
+    The tensors themselves may get other memory later.
+    """
     if isinstance(tree, torch.Tensor):
         return tree.data
     if isinstance(tree, tuple | list):

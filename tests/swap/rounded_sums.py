@@ -7,8 +7,11 @@ from atom.optim.adamw import mix64
 
 
 def rounded_sum(total: Tensor, addend: Tensor, first: int, noise_key: int) -> Tensor:
-    """Of bfloat16 [n]: the float32 sum, rounded up with the probability of what is cut off.
-    Elements count from `first`."""
+    """Return the sum of bfloat16 tensors [n], rounded stochastically from float32.
+
+    It is rounded up with the probability of the fraction that is cut off. Elements are numbered
+    from `first`.
+    """
     bits = (total.float() + addend.float()).view(torch.int32).to(torch.int64)
     numbers = range(first, first + total.numel())
     noise = torch.tensor([noise_of(number, noise_key) & 0xFFFF for number in numbers])

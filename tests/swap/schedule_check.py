@@ -24,12 +24,13 @@ class ScheduleError(AssertionError):
 def check(
     schedule: Iterable[Event], shape: Shape, loaded: Iterable[int] = (), *, training: bool = True
 ) -> frozenset[int]:
-    """Returns the sub-models that are in a slot at the schedule's end.
+    """Return the sub-models that are in a slot at the schedule's end.
 
-    Raises: ScheduleError naming the first event that computes in a slot not loaded, loads into a
-    slot of another, or over one whose graph is kept, takes a gradient slot that
-    has not been sent off, uses a value that is on the host, sends or brings one that is not there,
-    into a place of the ring that is in use, comes out of order, or is missing.
+    Raises:
+        ScheduleError: An event breaks an invariant, or is missing. The message has the first event
+            that computes in a slot not loaded, loads into a slot in use or over one whose graph is
+            kept, takes a gradient slot that was not sent, uses a value on the host, moves a value
+            that is not there, takes a ring place in use, or is out of order.
     """
     zeros = [0] * shape.micro_batches
     occupants = {shape.slot_of(s): s for s in loaded}
@@ -119,7 +120,7 @@ class _Simulation:
 
 
 class _Values:
-    """Where the offloaded values are, and whether whoever touches them finds them."""
+    """Positions of the offloaded values, checked at every access."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape

@@ -19,7 +19,7 @@ def shapes(draw: st.DrawFn, most_sub_models: int = 12) -> Shape:
 
 @st.composite
 def crossings(draw: st.DrawFn, sub_models: int) -> tuple[Crossing, ...]:
-    """What each hands to the next, and skips."""
+    """Draw values from each sub-model to the next, and values that skip sub-models."""
     sizes = st.integers(0, 9)
     plain = [Crossing(s, (s + 1,), draw(sizes), draw(sizes)) for s in range(sub_models - 1)]
     makers = draw(st.lists(st.integers(0, max(0, sub_models - 2)), max_size=3))

@@ -1,12 +1,13 @@
-"""Is each access to memory ordered behind those before that it must not overtake?
+"""Check that each access to memory follows the earlier accesses that it must not overtake.
 
-A happens-before checker with vector clocks. Every stream and every thread counts what it does, and
-knows a count of every other one that it comes behind. It learns of it from an event that it waits
-for, from a synchronisation, or from another thread. Two accesses to the same bytes, one of which
-writes, are a race unless the later one knows of the earlier one: whether a run shows it or not.
+A happens-before checker with vector clocks. Every stream and every thread counts its operations,
+and knows the count of every other one up to which it follows. It learns a count from an event that
+it waits for, from a synchronisation, or from another thread. Two accesses to the same bytes, of
+which one writes, are a race unless the later one knows of the earlier one. The race is found even
+if the run gives the right result.
 
-To free device memory is to write it on the stream that it belongs to: what is allocated there next
-may lie in the same place.
+A release of device memory counts as a write on the stream of the memory, because the next
+allocation on the stream may get the same place.
 """
 
 import sys
@@ -31,7 +32,7 @@ class Actor:
         self.clock: Clock = {}
 
     def step(self) -> int:
-        """Its next own time."""
+        """Advance the actor's own time and return it."""
         self.clock[self] = self.clock.get(self, 0) + 1
         return self.clock[self]
 
@@ -52,12 +53,12 @@ class Access(NamedTuple):
     writes: bool
     actor: Actor
     time: int
-    """The actor's own."""
+    """Time of the actor."""
     operation: str
     thread: str
-    """That issued it."""
+    """Thread that issued it."""
     issued: tuple[tuple[CodeType, int], ...]
-    """Frames of ours, the innermost first: code and line."""
+    """Innermost frames of Atom's code: code and line."""
 
     def __str__(self) -> str:
         does = "writes" if self.writes else "reads"
@@ -72,7 +73,7 @@ class Access(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Of an event: by whom, and what has passed when it passes."""
+    """Record of an event: its thread, the thread's time, and all preceding operations."""
 
     thread: Actor
     time: int
@@ -80,10 +81,14 @@ class Record(NamedTuple):
 
 
 class Order(Machine):
-    """Does all at once, and tells of races."""
+    """Machine that runs all work at once and reports races."""
 
     def __init__(self, tell: Callable[[object], object]) -> None:
-        """`tell`: is told of each race, and of each event whose time is read too early."""
+        """Start without accesses.
+
+        Args:
+            tell: Receives each race, and each event whose time is read too early.
+        """
         super().__init__()
         self._tell = tell
         self._streams: dict[Stream, Actor] = {}
@@ -104,11 +109,11 @@ class Order(Machine):
                     self._look_at(self.memory(tensor), access, [actor.clock])
 
     def _issue(self, actor: Actor, name: str) -> tuple[Any, ...]:
-        """What accesses of one operation have in common."""
+        """Return the data that all accesses of one operation share."""
         return actor, actor.step(), name, self._thread().name, _frames()
 
     def _issued_to(self, stream: Stream) -> Actor:
-        """What is issued comes behind all that the issuing thread knows."""
+        """Return the stream's actor, after it has learned all that the issuing thread knows."""
         actor = self._actor(stream)
         actor.learn(self._thread().clock)
         return actor
@@ -126,7 +131,10 @@ class Order(Machine):
         self._accesses[memory] = [*kept, access]
 
     def freed(self, memory: Memory) -> None:
-        """By the last of the threads that held it: all the others had let go of it."""
+        """Check the release by the last thread that held the memory.
+
+        All other threads had released it before.
+        """
         if memory.stream is not None:
             actor = self._issued_to(memory.stream)
             for stream in memory.also_on:
@@ -159,8 +167,10 @@ class Order(Machine):
         return 0.0
 
     def _passed(self, event: Event) -> Clock:
-        """What is sure to have passed when this thread's wait for the event is over: it may not
-        see a record that it does not come behind."""
+        """Return the operations that certainly precede the end of this thread's wait for the event.
+
+        The thread may not see records of the event that it does not follow.
+        """
         clock = self._thread().clock
         seen = [each for each in event.records if each.time <= clock.get(each.thread, 0)]
         event.records = event.records[-8:]

@@ -82,7 +82,7 @@ def story(trainer: Trainer, count: int) -> list[object]:
 
 @functools.cache
 def swapped_story(count: int, precision: torch.dtype) -> list[object]:
-    """With the arrangement that `test_engine` proves equal to plain PyTorch."""
+    """Return the story of the arrangement that `test_engine` proves equal to plain PyTorch."""
     return story(Trainer(None, precision), count)
 
 

@@ -27,7 +27,7 @@ def test_a_parameter_from_elsewhere_is_a_run_of_its_own() -> None:
 
 
 def test_a_matrix_lies_as_a_tensor_of_its_own_would() -> None:
-    """At 256 bytes, in 16 bits too, whatever lies before it."""
+    """Offsets are multiples of 256 bytes, also in 16 bits, after parameters of any size."""
     layout = SlotLayout.of(("a", "b", "c", "d"), LAYOUT)
     assert {offset * torch.bfloat16.itemsize % 256 for offset in layout.offsets.values()} == {0}
 

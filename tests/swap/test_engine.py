@@ -41,10 +41,10 @@ def plain_gradients(
     dropout: float,
     tie_is_cut: bool,
 ) -> list[float]:
-    """Plain PyTorch: leaves the gradients, summed over sequences, in `.grad`.
+    """Leave plain PyTorch's gradients, summed over sequences, in `.grad`.
 
     Where the cut parts the two uses of the tied weight, its sum is defined layer-major: first all
-    micro-batches of the later use, then those of the earlier one.
+    micro-batches of the later use, then all of the earlier use.
     """
     apart = tie_is_cut and len(micro_batches) > 1
     tied = parameters["embed.weight"]

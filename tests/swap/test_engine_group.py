@@ -1,4 +1,4 @@
-"""Whatever crosses cuts goes from device to device, and the bits are those of one device."""
+"""A group of devices gives the bits of a single device, with values that cross its cuts."""
 
 import pytest
 import torch

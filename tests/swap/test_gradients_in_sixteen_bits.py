@@ -21,7 +21,7 @@ SEEDS = (11, 12)
 
 
 class Onlooker(CpuDevice):
-    """Notes the sums that leave: where in the arena they go, and what they are."""
+    """Device that records the sums that leave, and their offsets in the arena."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,8 +38,11 @@ def new_rig(cut: Sequence[Sequence[str]], device: CpuDevice | None = None) -> En
 
 
 def expected_arena(rig: EngineRig, passes: Sequence[list[list[tuple[int, Tensor]]]]) -> Tensor:
-    """By the rules: the first to come in a round stays as it is; what comes on top is rounded at
-    random, with noise of the pass and the sub-model."""
+    """Return the arena that the rules define.
+
+    The first sum of a round is stored as it is. Later sums are added with stochastic rounding, with
+    noise of the pass and the sub-model.
+    """
     arena = torch.zeros_like(rig.store.gradients)
     filled = torch.zeros(arena.numel(), dtype=torch.bool)
     for number, left in enumerate(passes):
@@ -69,7 +72,7 @@ def test_the_arena_is_what_the_rules_say(cut: Sequence[Sequence[str]]) -> None:
 
 
 def test_the_uses_of_a_tied_weight_meet_in_the_arena() -> None:
-    """In sixteen bits nothing of it comes back to the device."""
+    """The sum does not return to the device in 16 bits."""
     device = Onlooker()
     rig = EngineRig(FINEST, torch.bfloat16, device)
     tied = rig.program.layout.by_name["embed.weight"]

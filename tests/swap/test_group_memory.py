@@ -1,4 +1,4 @@
-"""What lies between sub-models of a group fits its reckoning, however fast its devices are."""
+"""Values between sub-models of a group fit the estimated memory, however fast its devices are."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ Held = tuple[int, float, float, set[tuple[int, int]]]
 
 
 def held_on(device: int, on: tuple[int, ...], shape: Shape, pass_: Timeline) -> Iterator[Held]:
-    """By each crossing's own story: it is there as soon as it is made, wherever that was."""
+    """Yield the values on a device, following each crossing to its last use."""
     spans = {span.event: span for span in pass_.spans if span.device == on[span.sub_model]}
     for each in shape.crossings:
         users = [user for user in each.used_by if on[user] == device]
@@ -41,7 +41,7 @@ def at_work(device: int, pass_: Timeline) -> list[Span]:
 def test_no_device_holds_more_than_is_reckoned(
     shape: Shape, devices: int, data: st.DataObject
 ) -> None:
-    """Whatever sub-models are on which. A gradient comes back for each value."""
+    """The assignment of sub-models to devices is random. A gradient comes back for each value."""
     stays = replace(shape.arrangement, offloaded=frozenset())
     trained = (replace(each, gradient_bytes=each.gradient_bytes + 1) for each in shape.crossings)
     shape = replace(shape, arrangement=stays, crossings=tuple(trained))

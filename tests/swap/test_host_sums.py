@@ -35,7 +35,7 @@ def test_pieces_and_threads_do_not_show_in_rounded_sums(
 
 
 def test_what_is_too_small_for_one_sum_is_not_lost_in_many() -> None:
-    """To nearest, one would stay one."""
+    """Rounded to nearest, a sum of one would stay one."""
     total, small = torch.ones(4096).bfloat16(), torch.full((4096,), 2.0**-12).bfloat16()
     nearest = total.clone()
     for key in range(1024):

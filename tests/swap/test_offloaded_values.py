@@ -90,7 +90,7 @@ class Rig:
 
 @functools.cache
 def told_without(model: str, cut: str, count: int) -> list[object]:
-    """By an engine that offloads nothing, which `test_engine` proves equal to plain PyTorch."""
+    """Return the story of an engine that offloads nothing, which `test_engine` proves right."""
     return Rig(program_of(model, cut), Arrangement()).story(count)
 
 
@@ -117,7 +117,7 @@ def test_what_kept_graphs_hold_stays(model: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("model", MODELS)
 def test_any_of_the_boundaries_may_move(model: str, seed: int) -> None:
-    """As few as a plan lets wait, or any others."""
+    """The offloaded values are the fewest that a plan can choose, or a random choice."""
     program, pick = program_of(model, "layers"), random.Random(seed)
     count = len(program.sub_models)
     some = range(pick.randint(1, count - 3)) if seed == 0 else pick.sample(range(count), count // 2)
@@ -176,7 +176,7 @@ def test_a_pass_moves_as_many_bytes_as_foreseen(model: str, cut: str, count: int
         rig.run_pass(1, count)
         come = gone = moved_bytes(shape)
         assert device.come == come
-        # A view of what is about to leave gets memory of its own, without the last row's gap.
+        # A view of a value that leaves is copied first, without the last row's gap.
         assert device.gone == gone or (model == "viewing" and 0.98 * gone < device.gone < gone)
     device.come = device.gone = 0
     rig.engine.evaluate([batch(seed) for seed in range(count)])

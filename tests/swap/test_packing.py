@@ -1,4 +1,4 @@
-"""What is packed looks the same when it is taken out elsewhere."""
+"""Packed tensors have the same bits and strides after they are restored at another address."""
 
 import random
 
@@ -72,7 +72,7 @@ def test_what_is_larger_than_foreseen_is_not_packed() -> None:
 
 
 def test_gaps_between_tensors_count() -> None:
-    """What is brought back is as many bytes as were foreseen, and not one more."""
+    """Gaps between tensors count as bytes; unused storage before a view does not."""
     apart = {name: torch.ones(300, dtype=torch.uint8) for name in "ab"}
     assert pack(apart, 600).size_bytes > 600
     assert pack(apart, 512 + 300).size_bytes <= 512 + 300

@@ -1,4 +1,4 @@
-"""Who waits for which piece of a step."""
+"""Readers of the arenas wait for exactly the pieces of a step that they read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a plan reckons is never less than what really lives on the device, nor much more."""
+"""A plan's estimate of device memory is never below the real peak, nor far above it."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +34,7 @@ from atom.swap.neighbours import Neighbours
 
 
 def reckoned(graph: Graph, ends: Sequence[int], count: int, remembered: bool = False) -> Cut:
-    """With `count` micro-batches in a pass."""
+    """Return the estimated cut with `count` micro-batches in a pass."""
     profile = typical_graph(graph, torch.device("cpu"), Machine(1e10, 1e10))
     chain = profile.chain
     if remembered:
@@ -74,7 +74,7 @@ def test_a_pass_stays_below_its_reckoning(model: str, cut: str, moved: float) ->
 
 
 class Apart(CpuDevice):
-    """What it is handed counts as its own, from when it is taken."""
+    """Device whose memory includes the tensors that it has taken from other devices."""
 
     def hand_over(
         self, size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]], to: torch.device
@@ -86,7 +86,10 @@ class Apart(CpuDevice):
 
 
 def real_bytes_of_each(program: Program, arrangement: Arrangement, count: int) -> list[int]:
-    """Of the devices of a group; only what this thread allocates is seen, so each has its turn."""
+    """Return the real peak of each device of a group.
+
+    Only allocations of this thread are seen, so the devices are measured one after the other.
+    """
     devices = [Apart() for _ in range(arrangement.devices)]
     store = HostStore.allocate(program.layout)
     batches = [batch(c) for c in range(count)]
@@ -129,7 +132,7 @@ def real_bytes_of_each(program: Program, arrangement: Arrangement, count: int) -
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("model", MODELS)
 def test_no_device_of_a_group_holds_more_than_is_reckoned(model: str, devices: int) -> None:
-    """But for what begins at an aligned address: what others hand over."""
+    """Alignment of tensors from other devices is not counted."""
     arrangement, program = Arrangement(devices=devices), program_of(model, "layers")
     taken = max(len(sub_model.inputs) for sub_model in program.sub_models)
     for count in (1, 4):
@@ -197,7 +200,7 @@ class Summed(nn.Module):
 
 @pytest.mark.parametrize("of", ["matrix", "view"])
 def test_a_sum_of_gradients_stays_below_its_reckoning(of: str) -> None:
-    """It is made beside the two, and what the product's backward gives besides is there, too."""
+    """The sum's memory is counted along with its addends and other results of the backward."""
     data = {name: torch.ones(4, 8, dtype=torch.int64) for name in ("tokens", "targets")}
     traced = trace(Summed(of), data)
     ends = layer_ends(layers_of(traced))

@@ -82,7 +82,7 @@ def test_every_resident_has_a_slot_of_its_own(shape: Shape) -> None:
 def test_devices_of_a_group_visit_in_the_order_of_the_whole_pass(
     shape: Shape, data: st.DataObject
 ) -> None:
-    """So none of them can wait for one that waits for it."""
+    """One order for all devices prevents that two of them wait for each other."""
     plain = replace(shape.arrangement, offloaded=frozenset())
     places = st.lists(st.integers(0, 3), min_size=shape.sub_models, max_size=shape.sub_models)
     owners = data.draw(places)
@@ -134,7 +134,7 @@ def test_three_sub_models_two_slots_as_written() -> None:
 
 @given(shapes_with_loaded(), st.data())
 def test_the_check_finds_damage(case: tuple[Shape, frozenset[int]], data: st.DataObject) -> None:
-    """Whatever is missing, done twice, or done before what came before it of the same kind."""
+    """An event is missing, done twice, or done after a later event of the same kind."""
     shape, loaded = case
     events = training_pass(shape, loaded)
     place = data.draw(st.integers(0, len(events) - 1))

@@ -1,4 +1,4 @@
-"""What is the same in every micro-batch is held once per pass, and the bits do not notice."""
+"""Values that are the same in every micro-batch are held once per pass, with the same bits."""
 
 import dataclasses
 from collections import defaultdict
@@ -36,7 +36,7 @@ def _(extent: int) -> Tensor:
 
 
 class Noisy(Masked):
-    """Its table is drawn, its mask is not."""
+    """Model whose table is random and whose mask is not."""
 
     def table(self) -> Tensor:
         return noise(WIDTH) * torch.ones(TOKENS, WIDTH)

@@ -1,4 +1,4 @@
-"""A step on a thread of its own while the next pass runs: nothing stale, nobody waits in vain.
+"""A step on background threads while the next pass runs: no stale weights, and no endless wait.
 
 The optimizer under test updates a part only when the test lets it.
 """
@@ -70,7 +70,7 @@ class Rig(EngineRig):
         return self.engine.run_pass(batches([3, 2], seed=step), [step, step + 50], first=first)
 
     def begin(self, step: int) -> None:
-        """With the very arena that the next pass writes: as one box alone does."""
+        """Begin a step on the same arena that the next pass writes, as a lone peer does."""
         self.stepper.begin(self.store.gradients.div_(5), RATE, step, 0.7)
 
     def pieces_of(self, sub_model: int) -> int:
@@ -101,7 +101,7 @@ def new_rig() -> Iterator[Callable[..., Rig]]:
 
 
 def until(rig: Rig, event: Observed) -> list[Observed]:
-    """What was observed up to `event`, which has to come."""
+    """Return the events observed up to `event`, and fail if it does not come."""
     seen = [rig.seen.get(timeout=WAIT_S)]
     while seen[-1] != event:
         seen.append(rig.seen.get(timeout=WAIT_S))

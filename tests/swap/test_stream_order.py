@@ -81,7 +81,7 @@ def test_the_bits_are_the_same_in_any_order_that_is_legal(case: Case) -> None:
 
 @pytest.fixture(scope="module")
 def found_without() -> Iterator[Callable[[list[int]], str]]:
-    """As `mutants` has it."""
+    """Return a function that runs mutants, as `mutants.found_without`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         patch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -1,7 +1,7 @@
-"""The code for GPUs, run without one: streams and events that do everything at once.
+"""The code for GPUs, run without one: streams and events run all work at once.
 
-What runs in which order on a real device is not seen here; that every method of `CudaDevice` does
-what an engine needs of it is.
+The order of work on a real device is not tested here. The tests show that every method of
+`CudaDevice` does what an engine needs.
 """
 
 import math
@@ -33,7 +33,7 @@ from atom.swap.voided import PassVoided
 from tests.manual_clock import ManualClock
 
 WAIT_S = 20.0
-"""At the most, for what happens at once."""
+"""Longest wait for work that should be done at once."""
 
 
 @pytest.fixture
@@ -58,8 +58,10 @@ def test_passes_are_those_of_the_cpu(device: HostedDevice) -> None:
 def test_the_steady_state_makes_nothing_and_only_the_thread_that_adds_waits(
     device: HostedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No event, no stream, no slot and no host memory after the first pass. Who launches waits for
-    losses and extremes alone."""
+    """After the first pass no event, stream, slot or host memory is created.
+
+    The thread that launches waits for losses and extremes only.
+    """
     rig = EngineRig(FINEST, device=device)
     rig.engine.run_pass(batches([2, 3]), [1, 2])
     told = list[str]()
@@ -80,7 +82,7 @@ def test_the_steady_state_makes_nothing_and_only_the_thread_that_adds_waits(
 
 
 class SteeredSums:
-    """In the place of `add_admitted`: does `before` the addition of this number."""
+    """Replacement of `add_admitted` that calls `before` ahead of the addition with this number."""
 
     def __init__(self, number: int, before: Callable[[], object]) -> None:
         self._number, self._before, self._begun = number, before, 0
@@ -120,7 +122,7 @@ def test_the_next_gradients_are_copied_while_others_are_added(
 def test_a_device_without_memory_leaves_the_workspaces_of_others_alone(
     device: HostedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gives back what is free, in the middle of their passes."""
+    """The device releases free memory during passes of other devices."""
     told = list[str]()
     monkeypatch.setattr(streams, "give_back_cache", lambda: told.append("all"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("what is free"))
@@ -195,7 +197,7 @@ def test_what_does_not_land_of_a_counted_pass_costs_what_was_accumulated(
 def test_it_is_known_before_a_pass_that_does_not_begin_is_refused(
     device: HostedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The addition fails only once somebody waits for it."""
+    """The addition fails only after a thread has begun to wait for it."""
     waited_for, drain = threading.Event(), device.drain
 
     def fail() -> None:
@@ -217,7 +219,7 @@ def test_it_is_known_before_a_pass_that_does_not_begin_is_refused(
 
 
 def test_slots_given_back_hold_no_memory_and_are_the_same_afterwards(device: HostedDevice) -> None:
-    """With gradients in sixteen bits."""
+    """The gradients leave in 16 bits."""
     narrow = torch.bfloat16
     hosted = EngineRig(FINEST, narrow, device, gradients=narrow)
     plain = EngineRig(FINEST, narrow, gradients=narrow)
@@ -259,7 +261,7 @@ def test_a_first_pass_lands_where_it_belongs(device: HostedDevice, gradients: to
     assert first_pass(hosted) == first_pass(plain)
     hosted.engine.landed()
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
-    added = 0  # to what is there: in sixteen bits, the second use of the tied weight
+    added = 0  # in 16 bits the second use of the tied weight is added to the first
     if gradients == torch.bfloat16:
         added = padded_elements(hosted.program.layout.by_name["embed.weight"].numel)
     staged = torch.cat(list(device._staging.values()))
@@ -395,7 +397,7 @@ def test_the_allocator_grows_where_it_can_and_keeps_to_its_cap(
 def test_what_is_open_on_a_gpu_has_its_caps_together(
     device: HostedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that may take all takes no other's cap away for good; a closed one leaves none behind."""
+    """A device without a limit lifts the others' limits only while it is open."""
     caps = list[float]()
     monkeypatch.setattr(streams, "set_allocator", lambda device, cap: caps.append(cap))
     capped, other, all_of_it = (CudaDevice(1, memory_bytes=most) for most in (4, 3, None))
@@ -422,7 +424,7 @@ def test_code_runs_on_later_minor_versions_and_what_the_driver_compiles_on_all_l
 
 
 class Timed(Machine):
-    """Its time passes by hand, in milliseconds."""
+    """Machine whose time is set by hand, in milliseconds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A pass in time: by hand, and by what no pass may do."""
+"""Times of a pass: computed by hand, and checked against rules for every pass."""
 
 from dataclasses import replace
 from itertools import pairwise, product
@@ -177,7 +177,7 @@ def test_passes_of_a_group_follow_each_other_without_a_gap() -> None:
     assert found == [16, 32, 48]
 
 
-# --- by what no pass may do -------------------------------------------------------------------
+# --- rules for every pass ---------------------------------------------------------------------
 
 
 @st.composite

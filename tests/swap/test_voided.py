@@ -25,7 +25,7 @@ def run(rig: EngineRig, seed: int = 0) -> list[float]:
 
 
 def assert_next_pass_is_right(rig: EngineRig) -> None:
-    """As if nothing had happened before, once the arena is dropped."""
+    """Check that the next pass gives the bits of a new engine, once the arena is cleared."""
     fresh = EngineRig(rig.cut, rig.store.precision)
     rig.store.gradients.zero_()
     assert run(rig, 7) == run(fresh, 7)
