@@ -32,9 +32,9 @@ def require_flat(numbers: FlatNumbers, elements: int) -> None:
         numbers.dim() == 1 and numbers.is_contiguous() and numbers.device.type == "cpu"
     )
     if not flat or numbers.numel() != elements or numbers.dtype not in GRADIENT_FORMATS:
-        what = f"a gradient of {numbers.numel()} {numbers.dtype}{'' if flat else ', not flat,'}"
-        wanted = f"a flat tensor of {elements} elements on the host, float32 or bfloat16"
-        raise ValueError(f"{what} does not fit: expected {wanted}")
+        actual = f"a gradient of {numbers.numel()} {numbers.dtype}{'' if flat else ', not flat,'}"
+        expected = f"a flat tensor of {elements} elements on the host, float32 or bfloat16"
+        raise ValueError(f"{actual} does not fit: expected {expected}")
 
 
 def nothing_pending() -> None:

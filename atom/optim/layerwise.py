@@ -60,7 +60,7 @@ class LAMB(AdamW):
             super().update(part, gradient, step)
             return
         pieces = _pieces(part, gradient)
-        moves = [self._move(piece, given, step) for piece, given in pieces]
+        moves = [self._move(piece, piece_gradient, step) for piece, piece_gradient in pieces]
         size = norm_of_pieces(weights_of(piece.stored) for piece, _ in pieces)
         move_size = norm_of_pieces(moves)
         ratio = 1.0 if min(size, move_size) < LEAST_NORM else size / move_size
@@ -105,10 +105,10 @@ class LARS(Optimizer):
         if len(part.parameter.shape) >= 2:
             decay = self._weight_decay
             rate *= self._local_rate(pieces, step)
-        for piece, given in pieces:
+        for piece, piece_gradient in pieces:
             momentum = piece.state[MOMENTUM]
             with piece.weights() as weights:
-                direction = step.clipped(given).add_(weights * decay)
+                direction = step.clipped(piece_gradient).add_(weights * decay)
                 moved = momentum.float().mul_(self._momentum_decay).add_(direction.mul_(rate))
                 weights.sub_(moved)
             if momentum.dtype != moved.dtype:
@@ -116,7 +116,7 @@ class LARS(Optimizer):
 
     def _local_rate(self, pieces: list[tuple[Part, Tensor]], step: StepTerms) -> float:
         size = norm_of_pieces(weights_of(piece.stored) for piece, _ in pieces)
-        gradient = norm_of_pieces(step.clipped(given) for _, given in pieces)
+        gradient = norm_of_pieces(step.clipped(piece_gradient) for _, piece_gradient in pieces)
         if min(size, gradient) < LEAST_NORM:
             return 1.0
         return TRUST_COEFFICIENT * size / (gradient + self._weight_decay * size)

@@ -165,7 +165,7 @@ def optimizer_state(
             if dtypes.setdefault(name, tensor.dtype) != tensor.dtype:
                 raise ValueError(f"optimizer state {name} is {dtypes[name]} and {tensor.dtype}")
             if tensor.dtype not in STATE_DTYPES:
-                raise ValueError(f"optimizer state {name} is {tensor.dtype}, not of STATE_DTYPES")
+                raise ValueError(f"optimizer state {name} is {tensor.dtype}, not in STATE_DTYPES")
             shapes.setdefault(name, {})[spec.name] = tensor.shape
     return {name: StateArena(dtypes[name], ParameterLayout.of(shapes[name])) for name in shapes}
 

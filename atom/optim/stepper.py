@@ -184,14 +184,14 @@ class Stepper:
             update(part, part.of(gradients), terms)
             return
         with on_device.lock:
-            given = part.of(gradients)
+            gradient = part.of(gradients)
             if not on_device.allocated:
-                update(part, given, terms)
+                update(part, gradient, terms)
                 return
             with on_device.stepping():
                 sums = on_device.sums.view(name)
-                if given.data_ptr() != sums.data_ptr():
-                    sums.copy_(given)
+                if gradient.data_ptr() != sums.data_ptr():
+                    sums.copy_(gradient)
                 update(self._device_parts[name], sums, terms)
             on_device.host_is_stale = True
 

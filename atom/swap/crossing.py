@@ -53,6 +53,7 @@ def _backward_visit(sub_models: int, sub_model: int) -> int:
 
 
 def aligned(size_bytes: int) -> int:
+    """Return the size rounded up to a multiple of ALIGNMENT_BYTES."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
@@ -94,7 +95,7 @@ def hops(crossings: Iterable[Crossing], on: Sequence[int]) -> tuple[Hops, Hops]:
 
 
 def _between_devices(found: Hops, on: Sequence[int]) -> Hops:
-    return {(start, end): what for (start, end), what in found.items() if on[start] != on[end]}
+    return {(start, end): sent for (start, end), sent in found.items() if on[start] != on[end]}
 
 
 def held_bytes(
@@ -131,11 +132,11 @@ def held_bytes(
             before[last + 1] -= size
             after[first] += size
             after[last] -= size
-    held, most = (0, 0), 0
+    held, peak = (0, 0), 0
     for visit in range(visits):
         held = held[0] + before[visit], held[1] + after[visit]
-        most = max(most, *held)
-    return micro_batches * most
+        peak = max(peak, *held)
+    return micro_batches * peak
 
 
 def _on_device(
@@ -145,13 +146,13 @@ def _on_device(
     size, made, last_used = crossing.value_bytes, crossing.made_by, crossing.used_by[-1]
     users = [user for user in crossing.used_by if on[user] == device]
     if users:
-        back, gone = crossing.return_visit(sub_models), _backward_visit(sub_models, users[0])
-        yield from [(size, made, last_used), (size, back, gone)] if moves else [(size, made, gone)]
+        back, last = crossing.return_visit(sub_models), _backward_visit(sub_models, users[0])
+        yield from [(size, made, last_used), (size, back, last)] if moves else [(size, made, last)]
     elif on[made] == device:
         yield size, made, made + 1
     for earlier, later in pairwise((made, *crossing.used_by)):
-        back, gone = _backward_visit(sub_models, later), _backward_visit(sub_models, earlier)
+        back, last = _backward_visit(sub_models, later), _backward_visit(sub_models, earlier)
         if on[earlier] == device:
-            yield crossing.gradient_bytes, back, gone
+            yield crossing.gradient_bytes, back, last
         elif on[later] == device:
             yield crossing.gradient_bytes, back, back + 1

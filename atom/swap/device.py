@@ -239,6 +239,7 @@ class Lane:
         self._jobs: dict[int, Future[None]] = {}
 
     def submit(self, slot: int, job: Callable[[], None]) -> None:
+        """Run a job on the thread, after waiting for the slot's previous job."""
         self.wait(slot)
         self._jobs[slot] = self._executor.submit(_run_with_threads, torch.get_num_threads(), job)
 
@@ -256,6 +257,7 @@ class Lane:
             job.result()
 
     def close(self) -> None:
+        """Cancel jobs that have not started, and wait until the thread ends."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 

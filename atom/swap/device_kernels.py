@@ -69,8 +69,8 @@ class DeviceKernels:
         addresses = c_void_p(x.data_ptr()), c_void_p(sums.data_ptr())
         self._start(self._squares, sums.numel(), addresses[0], counts[0], addresses[1], *counts[1:])
 
-    def _start(self, function: c_void_p, threads: int, *given: Any) -> None:
-        pointers = (c_void_p * len(given))(*map(ctypes.addressof, given))
+    def _start(self, function: c_void_p, threads: int, *values: Any) -> None:
+        pointers = (c_void_p * len(values))(*map(ctypes.addressof, values))
         stream = c_void_p(torch.cuda.current_stream().cuda_stream)
         shape = -(-threads // THREADS), 1, 1, THREADS, 1, 1
         self._require(self._driver.cuCtxSetCurrent(self._context))  # a new thread has no context
@@ -135,5 +135,5 @@ def _nvrtc() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(name)
     except OSError:
-        beside = Path(torch.__file__).parent.parent.glob(f"nvidia/**/{name}")
-        return ctypes.CDLL(str(next(beside, name)))
+        packages = Path(torch.__file__).parent.parent.glob(f"nvidia/**/{name}")
+        return ctypes.CDLL(str(next(packages, name)))

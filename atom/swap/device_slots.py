@@ -62,6 +62,7 @@ class SlotLayout:
 
     @classmethod
     def of(cls, names: Iterable[str], layout: ParameterLayout) -> "SlotLayout":
+        """Return the slot layout of the parameters with these names."""
         specs = sorted((layout.by_name[name] for name in set(names)), key=lambda spec: spec.offset)
         offsets: dict[str, int] = {}
         runs: list[Run] = []

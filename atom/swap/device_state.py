@@ -103,6 +103,7 @@ class DeviceState:
 
     @property
     def memory(self) -> list[Tensor]:
+        """Device memory of weights, optimizer state and gradient sums."""
         return [self.sums.memory, *(each.memory for each in self.state.values())]
 
     def stepping(self) -> AbstractContextManager[object]:

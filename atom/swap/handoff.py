@@ -53,6 +53,7 @@ class Handoff:
         """Losses that engines had computed when the pass was stopped."""
 
     def put(self, route: Route, parcel: Parcel) -> None:
+        """Store a parcel for the device that takes it."""
         with self._changed:
             self._parcels[route] = parcel
             self._changed.notify_all()

@@ -121,7 +121,7 @@ def _crossings(program: Program) -> list[Crossing]:
 
 def _names_by_sub_model(found: Hops) -> tuple[_Names, _Names]:
     """Return the names that each sub-model receives, and the names that it sends."""
-    coming, sent = _Names(dict), _Names(dict)
-    for (start, end), what in found.items():
-        coming[end][start] = sent[start][end] = [name for each in what for name in each.names]
-    return coming, sent
+    received, sent = _Names(dict), _Names(dict)
+    for (start, end), moved in found.items():
+        received[end][start] = sent[start][end] = [name for each in moved for name in each.names]
+    return received, sent

@@ -105,8 +105,8 @@ class ParameterGradients:
         parts = itertools.chain.from_iterable(self._parts.values())
         elements = sum(part.source.numel() for part in parts if part.replace)
         trained = (layout.by_name[name] for name in users if not layout.by_name[name].frozen)
-        wanted = sum(padded_elements(spec.numel) for spec in trained)
-        assert elements == wanted, "every trained parameter reaches the arena once"
+        expected = sum(padded_elements(spec.numel) for spec in trained)
+        assert elements == expected, "every trained parameter reaches the arena once"
 
     def _route(self, sub_model: int, earliest: int, slots: DeviceSlots, part: HostSum) -> None:
         """Plan the addition of a part of the `sub_model`'s sums.
@@ -279,14 +279,14 @@ def _parts(
             if part.sub_model.index == used[0]:
                 parts.append((spec.offset, carried[name], True, used[0]))
             continue
-        whose = part.sub_model.index == used[-1], used[0]
+        key = part.sub_model.index == used[-1], used[0]
         if runs:
             arena_start, slot_start, length, before = runs[-1]
             ends = (arena_start + length, slot_start + length, before)
-            if ends == (spec.offset, start, whose):
-                runs[-1] = (arena_start, slot_start, length + elements, whose)
+            if ends == (spec.offset, start, key):
+                runs[-1] = (arena_start, slot_start, length + elements, key)
                 continue
-        runs.append((spec.offset, start, elements, whose))
-    for arena_start, slot_start, length, whose in runs:
-        parts.append((arena_start, slot[slot_start : slot_start + length], *whose))
+        runs.append((spec.offset, start, elements, key))
+    for arena_start, slot_start, length, key in runs:
+        parts.append((arena_start, slot[slot_start : slot_start + length], *key))
     return parts

@@ -265,10 +265,10 @@ def _schedule(shape: Shape, training: bool, loaded: Iterable[int]) -> list[Event
             events += _load(shape, order[issued], occupants)
             needed_sooner[order[issued]] += 1
             issued += 1
-        coming = turn <= number < len(visits) - 1 and bool(shape.away[order[number + 1]])
+        fetching = turn <= number < len(visits) - 1 and bool(shape.away[order[number + 1]])
         leaving = training and not backward and bool(shape.away[s])
         for c in range(shape.micro_batches):
-            if coming:
+            if fetching:
                 events.append(ValuesIn(order[number + 1], c, next(places)))
             events += [Forward(s, c)] if forward else []
             events += [Backward(s, c)] if backward else []

@@ -58,6 +58,7 @@ class StateForm(StrEnum):
 
     @property
     def splits(self) -> bool:
+        """True if the weights are split into halves."""
         return self is not StateForm.EXACT
 
     @property

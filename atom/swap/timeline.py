@@ -118,8 +118,8 @@ class Span:
     @property
     def micro_batch(self) -> int | None:
         """Micro-batch of the event; None: the event concerns all micro-batches."""
-        both = Forward | Backward | ValuesIn | ValuesOut
-        return self.event.micro_batch if isinstance(self.event, both) else None
+        kinds = Forward | Backward | ValuesIn | ValuesOut
+        return self.event.micro_batch if isinstance(self.event, kinds) else None
 
     @property
     def seconds(self) -> float:
@@ -142,12 +142,13 @@ class Timeline:
 
     @property
     def devices(self) -> int:
+        """Number of devices that have spans."""
         return 1 + max((span.device for span in self.spans), default=0)
 
     def of_device(self, device: int) -> "Timeline":
         """Return the spans of one device of a group, and of steps on the host, which all share."""
-        both = (s for s in self.spans if s.device == device or s.lane == "optimizer")
-        return Timeline(tuple(both))
+        spans = (s for s in self.spans if s.device == device or s.lane == "optimizer")
+        return Timeline(tuple(spans))
 
     @property
     def computing(self) -> float:
@@ -159,6 +160,7 @@ class Timeline:
         return sum(span.seconds for span in self.lane(lane)) / self.devices
 
     def lane(self, lane: Lane) -> list[Span]:
+        """Return the spans of one lane."""
         return [span for span in self.spans if span.lane == lane]
 
     @classmethod
@@ -210,8 +212,8 @@ def landed_s(
     for number, schedule in enumerate(schedules, start=1):
         now = group.durations
         if squares_s and number == len(schedules):
-            both = zip_longest(now.sum_s, squares_s, fillvalue=0.0)
-            group.take_durations(replace(now, sum_s=tuple(map(sum, both))))
+            pairs = zip_longest(now.sum_s, squares_s, fillvalue=0.0)
+            group.take_durations(replace(now, sum_s=tuple(map(sum, pairs))))
         for event in schedule:
             group.take(event)
         group.take_durations(replace(durations, ready_s=()))
@@ -275,10 +277,10 @@ class _Group:
         self._forward = defaultdict[int, list[tuple[float, int]]](list)
         """Transfers after a sub-model's forward: seconds and receiving sub-model."""
         self._backward = defaultdict[int, list[tuple[float, int]]](list)
-        for (start, end), what in values.items():
-            self._forward[start].append((sum(each.value_bytes for each in what) * byte_s, end))
-        for (start, end), what in gradients.items():
-            self._backward[start].append((sum(each.gradient_bytes for each in what) * byte_s, end))
+        for (start, end), sent in values.items():
+            self._forward[start].append((sum(each.value_bytes for each in sent) * byte_s, end))
+        for (start, end), sent in gradients.items():
+            self._backward[start].append((sum(each.gradient_bytes for each in sent) * byte_s, end))
 
     @property
     def durations(self) -> Durations:
@@ -369,11 +371,11 @@ class _Lanes:
         if not share:
             return start_s + seconds
         self.traffic = [each for each in self.traffic if each[1] > self.device_s]
-        others, at_s = list(self.traffic), start_s
+        other_uses, at_s = list(self.traffic), start_s
         while seconds > 0:
-            left = 1.0 - sum(taken for since, until, taken in others if since <= at_s < until)
+            left = 1.0 - sum(taken for since, until, taken in other_uses if since <= at_s < until)
             speed = min(1.0, max(left, 0.0) / share)
-            changes = (s for since, until, _ in others for s in (since, until) if s > at_s)
+            changes = (s for since, until, _ in other_uses for s in (since, until) if s > at_s)
             ends_s = at_s + seconds / speed if speed else math.inf
             until_s = min(changes, default=ends_s)
             if until_s >= ends_s:
