@@ -1,5 +1,6 @@
-/* AdamW on one element: one text for the host's loops and for a GPU's kernel, so that both give the
- * same bits. Every operation is one IEEE 754 operation in round-to-nearest, in the order written.
+/* AdamW on one element. The host's loops and the GPU's kernel include this one source, so both give
+ * the same bits. Every operation is one IEEE 754 operation in round-to-nearest, in the order
+ * written.
  */
 #ifndef ATOM_ADAMW_ELEMENT_H
 #define ATOM_ADAMW_ELEMENT_H
@@ -11,25 +12,25 @@ enum master_format { MASTER_FLOAT32, MASTER_SPLIT };
 enum moment_format { MOMENT_FLOAT32, MOMENT_BFLOAT16, MOMENT_8_BITS };
 enum working_format { WORKING_NONE, WORKING_BFLOAT16, WORKING_FLOAT16 };
 
-/* AdamW on a stretch of one parameter. Mirrored by atom/swap/host_kernels.py. Pointers are to its
- * first element in each arena. */
+/* Arguments of the step on consecutive elements of one parameter, mirrored by `AdamWArguments` in
+ * atom/swap/host_kernels.py. Pointers refer to the first element in each arena. */
 struct adamw {
     void *master;      /* float32, or the low halves, 16 bits */
-    void *working;     /* nothing, the rounded copy, or the high halves, bfloat16 */
+    void *working;     /* null, the rounded copy, or the high halves in bfloat16 */
     void *exp_avg;     /* float32, bfloat16 or 8 bits */
-    void *exp_avg_sq;  /* likewise */
-    uint8_t *exp_avg_exponent, *exp_avg_sq_exponent; /* of 8 bits: one for each block */
+    void *exp_avg_sq;  /* float32, bfloat16 or 8 bits */
+    uint8_t *exp_avg_exponent, *exp_avg_sq_exponent; /* one per block of 8-bit moments */
     const void *gradient;
-    uint64_t noise_key; /* of the step, for moments that are rounded at random */
+    uint64_t noise_key; /* of the step, for stochastic rounding of moments */
     int32_t gradient_format, master_format, moment_format, working_format;
-    float coefficient;  /* the gradient is multiplied by it first */
+    float coefficient;  /* factor of the gradient */
     float beta2, one_minus_beta1, one_minus_beta2;
     float root_of_correction2; /* sqrt(1 - beta2^step) */
     float epsilon;
     float minus_step_size; /* -rate / (1 - beta1^step) */
 };
 
-/* To nearest, ties to even; subnormal results too; NaN stays NaN. */
+/* Rounds to the nearest float16, ties to even, also to subnormal numbers. NaN stays NaN. */
 INLINE uint16_t to_float16(float value) {
     uint32_t bits = bits_of(value), sign = bits & 0x80000000u, size = bits ^ sign;
     uint32_t normal = (size - 0x38000000u + 0xfffu + ((size >> 13) & 1u)) >> 13;
@@ -41,15 +42,16 @@ INLINE uint16_t to_float16(float value) {
     return (uint16_t)(result | (sign >> 16));
 }
 
-/* A split float32: high half to nearest, ties away from zero, and the 16 bits that were cut off,
- * read as a signed number. high * 2^16 + low gives every bit back. */
+/* Halves of a split float32: the high half rounded to nearest, ties away from zero, and the 16 bits
+ * that were cut off, read as a signed number. high * 2^16 + low are the bits of the float32. */
 INLINE uint16_t high_half(float value) { return (uint16_t)((bits_of(value) + 0x8000u) >> 16); }
 INLINE uint16_t low_half(float value) { return (uint16_t)bits_of(value); }
 INLINE float joined(uint16_t high, uint16_t low) {
     return float_of(((uint32_t)high << 16) + (uint32_t)(int32_t)(int16_t)low);
 }
 
-/* To bfloat16, up with the probability of the part cut off. `noise`: 16 uniform bits. */
+/* Rounds to bfloat16, up with the probability of the fraction that is cut off. `noise` has 16
+ * uniform bits. */
 INLINE uint16_t to_bfloat16_at_random(float value, uint32_t noise) {
     return (uint16_t)((bits_of(value) + noise) >> 16);
 }
@@ -60,7 +62,7 @@ INLINE uint64_t mixed64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* 32 bits for one element, a function of the key and the element's number alone. */
+/* Returns 32 random bits for one element, a function of the two keys and the element's number. */
 INLINE uint32_t noise_of(uint32_t element, uint32_t key, uint32_t other_key) {
     uint32_t x = element ^ key;
     x = (x ^ (x >> 16)) * 0x7feb352du;
@@ -68,16 +70,17 @@ INLINE uint32_t noise_of(uint32_t element, uint32_t key, uint32_t other_key) {
     return x ^ (x >> 16);
 }
 
-/* What is the same for all elements whose numbers share the upper 32 bits. */
+/* Terms that all elements share whose numbers have the same upper 32 bits. */
 struct adamw_terms {
     float coefficient, beta2, c1, c2, root, epsilon, minus_step_size, decay;
     float weight;
-    uint32_t near; /* all ones, or zero */
+    uint32_t near; /* all ones if the mean moves less than half way, else zero */
     uint32_t low_key, high_key;
 };
 
-/* `number`: of any of the elements. A mean that moves by half of the way or more is computed from
- * its far end. Chosen by bits: a condition would keep compilers from using vectors. */
+/* Returns the terms; `number` is the number of any of the elements. A mean that moves half way or
+ * more is computed from the gradient, not from the old mean. A bit mask selects the base, because a
+ * condition would keep compilers from using vectors. */
 INLINE struct adamw_terms adamw_terms_of(const struct adamw *step, uint64_t number, float decay) {
     const float c1 = step->one_minus_beta1;
     const uint64_t key = mixed64(step->noise_key ^ mixed64(number >> 32));
@@ -90,8 +93,8 @@ INLINE struct adamw_terms adamw_terms_of(const struct adamw *step, uint64_t numb
     return terms;
 }
 
-/* Element i of each arena, whose number ends with these 32 bits. The four formats are constants
- * where loops are to have no branches. */
+/* Updates element i of each arena; `number` is the lower 32 bits of its number. Callers pass the
+ * four formats as constants to get loops without branches. */
 INLINE void adamw_element(const struct adamw_terms terms, int64_t i, uint32_t number,
                           int gradient_format, int master_format, int moment_format,
                           int working_format, void *master, void *working, void *exp_avg,

@@ -1,9 +1,9 @@
-/* What host_kernels.c does, on a GPU. Compiled while Atom runs, without contraction and with exact
- * division, as the host's loops are: the bits are theirs. */
+/* The loops of host_kernels.c as GPU kernels. They are compiled at run time, without contraction
+ * and with exact division, like the host's loops, so they give the same bits. */
 
 #include "adamw_element.h"
 
-/* The host's text, one thread for each element. Moments in 8 bits are not known here. */
+/* AdamW step with one thread for each element. Moments in 8 bits are not supported. */
 KERNEL atom_adamw(const struct adamw step, const int64_t count, const uint64_t first,
                   const float decay) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -14,8 +14,8 @@ KERNEL atom_adamw(const struct adamw step, const int64_t count, const uint64_t f
                   step.working, step.exp_avg, step.exp_avg_sq, step.gradient);
 }
 
-/* Blocks of `rows` rows of `lanes` numbers each, the last may be shorter: each lane's sum of
- * squares, one thread for each, in the order of the rows. */
+/* Sums of squares of each lane, in the order of the rows, with one thread for each sum. A block has
+ * `rows` rows of `lanes` numbers; the last block may be shorter. */
 KERNEL atom_squares(const float *x, const int64_t count, double *lane, const int64_t lanes,
                     const int64_t rows) {
     const int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,25 +1,27 @@
 /* Loops over host arenas, each in one pass over memory: the AdamW step, sums of gradients, and the
- * sum of squares that clipping is decided by.
+ * sum of squares for clipping.
  *
- * Same bits on every machine. Every operation below is one IEEE 754 operation in round-to-nearest,
- * in the order written: the file is compiled without contraction and without fast mathematics, and
- * where a fused multiply-add is meant it says fmaf, which rounds once with or without an
- * instruction for it. Elements do not depend on each other, or are added in an order that is part
- * of the definition. So neither vector width, chunking, alignment nor threads can show.
+ * The bits are the same on every machine. Every operation below is one IEEE 754 operation in round-
+ * to-nearest, in the order written: the file is compiled without contraction and without fast
+ * mathematics, and where a fused multiply-add is meant it says fmaf, which rounds once with or
+ * without an instruction for it. Elements do not depend on each other, or are added in an order
+ * that is part of the definition. So vector width, chunking, alignment and threads do not change
+ * the bits.
  *
  * Plain C without Python: loaded with ctypes, which releases the interpreter's lock.
  */
 
 #include "adamw_element.h"
 
-/* Moments in 8 bits. A block of 256 elements shares an exponent, that of its largest number rounded
- * up, as a float32 has it. A number keeps 3 bits of its mantissa and the distance of its exponent
- * from the block's. Squares: no sign, 5 bits of exponent. Zero is 0, and nothing else becomes it: a
- * square too small for the block becomes the smallest. Means: a sign, 4 bits of exponent, and below
- * them evenly spaced numbers down to zero. Rounded up or down at random. */
+/* Moments in 8 bits. A block of 256 elements shares an exponent: the exponent of its largest
+ * number, rounded up, biased as in a float32. Each element stores 3 bits of its mantissa, and the
+ * distance of its exponent from the block's. Squares have no sign and 5 bits of exponent. Only zero
+ * has code 0: a square that is too small for the block gets the smallest code above. Means have a
+ * sign, 4 bits of exponent, and evenly spaced numbers below these, down to zero. Rounding is
+ * stochastic. */
 enum { BLOCK = 256, CUT_BITS = 20, LEAST_EXPONENT = 32 };
 
-/* Smaller exponents would give subnormal numbers. What has never been updated has exponent 0. */
+/* Raises exponents that would give subnormal numbers. A block without any update has exponent 0. */
 INLINE uint32_t at_least(uint32_t exponent) {
     return exponent < LEAST_EXPONENT ? LEAST_EXPONENT : exponent;
 }
@@ -54,9 +56,9 @@ INLINE uint32_t code_of_mean(float value, uint32_t exponent, uint32_t noise) {
     return code | (bits >> 24 & 0x80u);
 }
 
-/* Elements [start, stop). `first`: the number of element 0; those of the others share its upper 32
- * bits from `start` on. The four formats are constants where this is inlined: each combination
- * becomes a loop without branches. */
+/* Updates elements [start, stop), whose numbers share their upper 32 bits. `first` is the number of
+ * element 0. The four formats are constants where this is inlined: each combination becomes a loop
+ * without branches. */
 INLINE void adamw_loop(const struct adamw *step, int64_t start, int64_t stop, uint64_t first,
                        float decay, int gradient_format, int master_format, int moment_format,
                        int working_format, void *restrict master, void *restrict working,
@@ -69,8 +71,9 @@ INLINE void adamw_loop(const struct adamw *step, int64_t start, int64_t stop, ui
                       gradients);
 }
 
-/* Elements [start, stop), at most a block, whose moments are in 8 bits: the step is taken on wide
- * ones beside it. The upper 32 bits of the block's first number decide the noise of all. */
+/* Updates elements [start, stop) with moments in 8 bits, at most one block, on float32 copies of
+ * the moments. The upper 32 bits of the first element's number decide the noise of the whole block.
+ */
 INLINE void adamw_block(const struct adamw *step, int64_t start, int64_t stop, uint64_t first,
                         float decay, int gradient_format, int master_format, int working_format,
                         void *restrict master, void *restrict working, uint8_t *restrict exp_avg,
@@ -130,7 +133,7 @@ INLINE void adamw_block(const struct adamw *step, int64_t start, int64_t stop, u
     BLOCKS_CASE(G, MASTER_FLOAT32, WORKING_FLOAT16)                                              \
     BLOCKS_CASE(G, MASTER_SPLIT, WORKING_NONE)
 
-/* The same with moments in 8 bits; blocks count from the first element. */
+/* Defines the step with moments in 8 bits; blocks count from the first element. */
 #define DEFINE_ADAMW_BLOCKS(NAME, ATTRIBUTE)                                                     \
     ATTRIBUTE static int NAME(const struct adamw *s, int64_t count, uint64_t first,              \
                               float decay) {                                                     \
@@ -163,8 +166,8 @@ INLINE void add_bfloat16_loop(float *restrict sum, const uint16_t *restrict adde
     for (int64_t i = 0; i < count; i++) sum[i] += from_bfloat16(addend[i]);
 }
 
-/* Elements [first, first + count) of an arena in bfloat16, which share the upper 32 bits of their
- * numbers: added in float32, and rounded up or down at random. */
+/* Adds elements [first, first + count) of an arena in bfloat16, whose numbers share their upper 32
+ * bits: the sum is computed in float32 and rounded stochastically. */
 INLINE void add_rounded_loop(uint16_t *restrict sum, const uint16_t *restrict addend,
                              int64_t count, uint64_t first, uint64_t noise_key) {
     const uint64_t key = mixed64(noise_key ^ mixed64(first >> 32));
@@ -192,8 +195,9 @@ INLINE double wide(const void *x, int64_t i, int format) {
                                       : from_bfloat16(((const uint16_t *)x)[i]);
 }
 
-/* See atom/optim/clipping.py for the order of additions. `lane`: room for `lanes` sums. Four rows at
- * a time: a sum is fetched and put back once for all four. */
+/* Returns the sum of squares in the order of additions that atom/optim/clipping.py defines. `lane`
+ * is memory for `lanes` sums. Four rows at a time, so each sum is loaded and stored once for all
+ * four. */
 INLINE double sum_of_squares_loop(const void *restrict x, int format, int64_t count,
                                   double *restrict lane, int64_t lanes) {
     int64_t start = 0;
@@ -238,10 +242,11 @@ DEFINE_ALL(avx2, AVX2)
 DEFINE_ALL(avx512, AVX512)
 #endif
 
-/* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most the processor's. */
+/* ---- Functions for Python. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512, as the processor
+ * has. */
 
-/* Updates `count` elements, whose numbers begin with `first`: they decide the noise. `decay`: what
- * the weights are multiplied by. Returns 0 for formats that do not go together. */
+/* Updates `count` elements. `first` is the number of the first one; the numbers decide the noise.
+ * The weights are multiplied by `decay` first. Returns 0 if the formats cannot be combined. */
 int32_t atom_adamw(const struct adamw *step, int64_t count, uint64_t first, float decay,
                    int32_t level) {
     if (step->moment_format == MOMENT_8_BITS)
@@ -264,7 +269,7 @@ void atom_add_bfloat16(float *sum, const uint16_t *addend, int64_t count, int32_
     CHOOSE(level, add_bfloat16)(sum, addend, count);
 }
 
-/* `first`: the number of element 0, which decides the noise. */
+/* `first` is the number of element 0; the numbers decide the noise. */
 void atom_add_rounded(uint16_t *sum, const uint16_t *addend, int64_t count, uint64_t first,
                       uint64_t noise_key, int32_t level) {
     while (count > 0) {
