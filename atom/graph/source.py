@@ -111,7 +111,7 @@ class Source:
         calls, parameters = list[LayerCall](), list[tuple[str, str]]()
         for piece in pieces:
             flow, layer = flow_of(self.graph, piece.calls), _Printer(self, piece.prefix, piece.kind)
-            parameters += [(f"{len(calls)}.{path}", name) for path, name in layer.hold(flow)]
+            parameters += [(f"{len(calls)}.{path}", name) for path, name in layer.attach(flow)]
             name = layer.finish(piece.calls, flow.inputs, flow.outputs, self.graph.span_of)
             taken = tuple(values[node] for node in flow.inputs)
             values |= {node: len(values) + i for i, node in enumerate(flow.outputs)}
@@ -182,7 +182,7 @@ class _Printer:
         self._init_lines: list[str] = []
         self._inners: dict[str, _Verbatim] = {}
 
-    def hold(self, flow: Flow) -> list[tuple[str, str]]:
+    def attach(self, flow: Flow) -> list[tuple[str, str]]:
         """Make the parameters and constants of the layer attributes of the class.
 
         Returns:

@@ -17,17 +17,17 @@ from atom.base.errors import ModelError
 from atom.graph.traced import Graph
 from atom.graph.tracing.functions import functions_as_calls
 from atom.graph.tracing.guards import (
-    decided_as_in_eager,
+    fake_parameters,
     marked_checkpoints,
-    mode_of_use,
     plain_context,
     python_state_restored,
     quiet,
     refuse_gradient_hooks,
     refuse_python_randomness,
     refuse_untraceable_parts,
-    settled,
-    stand_ins,
+    settled_export,
+    temporary_mode,
+    transformers_as_in_eager,
 )
 from atom.graph.tracing.reading import read_exported
 from atom.graph.tracing.refusals import Refusal, untraceable
@@ -59,7 +59,7 @@ def trace(
     with plain_context():
         refuse_untraceable_parts(model)
         with python_state_restored(model):
-            exported = settled(model, lambda: _export(model, batch, mode, training))
+            exported = settled_export(model, lambda: _export(model, batch, mode, training))
         return read_exported(model, batch, exported, mode, gives_loss)
 
 
@@ -83,12 +83,12 @@ def _export(
 ) -> ExportedProgram:
     try:
         with (
-            mode_of_use(model, training),
-            stand_ins(model, mode),
+            temporary_mode(model, training),
+            fake_parameters(model, mode),
             refuse_python_randomness(),
             refuse_gradient_hooks(),
             functions_as_calls(),
-            decided_as_in_eager(),
+            transformers_as_in_eager(),
             marked_checkpoints(),
             quiet(),
         ):

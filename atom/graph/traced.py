@@ -47,7 +47,10 @@ class Graph:
 
     model_name: str
     calls: tuple[fx.Node, ...]
-    """Calls in topological order, without assertions and without calls whose results are unused."""
+    """Calls in topological order, without assertions.
+
+    Unused calls are absent, except calls that draw random numbers or change memory in place.
+    """
     parameters: Mapping[fx.Node, str]
     """Placeholder → name in the layout."""
     constants: Mapping[fx.Node, Constant]

@@ -16,10 +16,10 @@ from atom.graph.ir import ParameterLayout, Program, require_fit
 from atom.graph.program import load
 from atom.graph.segment import bind, compute, push_back
 from atom.graph.tracing.guards import (
-    masks_whatever_the_values,
-    mode_of_use,
+    masks_always_applied,
     plain_context,
     python_state_restored,
+    temporary_mode,
 )
 from atom.graph.tracing.refusals import unrunnable
 
@@ -96,7 +96,7 @@ def verify_against_eager(
 
     with (
         python_state_restored(model),
-        mode_of_use(model, training),
+        temporary_mode(model, training),
         plain_context(),
         torch.random.fork_rng(devices),
     ):
@@ -120,7 +120,7 @@ def _eager(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> _Step:
         for parameter in model.parameters():
             parameter.grad = None
         # Clone, so that one tensor under two names is two values, as in the program.
-        with masks_whatever_the_values():
+        with masks_always_applied():
             loss = model(**{name: value.clone() for name, value in batch.items()})
         loss.backward()
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}

@@ -37,7 +37,7 @@ def operation_costs(graph: Graph, fused: bool = False) -> Chain:
         graph: the traced model.
         fused: use the kernels of a GPU, which keep less memory for backward than a CPU's.
     """
-    return _Walk(graph, fused).finish()
+    return _CostCollector(graph, fused).finish()
 
 
 def operation_chain(graph: Graph, costs: Chain, seconds: Sequence[Seconds], fused: bool) -> Chain:
@@ -80,7 +80,7 @@ class _Memory:
     has_gradient: bool = False
 
 
-class _Walk:
+class _CostCollector:
     """One pass over the calls of a graph that collects their costs and memory."""
 
     def __init__(self, graph: Graph, fused: bool) -> None:
@@ -189,9 +189,9 @@ class _Walk:
         memory that the earlier calls of the span and the call itself keep.
         """
         calls, memories = len(self._costs), self._memories.values()
-        unkept = _alive((m for m in memories if not (m.kept or m.kept_within)), calls)
-        pending = _alive((m for m in memories if m.has_gradient), calls, later=1)
-        added, transient = self._added(), list[int]()
+        unkept = _live_bytes((m for m in memories if not (m.kept or m.kept_within)), calls)
+        pending = _live_bytes((m for m in memories if m.has_gradient), calls, later=1)
+        added, transient = self._gradient_sum_bytes(), list[int]()
         for position, cost in enumerate(self._costs):
             first, end = self._spans.get(position, (position, position))
             waiting = pending[end - 1] if position in self._spans else 0
@@ -201,7 +201,7 @@ class _Walk:
             transient.append(sum(within[first : position + 1]) + max(forward, backward))
         return transient
 
-    def _added(self) -> list[int]:
+    def _gradient_sum_bytes(self) -> list[int]:
         """Return the bytes for sums of parameter gradients, per call; 0 for most calls.
 
         A call counts if its backward gives the second gradient of a parameter (or of a view of one)
@@ -262,7 +262,7 @@ class _Walk:
             )
 
 
-def _alive(memories: Iterable[_Memory], calls: int, later: int = 0) -> list[int]:
+def _live_bytes(memories: Iterable[_Memory], calls: int, later: int = 0) -> list[int]:
     """Return the bytes of live memory at each call.
 
     Memory is live at a call if it was made before the call, and is used at the call or later. With

@@ -75,8 +75,8 @@ class _Observer(fx.Interpreter):
             raise untraceable(n.target, error, f" at {place_of(n)}") from error
         written = [t for t, before in zip(inputs, versions, strict=True) if t._version != before]
         for tensor in [*written, *self._written_by_schema(n)]:
-            self._changed(tensor, n)
-        self._made(n, result)
+            self._record_change(tensor, n)
+        self._record_result(n, result)
         return result
 
     def finish(self) -> Effects:
@@ -92,7 +92,7 @@ class _Observer(fx.Interpreter):
                 self._effects.alias_spans.append((self._maker[storage], last))
         return self._effects
 
-    def _made(self, node: fx.Node, result: Any) -> None:
+    def _record_result(self, node: fx.Node, result: Any) -> None:
         if isinstance(result, torch.Tensor) and node.op == "call_function":
             _require_gradient_as_traced(node, result)
         for number, tensor in enumerate(tensors_of(result)):
@@ -103,7 +103,7 @@ class _Observer(fx.Interpreter):
                 name = f"{node.name}.{number}" if number else node.name
                 self._names.setdefault(storage_of(tensor), name)
 
-    def _changed(self, tensor: torch.Tensor, node: fx.Node) -> None:
+    def _record_change(self, tensor: torch.Tensor, node: fx.Node) -> None:
         storage = storage_of(tensor)
         self._effects.mutating.add(node)
         self._last_change[storage] = node

@@ -28,7 +28,7 @@ Calls of these operators already stay single calls in the graph."""
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.Size)
 _LIBRARY = Library(FUNCTIONS, "DEF")  # type: ignore[no-untyped-call]
 _operators: dict[tuple[type, str], Callable[..., Any]] = {}
-_giving_tuples: set[Callable[..., Any]] = set()
+_returning_tuples: set[Callable[..., Any]] = set()
 """Operators whose function returns a tuple, even of one tensor."""
 _numbers = count(1)
 
@@ -70,7 +70,7 @@ def _call(function: Any, args: tuple[Any, ...]) -> Any:
         _operators[key] = _operator(function, constants)
     operator = _operators[key]
     results = operator([arg for arg in args if isinstance(arg, torch.Tensor)])
-    return tuple(results) if operator in _giving_tuples else results[0]
+    return tuple(results) if operator in _returning_tuples else results[0]
 
 
 def _operator(function: Any, constants: list[tuple[Any] | None]) -> Callable[..., Any]:
@@ -79,7 +79,7 @@ def _operator(function: Any, constants: list[tuple[Any] | None]) -> Callable[...
         found = function.apply(*(next(given) if each is None else each[0] for each in constants))
         if not isinstance(found, tuple):
             return [found]
-        _giving_tuples.add(made)
+        _returning_tuples.add(made)
         return list(found)
 
     text = f"{function.__module__}.{function.__qualname__}{constants}"

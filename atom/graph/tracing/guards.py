@@ -53,7 +53,7 @@ def replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def mode_of_use(model: nn.Module, training: bool) -> Iterator[None]:
+def temporary_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Put the model in training or evaluation mode temporarily.
 
     If the model is already in training mode, submodules that the user put in evaluation mode stay
@@ -77,7 +77,7 @@ def plain_context() -> Iterator[None]:
 
 
 @contextmanager
-def stand_ins(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+def fake_parameters(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     """Replace parameters by fake CPU tensors and buffers by CPU copies, temporarily.
 
     So a model on any device, including `meta`, gives the same graph, and no weight is read. Tied
@@ -119,7 +119,7 @@ def refuse_untraceable_parts(model: nn.Module) -> None:
     """
     for name, parameter in model.named_parameters():
         if not is_lazy(parameter) and not parameter.is_contiguous():
-            raise Refusal.ACROSS_MEMORY.error(name=name)
+            raise Refusal.NOT_CONTIGUOUS.error(name=name)
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise Refusal.GRADIENT_HOOK.error(what=f"the parameter {name}")
 
@@ -222,7 +222,7 @@ _EXPORTING, _COMPILING = "is_torchdynamo_exporting", "is_torchdynamo_compiling"
 
 
 @contextmanager
-def decided_as_in_eager() -> Iterator[None]:
+def transformers_as_in_eager() -> Iterator[None]:
     """Hide from `transformers` that it is being exported.
 
     Then attention kernels apply causal masks themselves. Position ids that the model itself makes
@@ -233,7 +233,7 @@ def decided_as_in_eager() -> Iterator[None]:
     """
 
     def find_packed(find: Any, position_ids: torch.Tensor) -> Any:
-        return find(position_ids) if _is_given(position_ids) else None
+        return find(position_ids) if _depends_on_input(position_ids) else None
 
     asking = [
         module
@@ -249,7 +249,7 @@ def decided_as_in_eager() -> Iterator[None]:
 
 
 @contextmanager
-def masks_whatever_the_values() -> Iterator[None]:
+def masks_always_applied() -> Iterator[None]:
     """Apply padding masks in eager mode even if they mask nothing.
 
     A traced program does not depend on values, so it always applies them. This makes a comparison
@@ -281,7 +281,7 @@ def _masks(name: str, instead: Callable[..., Any]) -> AbstractContextManager[Non
     return replaced(masks, {name: partial(instead, getattr(masks, name))})
 
 
-def _is_given(tensor: torch.Tensor) -> bool:
+def _depends_on_input(tensor: torch.Tensor) -> bool:
     """Return True if the values of a tensor depend on an input of the graph being traced."""
     mode = get_proxy_mode()
     slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
@@ -322,7 +322,7 @@ def python_state_restored(model: nn.Module) -> Iterator[None]:
             container.extend(content) if isinstance(container, list) else container.update(content)
 
 
-def settled(model: nn.Module, run: Callable[[], ExportedProgram]) -> ExportedProgram:
+def settled_export(model: nn.Module, run: Callable[[], ExportedProgram]) -> ExportedProgram:
     """Export a model, and refuse it if forward changes its own numbers at every call.
 
     An export runs forward once and freezes the attributes that it reads. If forward changes one of

@@ -119,7 +119,7 @@ def read_exported(
 
 
 def _calls(exported: ExportedProgram, loss: fx.Node, effects: Effects) -> tuple[fx.Node, ...]:
-    """Return the calls that the loss needs, draw random numbers or change memory in place."""
+    """Return the calls that the loss needs, that draw random numbers, or that change memory."""
     live = {loss}
     body = [
         node

@@ -26,7 +26,7 @@ class Refusal(enum.Enum):
         "the parameters have unsupported dtypes ({kinds}); they need one real floating-point dtype",
         "convert the model to one dtype; store complex numbers as real ones (torch.view_as_real)",
     )
-    ACROSS_MEMORY = (
+    NOT_CONTIGUOUS = (
         "the parameter {name} is not contiguous; sub-models hold it contiguously, and then other "
         "kernels would compute other last bits",
         "build the parameter with .contiguous() and without memory_format",
@@ -133,7 +133,7 @@ def unrunnable(model: nn.Module, error: BaseException) -> ModelError:
 
 
 def _place(error: BaseException) -> str:
-    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
     return f" at {own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else ""
 
 
@@ -152,7 +152,7 @@ def _hint(error: BaseException) -> str:
     return "check that the model runs on this batch and returns its scalar loss"
 
 
-def _is_users(filename: str) -> bool:
+def _is_user_file(filename: str) -> bool:
     """Return True for files of the user.
 
     Installed packages, except torch, count as the user's, although they are in Python's folder.
