@@ -1,4 +1,4 @@
-"""The owner's pauses, the schedule's and the line's, set on the peer's gate and told as events."""
+"""The pauses of the owner and of the schedule: set on the peer's gate, and reported as events."""
 
 import threading
 from pathlib import Path
@@ -37,13 +37,12 @@ class Pauses:
 
     def _tell(self) -> None:
         """An event, if it stands still for another reason now, or for none."""
-        told = Pause.OWNER, Pause.SCHEDULE, Pause.LINE
-        standing = next((each for each in told if self._gate.why_paused(each)), "")
+        standing = next((each for each in Pause if self._gate.why_paused(each)), "")
         if standing == self._told:
             return
         self._told = standing
         if standing:
-            words = Pause.OWNER.value if self._by_owner else self._gate.why_paused(*told)
+            words = Pause.OWNER.value if self._by_owner else self._gate.why_paused()
             self._events.emit("paused", reason=words)
         else:
             self._events.emit("resumed")
@@ -69,27 +68,24 @@ class Pauses:
     def resume(self) -> str:
         """Also of a peer that leaves, for its next start; what keeps it paused is told in any
         case."""
-        wished, line = map(self._gate.why_paused, (Pause.SCHEDULE, Pause.LINE))
+        wished = self._gate.why_paused(Pause.SCHEDULE)
         with self._lock:
             fault = self._remove_mark()
             if not self._by_owner:
-                why = f" {wished}: see [schedule]" if wished else line and f": {line}"
-                said = f"paused{why}" if why else "not paused"
-                return f"{said}{fault}"
+                return f"{f'paused {wished}: see [schedule]' if wished else 'not paused'}{fault}"
             self._gate.resume(Pause.OWNER)
             self._tell()
-        other = f"still {wished}: see [schedule]" if wished else line
-        return f"resumed{other and f', but {other}'}{fault}"
+        return f"resumed{wished and f', but still {wished}: see [schedule]'}{fault}"
 
-    def wish(self, reason: str, of: Pause = Pause.SCHEDULE) -> None:
-        """What the owner's wishes, or the peer's line, say now: why it is to stand still; empty: it
-        is not."""
+    def wish(self, reason: str) -> None:
+        """Pause for a `reason` of the owner's schedule; an empty one ends that pause."""
+        schedule = Pause.SCHEDULE
         with self._lock:
-            before, wished = self._gate.why_paused(of), not self._leaving and reason
+            before, wished = self._gate.why_paused(schedule), not self._leaving and reason
             if wished and wished != before:
-                self._gate.pause(of, wished, 0.0 if before else GIVE_BACK_S)
+                self._gate.pause(schedule, wished, 0.0 if before else GIVE_BACK_S)
             elif before and not wished:
-                self._gate.resume(of)
+                self._gate.resume(schedule)
             self._tell()
 
     def end(self) -> None:
@@ -98,7 +94,7 @@ class Pauses:
         with self._lock:
             self._leaving = True
             self._told = ""  # that it leaves is an event of its own
-            self._gate.resume(Pause.OWNER, Pause.SCHEDULE, Pause.LINE)
+            self._gate.resume(*Pause)
 
     def look(self) -> None:
         """Now and then: an event, if another program has the device's memory now."""

@@ -30,7 +30,6 @@ from atom.daemon.peer.lifecycle import (
 )
 from atom.daemon.peer.news import News
 from atom.daemon.peer.run_text import RunText
-from atom.daemon.peer.slow_line import SlowLine, at_work, seen_after
 from atom.daemon.peer.status import Status
 from atom.daemon.peer.wiring import (
     round_terms,
@@ -56,7 +55,7 @@ from atom.swarm.transport.lease_exchange import LeaseExchange
 from atom.swarm.transport.outreach import Outreach
 from atom.training.loop import Inbox, RoundLoop
 from atom.training.replica.round_texts import RoundTexts
-from atom.training.replica.worker import STARTING, BatchLoader, Pause, Worker
+from atom.training.replica.worker import STARTING, BatchLoader, Worker
 from atom.training.round import RoundMachine
 from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.events import CaughtUp, Phase
@@ -168,7 +167,6 @@ class Peer:
         self._clock_watch = ClockWatch(me.peer_id, events, box.console.note)
         self._watching_since = self._looked_since = math.inf
         self._other_versions = ""
-        self._line = SlowLine()
 
     # ---- its life
 
@@ -191,7 +189,6 @@ class Peer:
                 self._require_all_well()
                 self._obey(signals)
                 self._watch_allowance()
-                self._watch_line()
                 verdict = self._look()
                 if verdict is not None:
                     return self._say_goodbye(verdict)
@@ -229,17 +226,6 @@ class Peer:
             self._console.note(f"leaving: {why_not}")
             self._leave(None)
             self._stands_by = True
-
-    def _watch_line(self) -> None:
-        """Stands aside while the line costs the swarm more than the peer gives."""
-        stats, leases, me = self._executor.stats, self._loop.view.leases, self._me.peer_id
-        last, use, seen = stats.last, stats.use, None
-        if last is not None and use is not None and last.round != self._line.round:
-            seen = seen_after(last, use, me, leases, self._average_bytes)
-        network = self._settings.network
-        caps = network.upload_bits_per_s, network.download_bits_per_s
-        self._line.look(seen, at_work(me, leases), self._clock.now(), caps)
-        self._pauses.wish(self._line.aside, Pause.LINE)
 
     def close(self) -> None:
         """Ends every part, in the order that lets each finish what it holds."""

@@ -43,8 +43,6 @@ class Pause(StrEnum):
     OWNER = "owner"
     SCHEDULE = "schedule"
     """Hours, battery or programs of the owner's, as the peer file wishes."""
-    LINE = "line"
-    """The peer's line costs the swarm more than the peer gives."""
 
 
 class RunGate:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atom.daemon.owner.pauses import GIVE_BACK_S, Pauses
-from atom.training.replica.worker import Pause, RunGate
+from atom.training.replica.worker import RunGate
 from tests.event_list import EventList
 from tests.read_only_disk import turn_read_only
 from tests.training.worker_scene import SmallDevice
@@ -63,7 +63,6 @@ def test_a_pause_that_the_disk_does_not_keep_says_so(
     [
         (lambda pauses: pauses.end(), "not paused"),
         (lambda pauses: pauses.wish("on battery"), "resumed, but still on battery"),
-        (lambda pauses: pauses.wish("its line costs", Pause.LINE), "resumed, but its line costs"),
     ],
 )
 def test_a_mark_that_stays_is_told_whatever_else_is(
@@ -131,20 +130,3 @@ def test_memory_that_others_have_is_told_once(scene: Scene) -> None:
         scene.pauses.look()
         assert ("another program" in scene.reason) is taken
     assert events_of(scene) == ["device-taken", "device-taken"]
-
-
-def test_a_line_that_costs_too_much_pauses_beside_the_wishes(scene: Scene) -> None:
-    pauses = scene.pauses
-    pauses.wish("its line costs too much", Pause.LINE)
-    assert scene.reason == "its line costs too much"
-    assert pauses.resume() == "paused: its line costs too much"
-    pauses.wish("on battery")
-    pauses.wish("", Pause.LINE)
-    assert scene.reason == "on battery"
-    pauses.wish("its line costs too much", Pause.LINE)
-    pauses.wish("")
-    assert events_of(scene) == ["its line costs too much", "on battery", "its line costs too much"]
-    pauses.end()
-    assert scene.reason == "", "it sees to what is counted"
-    pauses.wish("its line costs too much", Pause.LINE)
-    assert scene.reason == ""

@@ -167,7 +167,7 @@ def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scen
     assert gate.pause(Pause.OWNER, "by its owner", 1.0)
     assert scene.counted() == 0
     assert gate.why_not == "by its owner"
-    assert gate.why_paused(Pause.LINE, Pause.SCHEDULE) == "outside its hours"
+    assert gate.why_paused(Pause.SCHEDULE) == "outside its hours"
     assert scene.on_worker(lambda: scene.worker.wanted()), "if it were not paused"
     scene.endless.clear()
     gate.resume(Pause.OWNER)
