@@ -86,26 +86,13 @@ def reload(state: DaemonStateOption = None) -> None:
 
 
 @commands.command()
-def info(
-    address: Annotated[
-        str | None, typer.Argument(metavar="ADDRESS", help="A run: shows what it trains on.")
-    ] = None,
-    state: DaemonStateOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
     """Show what the daemon is doing, and with what; if several run, --state says which.
-
-    With ADDRESS instead some lines of what that run trains on, without joining it.
 
     [bold]Examples[/]
     atom info
     atom info --json | jq .tokens_per_s
-    atom info ADDRESS
     """
-    if address is not None:
-        from atom.cli.look.excerpts import show_excerpts
-
-        return show_excerpts(address)
     from atom.cli.box.control import show_info
 
     show_info(state, as_json)

@@ -126,7 +126,7 @@ class ChainFetcher:
         identity: A listed peer of the run, if the run answers listed peers only.
         entrances: Multiaddrs by which the run was entered.
         """
-        self.transport = Transport(
+        self._transport = Transport(
             Local(
                 identity or Identity.create(),
                 manifest_digest(manifest),
@@ -140,14 +140,14 @@ class ChainFetcher:
         self._stop = threading.Event()
 
     def __call__(self, lease: Lease) -> AbstractContextManager[Ask]:
-        return asking(self.transport, lease.peer_id, UNCHECKED_PACE, self._stop)
+        return asking(self._transport, lease.peer_id, UNCHECKED_PACE, self._stop)
 
     def know(self, leases: Mapping[str, Lease]) -> None:
         """Where everybody is: who cannot be dialled is reached through another. Before a call."""
         for peer_id, lease in leases.items():
-            self.transport.set_addresses(peer_id, lease.addresses, lease.reached is Reached.NO)
+            self._transport.set_addresses(peer_id, lease.addresses, lease.reached is Reached.NO)
 
     def close(self) -> None:
         """Ends a fetch under way."""
         self._stop.set()
-        self.transport.close()
+        self._transport.close()

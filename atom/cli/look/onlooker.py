@@ -56,7 +56,6 @@ class Onlooker:
         state: State directory of this machine's peer, if not in the usual place.
         entrances: Multiaddrs by which the run was entered.
         """
-        self.entrances = entrances
         self._directory = directory
         self.manifest = manifest
         self.rounds, self._global_batch, self._data = _agreed_on(manifest)

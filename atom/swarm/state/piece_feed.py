@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -157,11 +157,20 @@ class PieceFeed:
             self._wait()
 
     def _fetch(self, pieces: list[Piece], donors: list[str]) -> None:
-        """Raises: StorageError."""
+        """Fetch these pieces. Donors may lack some themselves, and say so. Raises: StorageError."""
         self._make_room(len(pieces))
-        watch, landed = self._told.watch, self._landed
+        store, landed = self._store, self._landed
+
+        def settle(manifest: BlobManifest, ended: threading.Event) -> StoreTarget:
+            store.settle(manifest)
+            return StoreTarget(store, pieces, ended, landed)
+
+        unstopped = threading.Event()  # what is here is looked at in any case: it is not much
+        known = None if store.manifest is None else StoreTarget(store, pieces, unstopped, landed)
+        name, total = text_blob(store.digest), store.total_bytes
+        wanted = Wanted(name, donors, store.digest, total, purpose=Purpose.TEXT)
         try:
-            fetch_into(self._store, self._transport, pieces, donors, self._break, watch, landed)
+            Fetch(self._transport, wanted, settle, self._told.watch, known).run(self._break)
         except PeerRefused as refused:
             if refused.reason is not Reason.SUPERSEDED:
                 self._wait()
@@ -213,26 +222,3 @@ class PieceFeed:
                 if not any(piece in pieces for pieces in self._recent):
                     self._store.drop(piece)
                     excess -= 1
-
-
-def fetch_into(
-    store: PieceStore,
-    transport: Transport,
-    pieces: Sequence[Piece],
-    donors: Sequence[str],
-    stop: threading.Event,
-    watch: Watch,
-    landed: Callable[[Piece], None] = lambda piece: None,
-) -> None:
-    """These pieces; donors may lack some themselves, and say so. Raises: as `fetch`;
-    PeerRefused(PIECE_MISSING) where the last donor has none of what is missing."""
-
-    def settle(manifest: BlobManifest, ended: threading.Event) -> StoreTarget:
-        store.settle(manifest)
-        return StoreTarget(store, pieces, ended, landed)
-
-    unstopped = threading.Event()  # what is here is looked at in any case: it is not much
-    known = None if store.manifest is None else StoreTarget(store, pieces, unstopped, landed)
-    name, total = text_blob(store.digest), store.total_bytes
-    wanted = Wanted(name, donors, store.digest, total, purpose=Purpose.TEXT)
-    Fetch(transport, wanted, settle, watch, known).run(stop)
