@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: .venv demo demo-home test gpu gpu-bench chaos model architectures browser promtool trackers docker walk check check-torch format proto bench clean
+.PHONY: .venv demo demo-home test gpu gpu-bench chaos model architectures browser promtool docker walk check check-torch format proto bench clean
 
 # On a terminal pip shows how far it is, elsewhere it is silent.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
@@ -72,11 +72,6 @@ browser: $(TOOLS)
 # Prometheus' own checker on the daemon's metrics: promtool must be installed (Debian: prometheus).
 promtool: $(TOOLS)
 	$(BIN)/python -m pytest tests/extras/monitors/promtool_check.py
-
-# Weights & Biases and MLflow, by their own libraries, which this installs.
-trackers: $(TOOLS)
-	$(INSTALL) '.[wandb,mlflow]'
-	$(BIN)/python -m pytest tests/extras/monitors/trackers_check.py
 
 # The image and a swarm of four containers: a Docker engine with compose (2.23.1 or later) must run.
 docker: $(TOOLS)

@@ -94,9 +94,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("atom/extras/monitors/metrics.py",),
     "rich": ("atom/cli/",),
     "typer": ("atom/cli/",),
-    "mlflow": ("atom/extras/monitors/monitors.py",),
-    "tensorboard": ("atom/extras/monitors/monitors.py",),
-    "wandb": ("atom/extras/monitors/monitors.py",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
     "datasets": ("atom/models/data/stored_dataset.py",),
     "huggingface_hub": ("atom/models/hub.py",),
@@ -205,7 +202,7 @@ def declared() -> set[str]:
 
 def test_what_is_imported_is_declared_and_pinned() -> None:
     """And does not come along with something else, which may do without it tomorrow."""
-    brought_by = {"mlflow": ["mlflow-skinny"], **packages_distributions()}
+    brought_by = packages_distributions()
     foreign = {module.split(".")[0] for path in sources() for module in imported_modules(path)}
     foreign -= {"atom", *sys.stdlib_module_names}
     names = {

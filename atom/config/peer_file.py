@@ -215,18 +215,6 @@ class Metrics(Section):
     """Address of this machine to serve them on; they have no password."""
 
 
-class Log(Section):
-    """[log]: folders, relative to this file, for what else than events.jsonl a round's figures are
-    written to; omitted: nothing."""
-
-    tensorboard: LocalPath | None = None
-    """For TensorBoard."""
-    wandb: LocalPath | None = None
-    """For Weights & Biases, offline."""
-    mlflow: LocalPath | None = None
-    """For MLflow: a database of its own."""
-
-
 class PeerFile(Section):
     """A whole peer file."""
 
@@ -239,7 +227,6 @@ class PeerFile(Section):
     data: LocalData = LocalData()
     sample: Sample = Sample()
     metrics: Metrics = Metrics()
-    log: Log = Log()
 
     @model_validator(mode="after")
     def _check(self) -> "PeerFile":

@@ -154,9 +154,6 @@ BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {
     "sample.every_rounds": count(2**31),
     "metrics.port": PORT,
     "metrics.host": ("3", '"a b"', '""', '"a..b"'),
-    "log.tensorboard": PATH,
-    "log.wandb": PATH,
-    "log.mlflow": PATH,
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.setup import run_join, run_start
 from atom.daemon.state_directory import StateDirectory
-from atom.extras.monitors.monitors import open_monitors
+from atom.extras.monitors.metrics import open_monitors
 from atom.extras.owner.wishes import open_wishes
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.dht.directory import entrance

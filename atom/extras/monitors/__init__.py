@@ -1,1 +1,1 @@
-"""Who else hears of a daemon's events than its log."""
+"""Receivers of a daemon's events besides its log."""

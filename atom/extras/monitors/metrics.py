@@ -5,6 +5,7 @@ values, whatever strangers send: states, named reasons, our own names of events.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from wsgiref.simple_server import WSGIServer
@@ -22,7 +23,9 @@ from prometheus_client.registry import Collector
 
 from atom.base import __version__
 from atom.base.reasons import Reason
-from atom.daemon.extensions import Info
+from atom.config.peer_file import PeerFile
+from atom.daemon.console import Console
+from atom.daemon.extensions import Info, Monitors
 from atom.swarm.addresses import listening
 from atom.swarm.records.lease import PeerState
 
@@ -151,9 +154,13 @@ class Metrics:
         return server
 
     def show(self, info: Info) -> Callable[[], None]:
-        """Adds what the daemon knows to every scrape, until what is returned is called.
+        """Add the figures of a daemon to every scrape.
 
-        `info`: what `atom info` shows; called from the server's threads.
+        Args:
+            info: returns the figures of `atom info`; called from the server's threads.
+
+        Returns:
+            The call that ends this.
         """
         collector = _InfoCollector(info)
         self.registry.register(collector)
@@ -191,3 +198,33 @@ class _InfoCollector(Collector):
                 self._highest[figure.name, label] = number
             family.add_metric([label] if figure.label else [], float(number))
         return family
+
+
+def open_monitors(peer: PeerFile, stack: ExitStack, console: Console) -> Monitors:
+    """Take the port of metrics, if the peer file asks for them: before anything that takes hours.
+
+    Args:
+        peer: the peer file.
+        stack: frees the port when it closes.
+        console: is given the URL.
+
+    Returns:
+        The event sinks of the daemon, and a call that serves its figures from then on.
+
+    Raises:
+        PortInUseError: another program has the port.
+        AddressError: this process cannot have that address or port.
+    """
+    host, port, metrics = peer.metrics.host, peer.metrics.port, Metrics()
+    if port is None:
+        return (), lambda info: None
+    server = metrics.serve(host, port)
+    stack.callback(server.server_close)
+    stack.callback(server.shutdown)
+
+    def begin(info: Info) -> None:
+        stack.callback(metrics.show(info))
+        name = f"[{host}]" if ":" in host else host
+        console.note(f"metrics: http://{name}:{server.server_port}/metrics")
+
+    return [metrics], begin

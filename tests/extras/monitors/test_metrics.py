@@ -1,22 +1,16 @@
-"""What Prometheus scrapes, what Grafana asks of it, and what trackers of experiments are given."""
+"""Metrics that Prometheus scrapes, and the queries of the dashboard for Grafana."""
 
-import errno
 import json
 import re
-import threading
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.request import urlopen
 
-import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util.tensor_util import make_ndarray
 
-from atom.base.errors import ConfigError, StorageError
 from atom.config.load import parse_peer_text
-from atom.extras.monitors.metrics import Metrics
-from atom.extras.monitors.monitors import TRACKERS, WAITING, Tracker, open_monitors
+from atom.extras.monitors.metrics import Metrics, open_monitors
 from tests.daemon.silence import Silence
 from tests.extras.monitors.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
 
@@ -111,116 +105,20 @@ def test_nothing_listens_and_nothing_is_written_unless_asked_for(tmp_path: Path)
     with ExitStack() as stack:
         sinks, begin = open_monitors(parse_peer_text("", tmp_path), stack, said)
         begin(lambda: INFO)
-        assert sinks == []
+        assert not sinks
     assert said.notes == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
-    text = '[metrics]\nport = 0\n[log]\ntensorboard = "board"\n'
-    said = Said()
+def test_metrics_are_served_when_the_peer_file_asks_for_them(tmp_path: Path) -> None:
+    said, peer = Said(), parse_peer_text("[metrics]\nport = 0\n", tmp_path)
     with ExitStack() as stack:
-        sinks, begin = open_monitors(parse_peer_text(text, tmp_path), stack, said)
+        sinks, begin = open_monitors(peer, stack, said)
         begin(lambda: INFO)
         for sink in sinks:
             sink.emit("left")
-            sink.emit(
-                "round", **ROUND, loss=2.5, sequences=64, gradient_norm=0.5, members=["a", "b"]
-            )
-            sink.emit(
-                "round", **{**ROUND, "round": 8}, members=["a"], validation_loss=2.75,
-                validation={"texts": {"books": {"loss": 2.5}, "web": {"loss": 3.0}}},
-            )  # fmt: skip
-    assert re.fullmatch(r"metrics: http://127\.0\.0\.1:\d+/metrics", said.notes[0])
-    (folder,) = (tmp_path / "board").iterdir()
-    board = EventAccumulator(str(folder)).Reload()
-    scalars = {
-        tag: [(each.step, *make_ndarray(each.tensor_proto).flat) for each in board.Tensors(tag)]
-        for tag in board.Tags()["tensors"]
-    }
-    assert set(board.PluginTagToContent("scalars")) == set(scalars), "shown under Scalars"
-    assert scalars["loss/training"] == [(7, 2.5)]
-    assert scalars["swarm/peers"] == [(7, 2.0), (8, 1.0)]
-    assert scalars["loss/validation"] == [(8, 2.75)]
-    assert scalars["loss/validation/web"] == [(8, 3.0)]
-
-
-def test_a_folder_that_takes_nothing_is_said_and_a_start_without_rounds_leaves_nothing(
-    tmp_path: Path,
-) -> None:
-    tracker = Tracker("tensorboard", tmp_path / "board", print)
-    tracker.close()
-    tracker.begin(lambda: INFO)
-    tracker.close()
-    assert list((tmp_path / "board").iterdir()) == []
-    (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="cannot write"):
-        Tracker("tensorboard", tmp_path / "file", print)
-
-
-def test_a_library_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atom.extras.monitors.monitors.find_spec", lambda name: None)
-    for key in TRACKERS:
-        peer = parse_peer_text(f'[log]\n{key} = "board"\n', tmp_path)
-        with ExitStack() as stack, pytest.raises(ConfigError, match=f"the {key} library") as caught:
-            open_monitors(peer, stack, Said())
-        assert f"atom-swarm[{key}]" in caught.value.hint
-    assert list(tmp_path.iterdir()) == []
-
-
-class Broken:
-    """A writer that can do nothing, and says so at every call."""
-
-    calls = 0
-
-    def add_scalar(self, tag: str, data: float, step: int) -> None:
-        self.calls += 1
-        raise OSError(errno.ENOSPC, "no space")
-
-    def close(self) -> None:
-        raise RuntimeError("no space")
-
-
-def test_a_tracker_that_fails_ends_itself_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken, said = Broken(), Said()
-    monkeypatch.setattr("tensorboard.summary.Writer", lambda folder: broken)
-    with ExitStack() as stack:
-        peer = parse_peer_text('[log]\ntensorboard = "board"\n', tmp_path)
-        sinks, begin = open_monitors(peer, stack, said)
-        begin(lambda: INFO)
-        for _ in range(WAITING + 3):
-            for sink in sinks:
-                sink.emit("round", **ROUND, members=[])
-    assert broken.calls == 1
-    assert said.notes == ["nothing more for tensorboard until the next start: no space"]
-
-
-def test_a_tracker_that_hangs_keeps_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It gets what it can take once it goes on; rounds beyond are dropped."""
-    under_way, may_go_on, taken = threading.Event(), threading.Event(), list[int]()
-
-    def log(round_number: int, told: object) -> None:
-        under_way.set()
-        assert may_go_on.wait(20)
-        taken.append(round_number)
-
-    monkeypatch.setitem(TRACKERS, "tensorboard", lambda folder, info: (log, lambda: None))
-    said = Said()
-    tracker = Tracker("tensorboard", tmp_path, said.note)
-    tracker.begin(lambda: INFO)
-    tracker.emit("round", **{**ROUND, "round": 1}, members=[])
-    assert under_way.wait(20)
-    for number in range(2, WAITING + 100):
-        tracker.emit("round", **{**ROUND, "round": number}, members=[])
-    monkeypatch.setattr("atom.extras.monitors.monitors.CLOSE_S", 0.01)
-    tracker.close()
-    assert taken == []
-    assert said.notes == ["tensorboard is slow: its last rounds are not written"]
-    may_go_on.set()
-    monkeypatch.undo()
-    tracker.close()
-    assert taken == list(range(1, WAITING + 2))
+        (url,) = re.findall(r"^metrics: (http://127\.0\.0\.1:\d+/metrics)$", said.notes[0])
+        with urlopen(url) as answer:
+            text = answer.read().decode()
+    assert value(text, "atom_round") == [7]
+    assert value(text, "atom_events_total", event="left", reason="") == [1]
