@@ -6,13 +6,11 @@ A DHT node in client mode that publishes nothing. All views of a swarm are made 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from atom.base.errors import AddressError, ConfigError, ControlError, TrustError, UserError
+from atom.base.errors import AddressError, ConfigError, ControlError, TrustError
 from atom.cli.box.control import ask_daemon
 from atom.cli.look.chain_reader import ChainFetcher, LedgerReader, Progress
 from atom.cli.shell.console import TerminalConsole
@@ -20,8 +18,7 @@ from atom.cli.shell.terminal import stderr_console
 from atom.config.load import run_from_text
 from atom.config.model_and_data import Data
 from atom.config.places import default_state_directory
-from atom.daemon.owner.traffic import line_text
-from atom.daemon.state_directory import StateDirectory, own_identity
+from atom.daemon.state_directory import own_identity
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.dht.client import DirectoryUnavailable
@@ -45,7 +42,6 @@ class Onlooker:
         directory: Directory,
         manifest: Manifest,
         me: Identity | None = None,
-        state: Path | None = None,
         entrances: Sequence[str] = (),
     ) -> None:
         """Args:
@@ -53,7 +49,6 @@ class Onlooker:
         manifest: Manifest of the run.
         me: Identity to ask for the chain as; None: this machine's listed peer, if there is one
             in the usual place, otherwise a stranger.
-        state: State directory of this machine's peer, if not in the usual place.
         entrances: Multiaddrs by which the run was entered.
         """
         self._directory = directory
@@ -62,7 +57,6 @@ class Onlooker:
         self._has_list = seen_from_outside(manifest) is not None
         here = me or own_identity(default_state_directory(manifest.run))
         self._me = "" if here is None else here.peer_id
-        self._own = StateDirectory(state or default_state_directory(manifest.run))
         self._fetcher = ChainFetcher(manifest, me or listed_peer(manifest), entrances)
         self._reader = LedgerReader(first_head(manifest), self._fetcher)
         self.leases: dict[str, Lease] = {}
@@ -79,16 +73,7 @@ class Onlooker:
         DirectoryUnavailable while the DHT cannot be asked."""
         self.leases = await self._directory.read_leases()
         now, leases = time.time(), self.leases.values()
-        view = view_swarm(self.manifest, leases, self._global_batch, now, self._me, self._data)
-        return replace(view, own=await asyncio.to_thread(self._of_ours)) if self._me else view
-
-    def _of_ours(self) -> dict[str, str]:
-        """See `SwarmView.own`."""
-        told = {"your line": line_text(self._own.traffic, datetime.now())}
-        with contextlib.suppress(UserError):  # no daemon runs, or it cannot answer now
-            devices = ask_daemon(self._own.root, "info")["devices"]
-            told["your devices"] = devices_text(devices) if len(devices) > 1 else ""
-        return {what: text for what, text in told.items() if text}
+        return view_swarm(self.manifest, leases, self._global_batch, now, self._me, self._data)
 
     async def first_view(self) -> SwarmView:
         """As `view`, but patient with a DHT that was entered a moment ago.
@@ -160,7 +145,7 @@ async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[On
     try:
         with stderr_console().status("reading what the run is"), _answering():
             manifest, _ = await directory.read_manifest()
-        onlooker = Onlooker(directory, manifest, me, state, where.bootstrap)
+        onlooker = Onlooker(directory, manifest, me, where.bootstrap)
         try:
             yield onlooker
         finally:
@@ -203,13 +188,6 @@ async def certified(onlooker: Onlooker) -> Ledger:
     if not onlooker.ledger.head.round and not onlooker.leases:
         raise AddressError("no peer of the run is alive to serve its chain", "try again later")
     return onlooker.ledger
-
-
-def devices_text(devices: Mapping[str, str | None]) -> str:
-    """By name why each is left out: "1 of 2 at work, left out: cuda:1 (out of memory)"."""
-    out = [f"{name} ({why})" for name, why in devices.items() if why]
-    at_work = f"{len(devices) - len(out)} of {len(devices)} at work"
-    return f"{at_work}, left out: {', '.join(out)}" if out else at_work
 
 
 def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None]:

@@ -79,7 +79,6 @@ def swarm(
     )
     more = len(view.peers) - len(listed)
     below = [Text(f"and {more:,} more", "quiet")] if more else []
-    below += [Text(f"{what}: {text}", "quiet") for what, text in view.own.items()]
     return Group(headline(view, rounds), Text(), batch_bar(view), Text(), table, *below)
 
 

@@ -93,7 +93,7 @@ def screen(seen: Seen, width: int, height: int) -> RenderableType:
     """The display for a terminal of that size. Every peer takes one row: where those are too many,
     the curve goes first, then peers are counted instead of listed."""
     room = max(width - 2 * _MARGIN, 1)
-    besides = _OTHER_ROWS + bool(seen.problem) + len(seen.view.own) + bool(seen.view.sample)
+    besides = _OTHER_ROWS + bool(seen.problem) + bool(seen.view.sample)
     rows, peers = height - besides, len(seen.view.peers)
     listed = peers if peers <= rows else max(1, rows - 1)
     parts: list[RenderableType] = [swarm(seen.view, seen.rounds, room, listed), Text()]

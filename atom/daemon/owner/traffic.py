@@ -89,9 +89,6 @@ class Traffic:
             "per_month_bytes": self.per_month,
         }
 
-    def __str__(self) -> str:
-        return used_text(**self.to_json())
-
 
 def most_round_bytes(carried: int, members: int, average_bytes: int) -> int:
     """Return the bytes that a round may take.
@@ -114,23 +111,13 @@ def used_text(today_bytes: int, month_bytes: int, per_month_bytes: int | None) -
     return used if per_month_bytes is None else f"{used} of {format_bytes(per_month_bytes)}"
 
 
-def line_text(path: Path, now: datetime) -> str:
-    """Return in words the traffic kept at `path`, and why the peer may not start, if so.
-
-    Empty text if nothing is known.
-    """
-    kept = kept_traffic(path, now)
-    return ": ".join(filter(None, (str(kept) if kept.days else "", kept.why_not)))
-
-
 def kept_traffic(path: Path, now: datetime) -> Traffic:
     """Return the traffic that was written last; a damaged file is no reason not to start."""
     try:
         with path.open("rb") as file:
             said = json.loads(file.read(MOST_FILE_BYTES))
         days = {str(day): int(count) for day, count in said["days"].items() if 0 <= count < 2**62}
-        per_month = said["per_month"]
-        return Traffic(now, days, int(said["round_bytes"]), per_month and int(per_month))
+        return Traffic(now, days, int(said["round_bytes"]))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Traffic(now)
 
@@ -189,5 +176,5 @@ class TrafficCounter:
     def write(self, room: DiskRoom) -> None:
         """Write the counted bytes to the disk, whole or not at all."""
         now = self._traffic
-        kept = {"days": now.days, "round_bytes": now.round_bytes, "per_month": now.per_month}
+        kept = {"days": now.days, "round_bytes": now.round_bytes}
         room.attempt("traffic", lambda: write_atomically(self._path, json.dumps(kept).encode()))

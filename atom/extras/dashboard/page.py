@@ -98,9 +98,6 @@ def _tiles(seen: Seen) -> Iterable[str]:
     agreed = agreement(view)
     kind = {"identical": "good", "different": "bad"}.get(agreed, "")
     yield _tile("replicas", agreed, f"at round {view.round:,}", kind)
-    for what, text in view.own.items():
-        first, _, rest = text.partition(", ")
-        yield _tile(what, first, rest)
 
 
 def _tile(name: str, number: str, below: str, kind: str = "") -> str:

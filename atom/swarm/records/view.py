@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from atom.base.units import format_bytes, format_seconds
@@ -146,9 +146,7 @@ class SwarmView:
     other_versions: str = ""
     """Peers that run another version of the protocol, in words; they are not among `peers`."""
     me: str = ""
-    """Peer id of who looks; empty: of nobody that takes part."""
-    own: Mapping[str, str] = field(default_factory=dict)
-    """What is known of their line and devices, in words, by what it is of."""
+    """Peer id of the onlooker; empty if it takes no part in the run."""
 
     def name(self, peer_id: str) -> str:
         """How a table calls a peer. What it calls itself proves nothing: the id stands beside."""

@@ -7,9 +7,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from atom.base.errors import AddressError, ControlError
-from atom.cli.look import onlooker
-from atom.cli.look.onlooker import Onlooker, onlooking
+from atom.base.errors import AddressError
+from atom.cli.look.onlooker import onlooking
 from atom.cli.look.status import show_status, swarm
 from atom.cli.shell.terminal import THEME
 from atom.swarm.addresses import JoinAddress
@@ -60,45 +59,12 @@ def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
     assert text.count("(you)") == 1
 
 
-def test_names_stand_beside_ids_and_our_line_below() -> None:
+def test_names_stand_beside_ids() -> None:
     shown = sight(name="kitchen")
-    line = "1.0 GiB today, 3.0 GiB this month of 9.0 GiB"
-    text = drawn(replace(shown, view=replace(shown.view, own={"your line": line})), 160)
+    text = drawn(shown, 160)
     for peer in shown.view.peers:
         assert f"kitchen {short_id(peer.peer_id)}" in text, "two may bear the same name"
-    assert f"your line: {line}" in text
     assert shown.view.to_json()["peers"][0]["name"] == "kitchen"
-    assert "your line" not in drawn(shown)
-
-
-@pytest.mark.parametrize(
-    ("devices", "told"),
-    [
-        ({"cuda:0": None}, None),
-        (None, None),
-        ({"cuda:0": None, "cuda:1": None}, "2 of 2 at work"),
-        (
-            {"cuda:0": None, "cuda:1": "out of memory", "cuda:2": None},
-            "2 of 3 at work, left out: cuda:1 (out of memory)",
-        ),
-    ],
-)
-def test_our_devices_as_our_daemon_tells_them(
-    devices: dict[str, str | None] | None, told: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ask_daemon(_: Path, command: str) -> dict[str, object]:
-        if devices is None:
-            raise ControlError("no daemon of yours runs", "start one")
-        return {"devices": devices}
-
-    async def look() -> SwarmView:
-        village = Village()
-        await village.publish()
-        directory = village.dht.directory("tiny", village.owner.peer_id)
-        return await Onlooker(directory, village.manifest(), village.owner).view()
-
-    monkeypatch.setattr(onlooker, "ask_daemon", ask_daemon)
-    assert asyncio.run(look()).own.get("your devices") == told
 
 
 def test_what_the_last_round_took_of_a_peer_gives_way_on_a_narrow_screen() -> None:

@@ -1,6 +1,5 @@
 """What a line carried, by the calendar, over restarts; and the allowance of a month."""
 
-import json
 from datetime import datetime
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from atom.daemon.owner.traffic import (
     Traffic,
     TrafficCounter,
     kept_traffic,
-    line_text,
     most_round_bytes,
     require_allowance,
 )
@@ -97,8 +95,8 @@ def test_two_months_are_kept_and_no_more() -> None:
     "written",
     [
         b"", b"{", b"[]", b"3", b"\xff", b'{"days": 3}', b'{"days": {"2026-11-27": "x"}}',
-        b'{"days": {"2026-11-27": 5}, "round_bytes": [], "per_month": null}',
-        b'{"days": {"2026-11-27": 5}, "round_bytes": 0, "per_month": "y"}', b"[" * 70_000,
+        b'{"days": {"2026-11-27": 5}, "round_bytes": []}',
+        b"[" * 70_000,
     ],
 )  # fmt: skip
 def test_a_damaged_file_begins_anew(tmp_path: Path, written: bytes) -> None:
@@ -149,18 +147,6 @@ def test_the_next_month_has_its_own() -> None:
     assert spent.next_month == datetime(2026, 12, 1)
     assert not Traffic(spent.next_month, spent.days, 1024, 10_000).why_not
     assert Traffic(datetime(2026, 12, 31)).next_month == datetime(2027, 1, 1)
-
-
-def test_it_is_told_to_whoever_looks(tmp_path: Path) -> None:
-    path = tmp_path / "traffic.json"
-    assert line_text(path, FRIDAY) == ""
-    kept = {"days": {"2026-11-03": 2048, "2026-11-27": 1024}, "round_bytes": 9, "per_month": 4096}
-    path.write_text(json.dumps(kept))
-    assert line_text(path, FRIDAY) == "1.0 KiB today, 3.0 KiB this month of 4.0 KiB"
-    path.write_text(json.dumps(kept | {"round_bytes": 512}))
-    assert line_text(path, FRIDAY).endswith("this month of 4.0 KiB: its 4.0 KiB a month "
-                                            "([network] per_month) are used up "
-                                            "until 01 December 2026")  # fmt: skip
 
 
 def test_a_start_is_refused_until_the_next_month(tmp_path: Path) -> None:

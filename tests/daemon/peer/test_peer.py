@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from atom.base.errors import ConfigError, ShortageError, StorageError
-from atom.daemon.owner.traffic import kept_traffic
+from atom.base.errors import AllowanceError, ConfigError, ShortageError, StorageError
+from atom.daemon.owner.traffic import require_allowance
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lifecycle import LEAVE_S, Ending, noted_signals
 from atom.daemon.peer.peer import TWIN_HINT, TWIN_S, TWIN_WORDS, Peer
@@ -133,7 +133,8 @@ def test_a_peer_whose_month_is_used_up_leaves_in_order(tmp_path: Path, owner: st
     assert ended is (Ending.LEFT if owner else Ending.MONTH_USED)
     assert all(each.state is PeerState.LEFT for each in published[-1:])
     assert any(note.startswith("leaving: its 1000 B a month") for note in notes.notes)
-    assert kept_traffic(state / "traffic.json", datetime.now()).why_not, "so it does not start"
+    with pytest.raises(AllowanceError):  # so it does not start
+        require_allowance(state / "traffic.json", 1000, datetime.now())
 
 
 def test_what_a_part_fails_with_ends_the_peer_and_it_says_goodbye(tmp_path: Path) -> None:
