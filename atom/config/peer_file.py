@@ -34,8 +34,6 @@ def _checked(parse: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
-LEAST_KEPT_BYTES = 10**9
-"""Of text: what is trained on now, what comes next, and as much again for whoever comes late."""
 _AUTO = BeforeValidator(lambda value: None if value == "auto" else value)
 BytesOrAuto = Annotated[Annotated[Bytes, Field(gt=0)] | None, _AUTO]
 HostPortText = Annotated[str, _checked(parse_host_port)]
@@ -181,17 +179,12 @@ class LocalSource(Section):
 
 
 class LocalData(LocalSource):
-    """[data]: where this box keeps the run's text, if not where the run file says, and how much of
-    what comes through the swarm."""
+    """[data]: where this box keeps the run's text, if not where the run file says."""
 
     sources: dict[SourceKey, LocalSource] = Field(default_factory=dict, max_length=MAX_TEXTS)
     """Of a run with several texts, each by its name in the run file."""
     tokenizer: LocalTokenizer | None = None
     """The run's tokenizer.json, relative to this file."""
-    keep_bytes: Annotated[Bytes, Field(ge=LEAST_KEPT_BYTES)] | None = Field(
-        default=None, alias="keep"
-    )
-    """Most disk for text that comes through the swarm: "20 GB"; omitted: all of it is kept."""
 
 
 class Sample(Section):

@@ -149,7 +149,6 @@ BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {
     "data.sources.NAME.paths": ('"a.txt"', '[""]'),
     "data.sources.NAME.path": PATH,
     "data.tokenizer": PATH,
-    "data.keep": (*SIZE, '"900 MB"'),
     "sample.prompts": ('"A"', "[3]", '[""]', f'["{"x" * 101}"]', '["a\\u001b[2J"]'),
     "sample.every_rounds": count(2**31),
     "metrics.port": PORT,

@@ -42,7 +42,7 @@ from atom.daemon.model.run_optimizer import (
     state_form,
     update_rule,
 )
-from atom.daemon.model.shared_text import most_kept_bytes
+from atom.daemon.model.shared_text import total_bytes
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import ParameterLayout, Program
 from atom.graph.profile.seconds import Profile, assume_graph, assumed_device
@@ -356,7 +356,7 @@ def disk_plan(
     return DiskPlan(
         snapshot_bytes=2 * state_bytes + 2 * own_bytes + frozen_bytes,
         checkpoint_bytes=(checkpoints + 1) * weight_bytes if checkpoints else 0,
-        text_bytes=0 if text is None else most_kept_bytes(text, peer),
+        text_bytes=0 if text is None else total_bytes(text),
         result_bytes=(run.snapshot.every_rounds + 1) * result_bytes,
         joiners_bytes=(kept - 1) * (state_bytes + run.snapshot.every_rounds * result_bytes),
         have_bytes=free_bytes + StateDirectory(root).kept_bytes,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from atom.base.errors import ConfigError, MismatchError, StorageError
+from atom.base.errors import MismatchError, StorageError
 from atom.base.files import disk_bytes, nearest_folder
 from atom.base.units import format_bytes, format_seconds
-from atom.config.peer_file import LEAST_KEPT_BYTES, PeerFile
+from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.sources import names_a_copy
 from atom.models.data.samples import Cut, Piece, Samples, Text, Windows, token_samples
@@ -20,13 +20,12 @@ from atom.swarm.records.manifest import Manifest, SharedText, TextFile
 from atom.swarm.state import arenas
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
-    DTYPES,
     ArenaManifest,
     dtype_name,
     state_digest,
 )
 from atom.swarm.state.blobs import Content
-from atom.swarm.state.piece_store import PieceStore, gives_back
+from atom.swarm.state.piece_store import PieceStore
 
 MOST_SHARED_BYTES = 20 * 10**9
 """Of tokens, unless the run file says otherwise."""
@@ -122,50 +121,38 @@ def validation_pieces(samples: Samples) -> frozenset[arenas.Piece]:
     return frozenset(map(piece_of, found))
 
 
-def most_kept_bytes(text: SharedText, peer: PeerFile) -> int:
-    """Of its disk."""
-    total = sum(shape.byte_count for shape in shapes_of(text))
-    return min(peer.data.keep_bytes or total, total)
+def total_bytes(text: SharedText) -> int:
+    """Return the bytes that the whole text takes, on the line and on the disk."""
+    return sum(shape.byte_count for shape in shapes_of(text))
 
 
 def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
-    """What a joiner hears of the text before anything is fetched. `folder`: as of `open_store`.
+    """Return what a joiner is told of the text before any of it is fetched.
 
-    Raises: ConfigError for a cap that is too small for this run, or that cannot be kept there;
-    StorageError where there is no room.
+    Args:
+        manifest: of a run whose text comes through the swarm.
+        peer: the peer file; its cap on downloads decides how long that takes.
+        folder: where texts are kept, as for `open_store`.
+
+    Raises:
+        StorageError: the disk has no room for it.
     """
     assert manifest.text is not None
-    shapes, keep = shapes_of(manifest.text), peer.data.keep_bytes
-    total = sum(shape.byte_count for shape in shapes)
-    held_back = manifest.data_amount.held_back
-    least = LEAST_KEPT_BYTES + held_back * max(DTYPES[shape.dtype].itemsize for shape in shapes)
-    if keep is not None and keep < min(least, total):
-        raise ConfigError(
-            f"data.keep: {format_bytes(keep)} are too few for this run's text",
-            f"what is held back for validation is always kept: say at least {format_bytes(least)}",
-        )
-    if keep is not None and keep < total and not gives_back(nearest_folder(folder)):
-        raise ConfigError(
-            f"data.keep: the file system of {folder} cannot free a part of a file",
-            "leave data.keep out, or choose another disk: [state] directory in the peer file",
-        )
-    kept = disk_bytes([_place(manifest.text, folder)])
-    wanted = max(most_kept_bytes(manifest.text, peer) - kept, 0)
-    free = shutil.disk_usage(nearest_folder(folder)).free
+    total, kept = total_bytes(manifest.text), disk_bytes([_place(manifest.text, folder)])
+    wanted, free = max(total - kept, 0), shutil.disk_usage(nearest_folder(folder)).free
     if wanted > free:
         raise StorageError(
             f"the run's text takes {format_bytes(wanted)} of disk, {format_bytes(free)} are free "
             f"in {folder}",
-            'let it take less, [data] keep = "10 GB" in the peer file, or choose a larger disk',
+            "choose a larger disk: [state] directory in the peer file",
         )
     if not wanted:
         return f"the run's text is in {folder} already"
     line = peer.network.download_bits_per_s or _USUAL_BITS_PER_S
-    most = "" if keep is None else f", at most {format_bytes(keep)} of it"
     takes = f"{format_seconds(math.ceil(wanted * 8 / line))} at {line / 1e6:g} Mbit/s"
     return (
         f"the run's text comes through the swarm: {format_bytes(total)}, of which "
-        f"{format_bytes(kept)} are here; the rest takes {takes}. It is kept in {folder}{most}. "
+        f"{format_bytes(kept)} are here; the rest takes {takes}. It is kept in {folder}. "
         "Training begins with the first pieces"
     )
 

@@ -1,6 +1,5 @@
 """The run's text in a peer's life: what it trains on is fetched from others ahead of need."""
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ from atom.models.data.samples import Piece, PiecesMissing
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.state import arenas
-from atom.swarm.state.arenas import CHUNK_BYTES, bytes_of
+from atom.swarm.state.arenas import bytes_of
 from atom.swarm.state.fetch import Watch
 from atom.swarm.state.piece_feed import STRETCH, PieceFeed, Told
 from atom.swarm.transport.limits import offend
@@ -49,14 +48,12 @@ class RunText(PieceFeed):
         self._tokenizer = tokenizer_pieces(store)
         """Until it is kept for `atom export`."""
         self._validation = validation_pieces(member.samples)
-        keep = box.peer.data.keep_bytes
-        most = sys.maxsize if keep is None else keep // CHUNK_BYTES
         watch = Watch(
             events=box.events,
             on_lie=lambda peer, reason: offend(offenders, peer, reason, clock.now()),
         )
         told = Told(watch, on_ready, partial(room.attempt, TEXT), on_failure)
-        super().__init__(transport, store, self._order_of_need, told, most)
+        super().__init__(transport, store, self._order_of_need, told)
         self.samples = replace(member.samples, need=self._need)
         """What the peer trains on."""
 

@@ -1,19 +1,16 @@
 """Keeps a store supplied with pieces, from whoever has them, for as long as a peer lives.
 
-What somebody waits for comes first, then what is needed next. Within a stretch of what is needed
-each peer has an order of its own: peers that come together fetch different pieces, and give them to
-each other. Beyond the cap the pieces that are needed latest go.
+Pieces that a pass waits for come first, then those that are needed next. Pieces that are needed at
+about the same time are fetched in an order of the peer's own, so peers that join together fetch
+different pieces, and give them to each other.
 """
 
 import math
 import random
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
@@ -27,8 +24,6 @@ STRETCH = 64
 """Pieces that are needed at about the same time."""
 _BATCH = 32
 """Pieces of one fetch."""
-_RECENT = 8
-"""Calls of `need`."""
 _RETRY_S = 2.0
 _PLAN_S = 60.0
 """A plan is at most so old."""
@@ -58,12 +53,18 @@ class PieceFeed:
         store: PieceStore,
         order: Callable[[], Iterable[Piece]],
         told: Told,
-        most: int = sys.maxsize,
     ) -> None:
-        """`order`: pieces as they are needed from now on; nothing: nobody knows yet. Called on the
-        feed's thread. `most`: pieces to keep."""
+        """Prepare a feed.
+
+        Args:
+            transport: reaches the donors.
+            store: takes the pieces.
+            order: returns all pieces in the order of need, or none if that is not known yet. Called
+                on the feed's thread.
+            told: receives what happens.
+        """
         self._transport, self._store, self._told = transport, store, told
-        self._order, self._most = order, most
+        self._order = order
         self._dice = random.Random(transport.peer_id)
         self._changed = threading.Condition()
         self._donors: frozenset[str] = frozenset()
@@ -71,10 +72,8 @@ class PieceFeed:
         """And when somebody asked for it last."""
         self._waiting_since = 0.0
         """Since when anything is demanded, if it is."""
-        self._recent = deque[Collection[Piece]](maxlen=_RECENT)
-        """Needed last: they may be read at this moment."""
-        self._soon: dict[Piece, int] = {}
-        """When what is planned is needed: its rank."""
+        self._soon: list[Piece] = []
+        """Planned pieces, in the order in which they are to be fetched."""
         self._plan: Iterator[Piece] = iter(())
         self._planned_at = -math.inf
         self._batch: frozenset[Piece] = frozenset()
@@ -102,7 +101,6 @@ class PieceFeed:
         """Whether they are here; else they come next, and `on_ready` is called. Who still waits
         asks again now and then. From any thread."""
         with self._changed:
-            self._recent.append(pieces)
             now = time.monotonic()
             lacking = {piece: now for piece in pieces if not self._store.has(piece)}
             if not self._demanded:
@@ -158,7 +156,6 @@ class PieceFeed:
 
     def _fetch(self, pieces: list[Piece], donors: list[str]) -> None:
         """Fetch these pieces. Donors may lack some themselves, and say so. Raises: StorageError."""
-        self._make_room(len(pieces))
         store, landed = self._store, self._landed
 
         def settle(manifest: BlobManifest, ended: threading.Event) -> StoreTarget:
@@ -189,20 +186,18 @@ class PieceFeed:
         with self._changed:
             self._changed.wait_for(self._break.is_set, _RETRY_S)
 
-    # ---- what comes next, and what goes
+    # ---- what comes next
 
     def _ahead(self, count: int, besides: Collection[Piece]) -> list[Piece]:
         """So many of those that are needed next, or fewer."""
         now, found = time.monotonic(), list[Piece]()
         if now - self._planned_at >= _PLAN_S:
-            most = max(self._most - 2 * STRETCH, STRETCH)
-            soon = list(dict.fromkeys(islice(self._order(), most)))
+            soon = list(dict.fromkeys(self._order()))
             for start in range(0, len(soon), STRETCH):
                 stretch = soon[start : start + STRETCH]
                 soon[start : start + STRETCH] = self._dice.sample(stretch, len(stretch))
             if soon:
-                self._soon = {piece: rank for rank, piece in enumerate(soon)}
-                self._plan, self._planned_at = iter(self._soon), now
+                self._soon, self._plan, self._planned_at = soon, iter(soon), now
         while len(found) < count and not self._break.is_set():
             piece = next(self._plan, None)
             if piece is None:
@@ -210,15 +205,3 @@ class PieceFeed:
             if piece not in besides and not self._store.has(piece):
                 found.append(piece)
         return found
-
-    def _make_room(self, count: int) -> None:
-        """For so many pieces beneath the cap. Raises: StorageError."""
-        kept = self._store.kept
-        excess = len(kept) + count - self._most
-        kept.sort(key=lambda piece: self._soon.get(piece, math.inf))
-        while excess > 0 and kept:
-            piece = kept.pop()
-            with self._changed:  # until it is gone, nobody finds it here
-                if not any(piece in pieces for pieces in self._recent):
-                    self._store.drop(piece)
-                    excess -= 1

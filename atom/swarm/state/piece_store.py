@@ -3,19 +3,16 @@ text, or a state that it fetches.
 
 A piece counts once its digest was seen to be right; those of an earlier start are looked at when
 they are asked for first. Pieces are written by a call, not through the map: a full disk is an error
-then, and does not kill the process. What a piece took of the disk goes with it, as a hole.
+then, and does not kill the process.
 """
 
-import ctypes
 import os
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.files import why_not_written
@@ -33,10 +30,6 @@ from atom.swarm.state.arenas import (
     map_file,
 )
 from atom.swarm.stream.frames import Interrupted
-
-_PUNCH_HOLE = 0x02 | 0x01
-"""Of fallocate(2): the size stays."""
-_BLOCK_BYTES = 4096
 
 
 def text_blob(digest: bytes) -> str:
@@ -132,29 +125,17 @@ class PieceStore:
         raise PeerRefused(Reason.PIECE_MISSING, f"chunk {number} of arena {arena}")
 
     def write(self, piece: Piece, chunk: memoryview) -> None:
-        """A checked one. Raises: StorageError."""
+        """Write a checked piece. Raises: StorageError."""
         with self._lock:
-            if not self._pieces.get(piece):
-                with self._opened(piece) as file:
+            if self._pieces.get(piece):
+                return
+            try:
+                with self._paths[piece[0]].open("r+b") as file:
+                    file.seek(self.bounds(piece)[0])
                     file.write(chunk)
-                self._pieces[piece] = True
-
-    def drop(self, piece: Piece) -> None:
-        """Its room on the disk is free afterwards. Raises: StorageError."""
-        with self._lock:
-            self._pieces.pop(piece, None)
-            with self._opened(piece) as file:
-                _punch(file.fileno(), file.tell(), self.length(piece))
-
-    @contextmanager
-    def _opened(self, piece: Piece) -> Iterator[BinaryIO]:
-        """Its file, at its first byte. Raises: StorageError."""
-        try:
-            with self._paths[piece[0]].open("r+b") as file:
-                file.seek(self.bounds(piece)[0])
-                yield file
-        except OSError as problem:
-            raise self._unwritten(problem) from problem
+            except OSError as problem:
+                raise self._unwritten(problem) from problem
+            self._pieces[piece] = True
 
     @property
     def _manifest_path(self) -> Path:
@@ -178,7 +159,7 @@ class PieceStore:
     def _unwritten(self, problem: OSError) -> StorageError:
         return StorageError(
             f"cannot write into {self._folder}: {why_not_written(problem)}",
-            "free some disk space, or let a text take less: [data] keep in the peer file",
+            "free some disk space, or choose a larger disk: [state] directory in the peer file",
         )
 
 
@@ -212,24 +193,3 @@ class StoreTarget:
     def write(self, piece: Piece, chunk: memoryview) -> None:
         self._store.write(piece, chunk)
         self._landed(piece)
-
-
-def gives_back(folder: Path) -> bool:
-    """Whether a piece that is dropped there frees its room: not every file system can."""
-    with tempfile.TemporaryFile(dir=folder) as file:
-        try:
-            file.write(bytes(_BLOCK_BYTES))
-            file.flush()
-            _punch(file.fileno(), 0, _BLOCK_BYTES)
-        except OSError:
-            return False
-        return True
-
-
-def _punch(file: int, start: int, length: int) -> None:
-    """Raises: OSError."""
-    library = ctypes.CDLL(None, use_errno=True)
-    arguments = ctypes.c_int64(start), ctypes.c_int64(length)
-    if library.fallocate(file, _PUNCH_HOLE, *arguments):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))

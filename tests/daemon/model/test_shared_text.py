@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from atom.base.errors import ConfigError, MismatchError, StorageError
+from atom.base.errors import MismatchError, StorageError
 from atom.base.reasons import Reason
 from atom.config.load import parse_peer_text
 from atom.daemon.model import shared_text
 from atom.daemon.model.shared_text import content_of, open_store, piece_of, what_comes
 from atom.daemon.peer.founding import Membership, enter_run
 from atom.models.data.tokenizer import byte_level_tokenizer
-from atom.swarm.records.manifest import Manifest
 from atom.swarm.state.arenas import BlobManifest, describe
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.piece_store import text_blob
@@ -95,47 +94,14 @@ def test_what_will_come_is_said_beforehand(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     member = founded(folder)
-    peer = parse_peer_text('[network]\ndownload = "8 kbit/s"\n[data]\nkeep = "2 GB"', tmp_path)
+    peer = parse_peer_text('[network]\ndownload = "8 kbit/s"', tmp_path)
     said = what_comes(member.manifest, peer, tmp_path)
     assert re.search(r"takes \d s at 0.008 Mbit/s", said)
-    assert "at most 1.9 GiB" in said
     assert str(tmp_path) in said
     monkeypatch.setattr(shared_text.shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     with pytest.raises(StorageError, match="100 B are free") as caught:
         what_comes(member.manifest, peer, tmp_path)
-    assert "keep" in caught.value.hint
-
-
-def of_a_large_text(member: Membership) -> Manifest:
-    """The run's manifest, were its text of 10 billion tokens."""
-    assert member.manifest.text is not None
-    [file] = member.manifest.text.files
-    large = member.manifest.text._replace(files=(file._replace(tokens=10**10),))
-    return replace(member.manifest, text=large)
-
-
-def test_a_cap_that_validation_alone_fills_is_refused(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    member = founded(folder)
-    manifest = of_a_large_text(member)
-    amount = manifest.data_amount._replace(held_back=3 * 10**9)
-    peer = parse_peer_text('[data]\nkeep = "1 GB"', tmp_path)
-    with pytest.raises(ConfigError, match=r"data\.keep") as caught:
-        what_comes(replace(manifest, data_amount=amount), peer, tmp_path)
-    assert "GiB" in caught.value.hint
-
-
-def test_a_cap_is_refused_where_no_piece_can_be_given_back(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    member = founded(folder)
-    peer = parse_peer_text('[data]\nkeep = "2 GB"', tmp_path)
-    monkeypatch.setattr(shared_text, "gives_back", lambda place: False)
-    with pytest.raises(ConfigError, match="cannot free a part of a file") as caught:
-        what_comes(of_a_large_text(member), peer, tmp_path)
-    assert "data.keep" in caught.value.hint
-    assert "comes through" in what_comes(member.manifest, peer, tmp_path), "all of it is kept"
+    assert "[state] directory" in caught.value.hint
 
 
 def test_what_is_here_already_is_said(folder: Folder) -> None:

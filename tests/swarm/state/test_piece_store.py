@@ -1,6 +1,5 @@
 """Pieces on disk: what counts as here, what is served, what a full disk or a wrong byte does."""
 
-import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.base.errors import PeerRefused, StorageError
+from atom.base.errors import StorageError
 from atom.base.reasons import Reason
-from atom.swarm.state import piece_store
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     ArenaManifest,
@@ -19,7 +17,7 @@ from atom.swarm.state.arenas import (
     describe,
     state_digest,
 )
-from atom.swarm.state.piece_store import PieceStore, gives_back
+from atom.swarm.state.piece_store import PieceStore
 from tests.swarm.refusals import refusal
 
 TOKENS = torch.arange(3 * CHUNK_BYTES // 2 + 5).to(torch.int16).view(torch.uint16)
@@ -73,18 +71,6 @@ def test_after_a_restart_only_what_is_right_counts(tmp_path: Path) -> None:
     assert again.chunk((1, 2)) == raw((1, 2))
 
 
-def test_a_dropped_piece_gives_its_room_back(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    for piece in PIECES:
-        store.write(piece, raw(piece))
-    before = (tmp_path / "arena-1").stat().st_blocks
-    store.drop((1, 1))
-    assert (before - (tmp_path / "arena-1").stat().st_blocks) * 512 == CHUNK_BYTES
-    assert refusal(store.chunk, (1, 1)) is Reason.PIECE_MISSING
-    assert store.chunk((1, 2)) == raw((1, 2))
-    assert (1, 1) not in store_in(tmp_path).kept
-
-
 def test_a_manifest_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
     store = store_in(tmp_path, settled=False)
     assert not store.has((0, 0)), "nothing is known yet"
@@ -110,7 +96,7 @@ def test_a_full_disk_is_told_and_what_is_here_stays(
         patched.setattr(store, "_paths", [full, full])
         with pytest.raises(StorageError, match="the disk is full") as caught:
             store.write((1, 0), raw((1, 0)))
-    assert "keep" in caught.value.hint
+    assert "[state] directory" in caught.value.hint
     assert not store.has((1, 0))
     assert store.chunk((0, 0)) == raw((0, 0))
 
@@ -119,23 +105,6 @@ def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError):
         store_in(tmp_path / "file")
-
-
-def test_a_piece_that_goes_while_it_is_read_is_not_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = store_in(tmp_path)
-    store.write((1, 0), raw((1, 0)))
-    view = PieceStore._view
-
-    def dropped_meanwhile(self: PieceStore, piece: tuple[int, int]) -> memoryview:
-        self.drop(piece)
-        return view(self, piece)
-
-    monkeypatch.setattr(PieceStore, "_view", dropped_meanwhile)
-    with pytest.raises(PeerRefused) as caught:
-        store.chunk((1, 0))
-    assert caught.value.reason is Reason.PIECE_MISSING
 
 
 def test_what_the_disk_has_damaged_since_is_not_served(tmp_path: Path) -> None:
@@ -151,15 +120,3 @@ def test_files_are_sparse(tmp_path: Path) -> None:
     store_in(tmp_path)
     taken = sum(path.stat().st_blocks * 512 for path in tmp_path.glob("arena-*"))
     assert taken < CHUNK_BYTES < os.path.getsize(tmp_path / "arena-1")
-
-
-def test_a_file_system_that_frees_no_part_of_a_file_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert gives_back(tmp_path)
-
-    def refused(file: int, start: int, length: int) -> None:
-        raise OSError(errno.EOPNOTSUPP, "not supported")
-
-    monkeypatch.setattr(piece_store, "_punch", refused)
-    assert not gives_back(tmp_path)
