@@ -6,7 +6,6 @@ and steps on the worker's thread, the ring on its own, the directory's readings 
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import Leases, decode, encode
-from atom.swarm.records.lease import MAX_ENDED_ATTEMPTS, EndedAttempt, Lease, LeaseBook
+from atom.swarm.records.lease import Lease, LeaseBook
 from atom.swarm.stream.bandwidth import TokenBucket
 from atom.swarm.transport.limits import offend
 from atom.training.replica.pacing import count_swarm
@@ -104,9 +103,6 @@ class RoundLoop:
         self._complaints = TokenBucket(1.0, 20.0)
         self.view = View()
         """The last one that the machine was shown. From any thread."""
-        self.ended = deque[EndedAttempt](maxlen=MAX_ENDED_ATTEMPTS)
-        """The last attempts of ours in vain; one that another peer's overtook is nobody's trouble.
-        For others to see why. From any thread."""
         self._next_tick = self._clock.now()
         self._last_seen: tuple[bytes, str] = (b"", "")
         self._thread = threading.Thread(target=self._run, name="round", daemon=True)
@@ -189,8 +185,6 @@ class RoundLoop:
             case Offence(peer_id, reason):
                 self._quarantine(peer_id, reason)
             case Report(kind, fields):
-                if kind == "attempt-ended" and fields["reason"] != Reason.SUPERSEDED:
-                    self.ended.append(EndedAttempt(fields["round"], Reason(fields["reason"])))
                 if kind not in _AT_WILL or self._complaints.allow(self._clock.now()):
                     self._events.emit(kind, **fields)
             case _:

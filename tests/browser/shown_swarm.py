@@ -5,7 +5,7 @@ from dataclasses import replace
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import Ledger, Round, Share
 from atom.swarm.records.lease import PeerState
-from atom.swarm.records.view import SwarmView, VoidAttempt
+from atom.swarm.records.view import SwarmView
 from tests.swarm.swarm_samples import a_lease
 
 _PEERS = ("12D3KooWann", "12D3KooWbob", "12D3KooWeve")
@@ -22,9 +22,8 @@ class ShownSwarm:
             a_lease(peer, state=state, round=7, sequences_per_s=1234.5, tokens_per_s=98765.4)
             for peer, state in zip(_PEERS, states, strict=True)
         )
-        void = (VoidAttempt(8, _PEERS[1], "ring-broken"), VoidAttempt(6, _PEERS[0], "no-quorum"))
         self.seen = SwarmView(
-            "shakespeare", 7, 4096, 1234, 2.5, "cd" * 32, 98765.4, peers, _NOW, _PEERS[0], void
+            "shakespeare", 7, 4096, 1234, 2.5, "cd" * 32, 98765.4, peers, _NOW, _PEERS[0]
         )
         self.ledger = Ledger(Head(b"h" * 32, 0, 0, 0, (), ()))
         for _ in range(7):

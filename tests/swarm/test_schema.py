@@ -13,7 +13,7 @@ from atom.swarm.chain import messages
 from atom.swarm.chain.commit import Branch, MemberCount
 from atom.swarm.chain.messages import Accepted
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import MAX_ADDRESSES, EndedAttempt, Link
+from atom.swarm.records.lease import MAX_ADDRESSES, Link
 from atom.swarm.records.manifest import DataAmount, SignedRecord
 from atom.swarm.schema import MAX_INT, decode, encode
 from atom.swarm.state.arenas import ArenaManifest, BlobManifest
@@ -47,10 +47,8 @@ MESSAGES: list[messages.Message] = [
     messages.CommitNotice(COMMIT),
     messages.Abort(PARENT, BALLOT, "early"),
 ]
-LINK, ENDED = Link(b"87654321", 0.25, 1e9), EndedAttempt(7, "bored")
-LEASE = a_lease(
-    PEERS[0], links=(LINK,), ended_attempts=(ENDED,), branches=(Branch(7, 3, b"12345678"),)
-)
+LINK = Link(b"87654321", 0.25, 1e9)
+LEASE = a_lease(PEERS[0], links=(LINK,), branches=(Branch(7, 3, b"12345678"),))
 MANIFEST = a_manifest(Identity.create(), data_amount=DataAmount(3, 2, 1))
 BLOB = BlobManifest((ArenaManifest("w", "float32", 8, bytes(32)),))
 SENT = [*MESSAGES, LEASE, MANIFEST, SignedRecord("lease", b"", bytes(64)), BLOB]
@@ -97,7 +95,6 @@ def test_no_field_that_a_stranger_sends_is_without_bounds(sent: Any) -> None:
         (replace(LEASE, name="a\x1b[2J"), Reason.MALFORMED),
         (replace(LEASE, name="x" * 25), Reason.MALFORMED),
         (replace(LEASE, links=(replace(LINK, peer=b"1"),)), Reason.MALFORMED),
-        (replace(LEASE, ended_attempts=(EndedAttempt(1, "Early!"),)), Reason.MALFORMED),
         (replace(VALUE, origin=None), Reason.MALFORMED),
         (replace(VALUE, gradient_norm=-1.0), Reason.MALFORMED),
         (replace(VALUE, gradient_norm=math.nan), Reason.NOT_FINITE),

@@ -181,16 +181,6 @@ def test_leases_go_past_the_machine_and_a_forged_one_is_an_offence() -> None:
 # ---- actions
 
 
-def test_the_last_four_attempts_in_vain_are_kept_beside_the_log(stage: Stage) -> None:
-    told = [("ring-broken", number) for number in range(1, 7)] + [("superseded", 7)]
-    ended = [Report("attempt-ended", {"round": n, "reason": r, "stage": "ring"}) for r, n in told]
-    stage.machine.answers[LeaveRequested] = [*ended, Report("branch", {"round": 7})]
-    stage.loop.leave()
-    stage.settle()
-    assert list(stage.loop.ended) == [(number, Reason.RING_BROKEN) for number in (3, 4, 5, 6)]
-    assert len(stage.events.events) == 8
-
-
 def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> None:
     message, part = Abort(START.digest, BALLOT, "early"), value().contributions
     ours = [

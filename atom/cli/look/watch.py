@@ -25,7 +25,6 @@ from atom.extras.dashboard.chart import Point, thinned
 from atom.extras.dashboard.feed import Seen, SwarmFeed
 from atom.extras.dashboard.server import LOOPBACK, serve
 from atom.swarm.addresses import ListenAddress
-from atom.swarm.identity import short_id
 from atom.swarm.records.lease import SampleText
 from atom.swarm.records.view import loss_unit
 
@@ -101,7 +100,8 @@ def screen(seen: Seen, width: int, height: int) -> RenderableType:
         parts += [curve(seen.losses, room, loss_unit(seen.view.data_amount)), Text()]
     if seen.view.sample is not None:
         parts.append(written(seen.view.sample))
-    shown = Padding(Group(*parts, footer(seen)), (1, _MARGIN, 0, _MARGIN))
+    footer = Text("Ctrl-C ends the display", "quiet")
+    shown = Padding(Group(*parts, footer), (1, _MARGIN, 0, _MARGIN))
     # Where nothing helps, what is below is cut off: a problem must not be.
     return Group(Text(f"  {seen.problem}", "yellow"), shown) if seen.problem else shown
 
@@ -123,16 +123,6 @@ def written(sample: SampleText) -> Text:
     """A stranger's weights wrote it: one line, as it is."""
     title = (f"round {sample.round:,} writes  ", "bold")
     return Text.assemble(title, sample.text, no_wrap=True, overflow="ellipsis")
-
-
-def footer(seen: Seen) -> Text:
-    """Why the round under way is not committed yet, if somebody tried; else how to end this."""
-    void = [each for each in seen.view.void_attempts if each.round > seen.view.round]
-    if void:
-        last = void[-1]
-        who = short_id(last.peer_id)
-        return Text(f"round {last.round:,}: no result, {last.reason} ({who} says)", "yellow")
-    return Text("Ctrl-C ends the display", "quiet")
 
 
 def show_dashboard(

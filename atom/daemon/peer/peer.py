@@ -144,15 +144,7 @@ class Peer:
         self._control = ControlServer(self, box.state)
         # what it shows, and sees of others
         self._serial = 0
-        self._status = Status(
-            box,
-            member,
-            context,
-            self._executor,
-            self._machine,
-            self._outreach,
-            self._loop.ended,
-        )
+        self._status = Status(box, member, context, self._executor, self._machine, self._outreach)
         self._directory = directory.directory
         place = lease_key(self._run_name, member.manifest.owner)
         self._exchange = LeaseExchange(me.peer_id, place, self._transport.public_hosts)

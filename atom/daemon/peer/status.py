@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from atom.swarm.chain.commit import Value
 from atom.swarm.records.lease import (
     MAX_LINKS,
     SHOWN,
-    EndedAttempt,
     Lease,
     PeerState,
 )
@@ -37,8 +36,6 @@ class Status:
     executor: RoundExecutor
     machine: RoundMachine
     outreach: Outreach
-    ended: Collection[EndedAttempt]
-    """Attempts at a round that this peer coordinated in vain."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -72,7 +69,6 @@ class Status:
             addresses=self.addresses,
             reached=self.outreach.reached,
             links=tuple(self.executor.exchange.speeds.links(MAX_LINKS).values()),
-            ended_attempts=tuple(self.ended),
             branches=head.branches[-SHOWN:],
             branches_before=len(head.branches[:-SHOWN]),
             void_passes=stats.void_in_a_row,

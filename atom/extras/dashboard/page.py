@@ -13,7 +13,6 @@ from atom.swarm.chain.commit_chain import Ledger, Round
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.view import (
     SwarmView,
-    VoidAttempt,
     batch_text,
     loss_meaning,
     loss_unit,
@@ -137,10 +136,10 @@ def _loss(seen: Seen) -> str:
 
 def _rounds(seen: Seen) -> str:
     title = '<h2>rounds <span class="quiet">the newest, from the certified chain</span></h2>'
-    why, void = _quietly(seen.ledger_note), seen.view.void_attempts
-    if why and not (seen.ledger.rounds or void):
+    why = _quietly(seen.ledger_note)
+    if why and not seen.ledger.rounds:
         return title + why
-    return title + _as_of(seen) + rounds_table(seen.ledger, void) + why
+    return title + _as_of(seen) + rounds_table(seen.ledger) + why
 
 
 def _contributions(seen: Seen) -> str:
@@ -168,9 +167,6 @@ def _quietly(text: str) -> str:
 MAX_ROWS = 500
 """Peers listed; a browser has better things to do than to lay out thousands every second."""
 MAX_ROUNDS = 12
-MAX_ATTEMPTS = 8
-"""In vain, of each round: they are whatever leases say, and a crowd has many."""
-_ID_CHARACTERS = 6
 _ROUNDS = ("round", "loss", "sequences", "peers", "what happened")
 _SHARES = ("peer", "sequences", "share", "rounds", "last round")
 _NUMBERS = frozenset(
@@ -186,17 +182,10 @@ def peers_table(view: SwarmView) -> str:
     return _table("peers", titles, rows, len(view.peers) - MAX_ROWS)
 
 
-def rounds_table(ledger: Ledger, void: Sequence[VoidAttempt]) -> str:
-    """The last rounds, newest first, and the attempts that gave none."""
+def rounds_table(ledger: Ledger) -> str:
+    """Return a table of the last rounds, newest first."""
     newest = ledger.rounds[: -MAX_ROUNDS - 1 : -1]
-    first = newest[-1].number if newest else 0
-    rows, more = [], 0
-    for number in range(ledger.head.round + 1, first - 1, -1):
-        rows += [_row(_ROUNDS, _round(each)) for each in newest if each.number == number]
-        told = [_void(attempt) for attempt in void if attempt.round == number]
-        rows += [_row(_ROUNDS, cells, True) for cells in told[:MAX_ATTEMPTS]]
-        more += max(0, len(told) - MAX_ATTEMPTS)
-    return _table("rounds", _ROUNDS, rows, more)
+    return _table("rounds", _ROUNDS, [_row(_ROUNDS, _round(each)) for each in newest])
 
 
 def contributions_table(ledger: Ledger, view: SwarmView) -> str:
@@ -257,11 +246,6 @@ def _round(each: Round) -> tuple[str, ...]:
         f"{each.members:,}",
         _marked(escape(what_happened(each)), bool(each.branch)),
     )
-
-
-def _void(attempt: VoidAttempt) -> tuple[str, ...]:
-    who = _short(attempt.peer_id, f"…{attempt.peer_id[-_ID_CHARACTERS:]}")
-    return f"{attempt.round:,}", "-", "-", "-", f"no result: {escape(attempt.reason)}, says {who}"
 
 
 def what_happened(each: Round) -> str:

@@ -46,7 +46,6 @@ SHOWN = 8
 MAX_ADDRESSES = 8
 MAX_TEXT_CHARACTERS = 128
 MAX_LINKS = 16
-MAX_ENDED_ATTEMPTS = 4
 MAX_RATE = 1e15
 """Of every rate and time: far beyond any machine, and the sum of all peers' is still a number."""
 MAX_LOSS = 1e6
@@ -106,14 +105,6 @@ class Link:
     round_trip_s: RoundTrip
     bytes_per_s: LinkRate = math.inf
     """As fast as it was seen to go when it was what held things up; infinite: it never was."""
-
-
-class EndedAttempt(NamedTuple):
-    """An attempt at a round that gave no result. For display."""
-
-    round: int
-    reason: Word
-    """A named reason."""
 
 
 class RoundUse(NamedTuple):
@@ -187,8 +178,6 @@ class Lease:
     """Whether others can dial it, as far as it knows."""
     links: Annotated[tuple[Link, ...], MAX_LINKS] = ()
     """What it measured of its ways to others."""
-    ended_attempts: Annotated[tuple[EndedAttempt, ...], MAX_ENDED_ATTEMPTS] = ()
-    """The last attempts at a round that it coordinated in vain."""
     branches: Annotated[tuple[Branch, ...], SHOWN] = ()
     """The newest rounds on its chain that no quorum decided (fork choice)."""
     branches_before: int = 0

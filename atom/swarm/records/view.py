@@ -102,16 +102,6 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, order=True)
-class VoidAttempt:
-    """An attempt at a round that gave no result, as who coordinated it says."""
-
-    round: int
-    peer_id: str
-    reason: str
-    """A named reason: docs/protocol.md."""
-
-
 @dataclass(frozen=True)
 class SwarmView:
     """Counts are those of the preferred head; peers on another head are listed, not counted."""
@@ -132,8 +122,6 @@ class SwarmView:
     """Of the look."""
     owner: str = ""
     """Peer id of who founded the run."""
-    void_attempts: tuple[VoidAttempt, ...] = ()
-    """The last ones of every peer, by round."""
     data_amount: tuple[int, int, int] | None = None
     """As in the manifest."""
     validation: dict[str, Any] | None = None
@@ -211,7 +199,6 @@ class SwarmView:
             "validation": self.validation,
             "round_s": self.round_s,
             "sample": self.sample and self.sample._asdict(),
-            "void_attempts": [vars(attempt) for attempt in self.void_attempts],
             "peers": [self._peer(lease) for lease in self.peers],
             "other_versions": self.other_versions,
         }
@@ -266,13 +253,6 @@ def view_swarm(
         peers=peers,
         unix_time=unix_time,
         owner=manifest.owner,
-        void_attempts=tuple(
-            sorted(
-                VoidAttempt(number, lease.peer_id, reason)
-                for lease in peers
-                for number, reason in lease.ended_attempts
-            )
-        ),
         data_amount=manifest.data_amount,
         validation=validation_told(max(validations, default=None), data),
         sample=max(samples, default=None),

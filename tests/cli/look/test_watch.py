@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from atom.base.reasons import Reason
-from atom.cli.look.watch import _watch_plain, curve, footer, screen
+from atom.cli.look.watch import _watch_plain, curve, screen
 from atom.cli.shell.terminal import THEME, draws
 from atom.extras.dashboard.feed import Seen
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import Ledger, Round
-from atom.swarm.records.lease import EndedAttempt, PeerState, SampleText
+from atom.swarm.records.lease import PeerState, SampleText
 from tests.cli.swarm_sights import Sight, sight
 
 FALLING = tuple((number, 5.0 / number) for number in range(1, 30))
@@ -55,15 +54,6 @@ def test_a_line_of_the_log() -> None:
         f"tiny   round 7 of 30   {peers} peers   {tokens} tokens/s   loss 2.5000"
         for peers, tokens in ((2, 200), (3, 300))
     ]
-
-
-def test_a_round_that_came_to_nothing_is_told_until_it_is_committed() -> None:
-    view = sight(
-        ended_attempts=(EndedAttempt(7, Reason.EARLY), EndedAttempt(8, Reason.RING_BROKEN))
-    ).view
-    told = footer(Seen(view, None, LEDGER))
-    assert "round 8: no result, ring-broken" in lines(told, 80, 1)[0]
-    assert "Ctrl-C" in lines(footer(Seen(replace(view, round=8), None, LEDGER)), 80, 1)[0]
 
 
 @pytest.mark.parametrize("height", [12, 40])

@@ -15,13 +15,11 @@ from atom.swarm.chain.commit import Branch
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import (
     MAX_ADDRESSES,
-    MAX_ENDED_ATTEMPTS,
     MAX_LINKS,
     MAX_LOSS,
     MAX_SAMPLE_BYTES,
     MAX_TEXT_CHARACTERS,
     SHOWN,
-    EndedAttempt,
     Link,
     PeerState,
     Reached,
@@ -64,7 +62,6 @@ LONGEST: dict[str, Any] = {
     "addresses": ("a" * MAX_TEXT_CHARACTERS,) * MAX_ADDRESSES,
     "reached": Reached.YES,
     "links": (LINK,) * MAX_LINKS,
-    "ended_attempts": (EndedAttempt(MOST, max(Reason, key=len)),) * MAX_ENDED_ATTEMPTS,
     "branches": (Branch(MOST, 9, NAME),) * SHOWN,
     "void_cause": "a" * 32,
     "last_round": RoundUse(1e15, 1.0, MOST, MOST),
@@ -79,7 +76,7 @@ LONGEST: dict[str, Any] = {
         {},
         {"loss": None, "head": b"", "state_digest": b"", "addresses": ()},
         {"reached": Reached.NO, "links": (Link(b"87654321", 0.25),)},
-        {"ended_attempts": (EndedAttempt(7, "bored"),), "branches": (Branch(7, 3, b"12345678"),)},
+        {"branches": (Branch(7, 3, b"12345678"),)},
         LONGEST,
     ],
 )

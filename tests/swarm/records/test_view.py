@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from swarm_samples import HEAD, a_lease, a_manifest
 
-from atom.base.reasons import Reason
 from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import Branch
 from atom.swarm.identity import Identity
@@ -46,13 +45,9 @@ def test_the_view_is_computed_at_the_preferred_head_and_speed_also_just_behind_i
 
 
 def test_what_the_status_command_tells() -> None:
-    view = view_of(
-        a_lease("b", ended_attempts=((4, Reason.RING_BROKEN), (7, Reason.EARLY))),
-        a_lease("a", sequences_per_s=1.23456, ended_attempts=((5, Reason.NO_QUORUM),)),
-    )
+    view = view_of(a_lease("b"), a_lease("a", sequences_per_s=1.23456))
     shown = json.loads(json.dumps(view.to_json()))
-    told = [(each["round"], each["peer_id"], each["reason"]) for each in shown["void_attempts"]]
-    assert told == [(4, "b", "ring-broken"), (5, "a", "no-quorum"), (7, "b", "early")]
+    assert shown["peers"][0]["rate"] == 1.235
     used = view_of(a_lease(last_round=RoundUse(8.5, 0.25, 4096, 2048))).to_json()["peers"][0]
     assert used["last_round"] == {
         "seconds": 8.5, "utilisation": 0.25, "sent_bytes": 4096, "received_bytes": 2048,

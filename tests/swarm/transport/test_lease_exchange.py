@@ -16,7 +16,6 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.lease import (
     LEASE_SECONDS,
     MAX_LINKS,
-    EndedAttempt,
     Lease,
     LeaseBook,
     Link,
@@ -276,11 +275,10 @@ def test_a_reading_of_the_dht_is_passed_to_mates_that_lack_it(anna: Member) -> N
 
 
 def wordy_lease(peer: Identity, serial: int) -> Lease:
-    """Return a lease as peers of a large swarm have it: links, attempts, and figures of a round."""
+    """Return a lease as peers of a large swarm have it: links, and figures of a round."""
     links = tuple(Link(bytes([n] * 8), 0.025, 1e6 + n) for n in range(MAX_LINKS))
     return a_lease(
         peer.peer_id, serial=serial, links=links, reached=Reached.YES, name="a-peer",
-        ended_attempts=(EndedAttempt(3, "timeout"),) * 2,
         last_round=RoundUse(7.0, 0.9, 10**9, 10**9),
     )  # fmt: skip
 
