@@ -22,7 +22,6 @@ _WAITS = {
     "values": "values between sub-models",
     "end": "the last gradients",
 }
-_RATE_COLUMNS, _RATE_ROWS, _BLOCKS = 60, 4, " ▁▂▃▄▅▆▇█"
 _FIRST_TO_GO = ("hands on", "backward", "forward", "activations", "stays", "weights")
 
 
@@ -36,7 +35,7 @@ def plan_text(plan: Plan, columns: int, chart: bool = False) -> RenderableType:
         *_section(_pass_title(plan), _pass(plan)),
         *(_section("the pass, drawn", _drawn(plan, columns - 2)) if chart else ()),
         *_section(_round_title(plan), _round(plan)),
-        *_section("learning rate", _rate(plan, columns - 2)),
+        *_section("learning rate", _rate(plan)),
     )
 
 
@@ -254,10 +253,10 @@ def _round(plan: Plan) -> RenderableType:
     return table
 
 
-def _rate(plan: Plan, columns: int) -> RenderableType:
-    """In words, and drawn from the first round to the last."""
-    its, rates = plan.schedule, plan.rates(min(columns, _RATE_COLUMNS))
-    peak, last = its.learning_rate, its.rounds
+def _rate(plan: Plan) -> RenderableType:
+    """Return in words how the learning rate changes over the rounds."""
+    its, last = plan.schedule, plan.schedule.rounds
+    peak = its.learning_rate
     words = [
         f"rises to {peak:g} over {its.warmup_rounds:,} rounds" if its.warmup_rounds else f"{peak:g}"
     ]
@@ -265,15 +264,7 @@ def _rate(plan: Plan, columns: int) -> RenderableType:
         if its.decay_rounds is not None:
             words.append(f"stays there until round {last - its.decay_rounds:,}")
         words.append(f"falls to {its.final_learning_rate:g} in round {last:,} ({its.decay})")
-    levels = [round(rate / peak * _RATE_ROWS * (len(_BLOCKS) - 1)) for rate in rates]
-    rows = [_blocks(levels, row) for row in reversed(range(_RATE_ROWS))] if rates else []
-    return Group(*(Text(row, "bar.complete", no_wrap=True) for row in rows), Text(", ".join(words)))
-
-
-def _blocks(levels: Sequence[int], row: int) -> str:
-    """What of columns so high lies in a row of a chart; row 0 is the lowest."""
-    full = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[min(max(level - row * full, 0), full)] for level in levels)
+    return Text(", ".join(words))
 
 
 def _share_of(round_: RoundPrediction) -> str:

@@ -49,7 +49,7 @@ from atom.graph.profile.seconds import Profile, assume_graph, assumed_device
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.own_code import OwnCode
-from atom.optim.rate import RateSettings, learning_rate
+from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice, HostStep
 from atom.placement.choosing import choose_each, fastest
 from atom.placement.memory import PLANNED_SHARE
@@ -158,16 +158,6 @@ class Plan:
     def run_alone_s(self) -> float | None:
         """As many, of this box alone."""
         return None if self.run_s is None else self.run_s * self.gain.times_alone
-
-    def rates(self, most: int) -> list[float]:
-        """The learning rate of at most so many rounds, the first to the last; of an endless run
-        none."""
-        rounds = self.schedule.rounds or 0
-        count = min(rounds, most)
-        return [
-            learning_rate(self.schedule, 1 + k * (rounds - 1) // max(count - 1, 1))
-            for k in range(count)
-        ]
 
 
 def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
