@@ -35,7 +35,6 @@ def plan_text(plan: Plan, columns: int, chart: bool = False) -> RenderableType:
         *_section(_pass_title(plan), _pass(plan)),
         *(_section("the pass, drawn", _drawn(plan, columns - 2)) if chart else ()),
         *_section(_round_title(plan), _round(plan)),
-        *_section("learning rate", _rate(plan)),
     )
 
 
@@ -80,7 +79,7 @@ def _verdict(plan: Plan) -> RenderableType:
     an_hour = _line_bytes(round_.line_bytes_per_day / 24)
     table.add_row("line", f"{an_hour} an hour up, and as much down")
     if plan.run_s is not None and plan.run_alone_s is not None:
-        ends = f"{plan.schedule.rounds:,} rounds take {format_seconds(plan.run_s)}"
+        ends = f"{plan.rounds:,} rounds take {format_seconds(plan.run_s)}"
         table.add_row("end", f"{ends}; as much alone {format_seconds(plan.run_alone_s)}")
     found = plan.recommendation
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
@@ -251,20 +250,6 @@ def _round(plan: Plan) -> RenderableType:
     goes_on = "go on under" if round_.overlapped else "wait for"
     table.add_row("round", format_seconds(round_.round_s), f"passes {goes_on} the exchange")
     return table
-
-
-def _rate(plan: Plan) -> RenderableType:
-    """Return in words how the learning rate changes over the rounds."""
-    its, last = plan.schedule, plan.schedule.rounds
-    peak = its.learning_rate
-    words = [
-        f"rises to {peak:g} over {its.warmup_rounds:,} rounds" if its.warmup_rounds else f"{peak:g}"
-    ]
-    if last is not None and its.decay != "constant":
-        if its.decay_rounds is not None:
-            words.append(f"stays there until round {last - its.decay_rounds:,}")
-        words.append(f"falls to {its.final_learning_rate:g} in round {last:,} ({its.decay})")
-    return Text(", ".join(words))
 
 
 def _share_of(round_: RoundPrediction) -> str:

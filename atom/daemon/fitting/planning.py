@@ -36,7 +36,6 @@ from atom.daemon.model.run_optimizer import (
     gradients,
     load_run,
     optimizer,
-    rate_settings,
     replica_state,
     shared_state,
     state_form,
@@ -49,7 +48,6 @@ from atom.graph.profile.seconds import Profile, assume_graph, assumed_device
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.own_code import OwnCode
-from atom.optim.rate import RateSettings
 from atom.placement.choice import Choice, HostStep
 from atom.placement.choosing import choose_each, fastest
 from atom.placement.memory import PLANNED_SHARE
@@ -129,8 +127,8 @@ class Plan:
     disk: DiskPlan
     device: str
     """What computes, each of one kind."""
-    schedule: RateSettings
-    """With the run's last round; None: endless."""
+    rounds: int | None
+    """Rounds of the run; None if it is endless."""
     choice: Choice
     work: Work
     prediction: RoundPrediction
@@ -151,8 +149,7 @@ class Plan:
     @property
     def run_s(self) -> float | None:
         """All rounds, with these peers; None: it is endless."""
-        rounds = self.schedule.rounds
-        return None if rounds is None else rounds * self.prediction.round_s
+        return None if self.rounds is None else self.rounds * self.prediction.round_s
 
     @property
     def run_alone_s(self) -> float | None:
@@ -198,7 +195,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
         host=HostPlan(tuple(arenas), have_bytes),
         disk=disk_plan(run, graph, peer, _root(run, peer), request.text),
         device=device,
-        schedule=rate_settings(run),
+        rounds=run.run.rounds,
         choice=choice,
         work=work,
         prediction=predict(choice, work),

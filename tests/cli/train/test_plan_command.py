@@ -80,26 +80,6 @@ def test_no_line_is_wider_than_the_terminal(
         assert not any("\x1b" in line for line in lines)
 
 
-def test_the_rate_of_a_run_is_told(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    demo = Path(DEMO).read_text()
-    runs = {
-        "wsd": demo.replace('decay = "cosine"', 'decay = "1-sqrt"\ndecay_rounds = 30'),
-        "endless": demo.replace("rounds = 100\n", "", 1).replace('decay = "cosine"', "").replace(
-            "final_learning_rate = 4e-4", ""),
-    }  # fmt: skip
-    said = {}
-    for name, text in runs.items():
-        (tmp_path / f"{name}.toml").write_text(text)
-        assert main(["plan", str(tmp_path / f"{name}.toml"), *ASSUME]) == ExitCode.OK
-        said[name] = capsys.readouterr().out.partition("learning rate\n")[2].strip()
-    first = "rises to 0.004 over 20 rounds"
-    rest = "stays there until round 70, falls to 0.0004 in round 100 (1-sqrt)"
-    assert said == {"wsd": f"{first}, {rest}", "endless": first}
-
-
 def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads("\n".join(lines_of(capsys, "--json", "--peer", str(PEERS / "cpu.toml"))))
     assert set(told) == {
