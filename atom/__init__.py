@@ -15,19 +15,22 @@ if TYPE_CHECKING:
 
 __all__ = ["AdamW", "OffloadedModel", "Schedule", "__version__", "offload"]
 
-_PLACES = {
+_LAZY_NAMES = {
     "AdamW": ("atom.optim.adamw", "AdamW"),
     "OffloadedModel": ("atom.offloaded_model", "OffloadedModel"),
     "Schedule": ("atom.optim.rate", "RateSettings"),
     "offload": ("atom.offloaded_model", "offload"),
 }
-"""Loaded when they are asked for: commands and the DHT's process need no PyTorch to begin."""
+"""Public name → (module, attribute), imported on first access.
+
+Commands and the DHT process start without importing PyTorch.
+"""
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name not in _PLACES:
+    if name not in _LAZY_NAMES:
         raise AttributeError(f"module 'atom' has no attribute {name!r}")
-    module, attribute = _PLACES[name]
+    module, attribute = _LAZY_NAMES[name]
     return getattr(importlib.import_module(module), attribute)

@@ -7,17 +7,21 @@ from types import FrameType
 
 
 def main() -> int:
-    """Returns the exit code. Until a command is guarded, Ctrl-C has nothing to clear up, and no
-    traceback: where it is ignored (nohup), or somebody else hears it, that stays so."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, _end)
+    """Run the command line and return its exit code.
+
+    Ctrl-C ends the process at once, without a traceback, until a command installs its own handling:
+    nothing needs cleaning up before then. If SIGINT is ignored (nohup) or has another handler, that
+    stays as it is.
+    """
+    has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if has_default_handler:
+        signal.signal(signal.SIGINT, _exit_at_once)
     from atom.cli.app import main as command
 
-    return command(raise_interrupts=ours)
+    return command(raise_interrupts=has_default_handler)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _exit_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 

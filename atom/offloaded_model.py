@@ -1,9 +1,9 @@
-"""The front door: train a PyTorch module that is larger than the GPU, in one process, no swarm.
+"""Training of a PyTorch module that is larger than the GPU, in one process, without a swarm.
 
-The module is traced and cut into sub-models; weights, gradients and optimizer state lie in host
-memory, and the sub-models stream through the device. It is made of the parts that a peer is made of
-(`graph`, `placement`, `swap`, `optim`, `training.replica`, `daemon.fitting`), so what holds for a
-peer holds here: a step gives the same bits as plain PyTorch where the device rounds alike
+The module is traced and cut into sub-models. Weights, gradients and optimizer state stay in host
+memory, and the sub-models stream through the device. The code is shared with the swarm's peers
+(`graph`, `placement`, `swap`, `optim`, `training.replica`, `daemon.fitting`), so its guarantees
+hold here too: a step gives the same bits as plain PyTorch where the device rounds alike
 (docs/swap.md).
 """
 
@@ -41,15 +41,16 @@ from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
 
 MicroBatch = tuple[Tensor, Tensor]
-"""Inputs and targets; the first dimension of both counts sequences (samples)."""
+"""Inputs and targets of a micro-batch; the first dimension of both counts sequences (samples)."""
 Loss = Callable[[Any, Tensor], Tensor]
-"""(the module's output, targets) → mean loss, a scalar."""
+"""Loss function: (the module's output, targets) → mean loss over the sequences, a scalar."""
 
 
 class OffloadedModel:
-    """A module whose weights and optimizer state lie in host memory and stream through a device.
+    """Module whose weights and optimizer state stay in host memory and stream through a device.
 
-    Made by `offload`. One thread at a time. Use it as a context manager, or call `close`.
+    Create it with `offload`. Use it from one thread at a time, as a context manager, or call
+    `close`.
     """
 
     def __init__(
@@ -59,8 +60,15 @@ class OffloadedModel:
         names: Mapping[str, str],
         constants: Mapping[str, Tensor],
     ) -> None:
-        """`names`: of every trained entry of the module's `state_dict`, the name under which the
-        replica has it (tied parameters have one). `constants`: its other entries."""
+        """Wrap a replica that already holds the module's values.
+
+        Args:
+            replica: the replica that trains the module.
+            device: the device of the replica, which `close` releases.
+            names: name of each trained entry of the module's `state_dict` → the replica's name for
+                it. Tied parameters share one name in the replica.
+            constants: the other entries of the `state_dict`, by name.
+        """
         self._replica = replica
         self._device = device
         self._names = names
@@ -68,69 +76,83 @@ class OffloadedModel:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps taken."""
+        """Number of optimizer steps taken."""
         return self._replica.round
 
     @property
     def micro_batches(self) -> int:
-        """The most micro-batches that go through the device together. A step may have more."""
+        """Maximum number of micro-batches per pass through the device; a step may take more."""
         return self._replica.micro_batches
 
     def step(self, batches: Sequence[MicroBatch]) -> float:
-        """One optimizer step on the mean gradient of all sequences in `batches`.
+        """Take one optimizer step on the mean gradient of all sequences in `batches`.
 
-        The step itself runs on the host under the next call's passes.
+        The optimizer step runs on the host and overlaps with the passes of the next call.
 
         Args:
             batches: one or more micro-batches, each shaped as the example given to `offload`.
 
         Returns: the mean loss per sequence, before the step.
 
-        Raises: PassVoided for a loss or a gradient that is not finite, or if memory ran out: the
-        weights are as before the call; ValueError for no micro-batch, or one of another shape.
+        Raises: PassVoided if a loss or gradient is not finite, or memory ran out; the weights are
+            then as before the call. ValueError if `batches` is empty or has another shape.
         """
         if not batches:
-            raise ValueError("no micro-batch")
+            raise ValueError("no micro-batch: give at least one")
         replica = self._replica
         replica.reset_gradients()
         groups = _groups(batches, replica.micro_batches)
-        for number, some in enumerate(groups, start=1):
-            replica.run_pass([_entries(batch) for batch in some], last=number == len(groups))
+        for number, group in enumerate(groups, start=1):
+            replica.run_pass([_entries(batch) for batch in group], last=number == len(groups))
         replica.begin_own_step()
         return replica.loss_sum / replica.sequences
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> float:
-        """Mean loss per sequence in evaluation mode; nothing is changed. Raises: as `step`."""
+        """Return the mean loss per sequence in evaluation mode, without changing the weights.
+
+        Args:
+            batches: one or more micro-batches, each shaped as the example given to `offload`.
+
+        Raises: the exceptions of `step`.
+        """
         if not batches:
-            raise ValueError("no micro-batch")
+            raise ValueError("no micro-batch: give at least one")
         return self._replica.evaluate([_entries(batch) for batch in batches])
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of everything that `load_state_dict` needs to go on with the same bits.
+        """Return copies of all that `load_state_dict` needs to continue with the same bits.
 
-        `"model"`: what the module's own `state_dict` has, parameters in float32;
-        `"state"`: weights and optimizer state as flat arenas [elements], and parameters without
-        gradient; `"steps"`. The random numbers of dropout are not part of it.
+        The random state of dropout is not included.
+
+        Returns: a dict of three entries. "model" has the entries of the module's own `state_dict`,
+            with parameters in float32. "state" has weights and optimizer state as flat arenas
+            [elements], and the parameters without gradient. "steps" is the number of steps taken.
         """
         weights = self._replica.export_parameters()
         state = {**self._replica.state_arenas(), **self._replica.frozen}
         return {
             "model": {name: value.clone() for name, value in self._constants.items()}
-            | {name: weights[ours].clone() for name, ours in self._names.items()},
+            | {name: weights[trained].clone() for name, trained in self._names.items()},
             "state": {name: arena.clone() for name, arena in state.items()},
             "steps": self.steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave. Raises: KeyError; ValueError if it is another
-        model's; then nothing is changed."""
+        """Continue from a state that `state_dict` returned.
+
+        Raises: KeyError if an entry is missing; ValueError if the state is of another model.
+            Nothing has changed in either case.
+        """
         if int(state["steps"]) < 0:
             raise ValueError(f"steps: {state['steps']} is below 0")
         self._replica.load_state(state["state"], int(state["steps"]))
 
     def close(self) -> None:
-        """Waits for the step under way and gives the device's memory back, cuBLAS' workspaces of
-        the whole process with it: nothing else computes there meanwhile."""
+        """Wait for the current step, then release the device's memory.
+
+        The cuBLAS workspaces of the whole process are released too, so no other computation may run
+        on the device during this call.
+        """
         self._replica.finish_step()
         self._device.close()
 
@@ -158,37 +180,41 @@ def offload(
     device: str = "auto",
     seed: int = 0,
 ) -> OffloadedModel:
-    """Takes a module over to train it through a device that may be smaller than it.
+    """Prepare a module for training on a device that may be smaller than the module.
 
     Args:
         model: any module that `torch.export` can trace (docs/compiler.md). It is put into training
             mode. Its values are copied to host memory; the module itself is not used afterwards and
             may be deleted.
-        loss: of the module's output and the targets, the mean over the sequences: a scalar.
-        example: inputs and targets of one micro-batch. All micro-batches must be shaped like it.
-        gpu_memory: the most that may be taken of the device, as "8 GiB"; None: nine tenths of what
-            is free there. Several models that are open have theirs together. On a CPU it bounds
-            what is computed at a time.
+        loss: function of the module's output and the targets; returns the mean over the sequences,
+            a scalar.
+        example: inputs and targets of one micro-batch. All micro-batches must have this shape.
+        gpu_memory: most device memory to take, such as "8 GiB"; None: nine tenths of the free
+            memory. Several open models share one limit, the sum of theirs. On a CPU it bounds the
+            memory of the computation.
         optimizer: `atom.AdamW(...)`, or another `atom.optim.optimizer.Optimizer`; None: AdamW.
-        learning_rate: constant, or a schedule over steps.
-        clip_norm: the global norm to which gradients are clipped; None: they are not.
+        learning_rate: a constant, or a schedule over steps.
+        clip_norm: largest global norm of the gradient, above which it is clipped; None: no
+            clipping.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        seed: of dropout.
+        seed: seed of dropout.
 
-    Raises: ModelError naming what cannot be traced; DeviceError for a device that is missing or too
-    small, naming what does not fit; ValueError for a `gpu_memory` that is no quantity of bytes, a
-    rate or a norm that is out of range.
+    Returns: the offloaded model, ready for `step`; close it after use.
+
+    Raises: ModelError naming the operation that cannot be traced; DeviceError if the device is
+        missing or too small; ValueError if `gpu_memory` is not a size, or the learning rate or
+        `clip_norm` is out of range.
     """
     if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm: {clip_norm} is not above 0; None: no clipping")
-    capped = None if gpu_memory is None else parse_bytes(gpu_memory)
+        raise ValueError(f"clip_norm: {clip_norm} is not above 0; use None for no clipping")
+    limit_bytes = None if gpu_memory is None else parse_bytes(gpu_memory)
     whole = _WithLoss(model, loss).train()
     batch = _entries(example)
     graph = trace(whole, batch)
-    (opened,) = open_devices([device], graph.parameter_dtype, allowed_bytes(capped))
-    with ExitStack() as unless_done:
-        unless_done.callback(opened.close)
-        choice = _choice(graph, optimizer or AdamW(), opened, capped)
+    (opened,) = open_devices([device], graph.parameter_dtype, allowed_bytes(limit_bytes))
+    with ExitStack() as on_failure:
+        on_failure.callback(opened.close)
+        choice = _choice(graph, optimizer or AdamW(), opened, limit_bytes)
         settings = ReplicaSettings(
             rate=_schedule(learning_rate),
             optimizer=optimizer or AdamW(),
@@ -203,7 +229,7 @@ def offload(
         values = dict(whole.named_parameters())
         for fill in (replica.fill_frozen, replica.initialise):
             fill(lambda name, _: values[name].detach().to("cpu", torch.float32))
-        unless_done.pop_all()
+        on_failure.pop_all()
     names = _names(model, whole, graph)
     constants = {
         name: value.detach().cpu().clone()
@@ -214,7 +240,7 @@ def offload(
 
 
 class _WithLoss(nn.Module):
-    """What is traced: the module and its loss as one."""
+    """Module and loss function as one module, which is traced."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
@@ -229,7 +255,7 @@ def _schedule(learning_rate: float | RateSettings) -> RateSettings:
     if isinstance(learning_rate, RateSettings):
         return learning_rate
     if not 0 <= learning_rate < math.inf:
-        raise ValueError(f"learning_rate: {learning_rate} is not a finite number from 0 on")
+        raise ValueError(f"learning_rate: {learning_rate} is not a finite number of 0 or more")
     return RateSettings(learning_rate)
 
 
@@ -242,12 +268,12 @@ def _groups(batches: Sequence[MicroBatch], most: int) -> list[Sequence[MicroBatc
     return [batches[start : start + most] for start in range(0, len(batches), most)]
 
 
-def _choice(graph: Graph, optimizer: Optimizer, device: Device, capped_bytes: int | None) -> Choice:
-    """How the model is cut for this device. Raises: DeviceError."""
+def _choice(graph: Graph, optimizer: Optimizer, device: Device, limit_bytes: int | None) -> Choice:
+    """Choose how to cut the model for this device. Raises: DeviceError if it does not fit."""
     kind = device.torch_device
     profile = profile_or_guess(graph, kind, lambda note: None, lambda done, total: None)
     left = free_host_bytes(None) - store_bytes(optimizer, graph.layout, graph.parameter_dtype)
-    device_bytes = capped_bytes or usable_device_bytes([kind], left)
+    device_bytes = limit_bytes or usable_device_bytes([kind], left)
     most = MAX_MICRO_BATCHES_PER_PASS
     kernels = has_kernels(kind, lambda note: None)
     trained = trained_element_bytes(optimizer, graph, StateForm.EXACT) if kernels else 0
@@ -257,7 +283,7 @@ def _choice(graph: Graph, optimizer: Optimizer, device: Device, capped_bytes: in
 def _evaluation(
     whole: nn.Module, batch: Mapping[str, Tensor], graph: Graph, choice: Choice
 ) -> Program | None:
-    """The model in evaluation mode, cut alike; None: it is the same as in training."""
+    """Return the program of evaluation mode, cut as in training; None if both modes are equal."""
     evaluated = trace(whole, batch, training=False)
     if evaluated.graph_hash == graph.graph_hash:
         return None
@@ -265,8 +291,8 @@ def _evaluation(
 
 
 def _names(model: nn.Module, whole: nn.Module, graph: Graph) -> dict[str, str]:
-    """Of the model's parameters that its forward uses."""
+    """Return the model's name → the replica's name of each parameter that the forward uses."""
     first = {id(parameter): name for name, parameter in whole.named_parameters()}
     named = model.named_parameters(remove_duplicate=False)
-    ours = {name: first[id(parameter)] for name, parameter in named}
-    return {name: one for name, one in ours.items() if one in graph.layout.by_name}
+    traced = {name: first[id(parameter)] for name, parameter in named}
+    return {name: own for name, own in traced.items() if own in graph.layout.by_name}

@@ -1,1 +1,1 @@
-"""What a swarm agrees on (the run file) and what one box gives (the peer file)."""
+"""Configuration: the run file (shared by the whole swarm) and the peer file (one machine's own)."""

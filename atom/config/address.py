@@ -4,14 +4,14 @@ import ipaddress
 import re
 
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-"""Pattern of a run's name: in its file and address, and in the folders named after it."""
+"""Pattern of a run's name, as used in its run file, its address and its folder names."""
 _HOST = re.compile(r"(?!.{254})([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
 
 
 def parse_host_port(text: str) -> tuple[str, int]:
-    """Split "0.0.0.0:31337" or "[::1]:31337" into host and port; port 0 means any free one.
+    """Split "0.0.0.0:31337" or "[::1]:31337" into host and port; port 0 means any free port.
 
-    Raises: ValueError saying what is wrong with it.
+    Raises: ValueError if the text is not HOST:PORT; its message says why.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host:
@@ -22,9 +22,9 @@ def parse_host_port(text: str) -> tuple[str, int]:
 
 
 def parse_host(text: str) -> str:
-    """Check a name, an IPv4 address or a bracketed IPv6 address; return it without brackets.
+    """Check a host name, an IPv4 address or a bracketed IPv6 address; return it without brackets.
 
-    Raises: ValueError if it is none.
+    Raises: ValueError if the text is none of these.
     """
     if text.startswith("[") and text.endswith("]") and ":" in text:
         return parse_interface(text[1:-1])
@@ -34,9 +34,9 @@ def parse_host(text: str) -> str:
 
 
 def parse_interface(text: str) -> str:
-    """Check an address or a name of this machine to listen on; IPv6 with brackets or without.
+    """Check the syntax of an address or host name to listen on; IPv6 with brackets or without.
 
-    Raises: ValueError if it can be none.
+    Raises: ValueError if the text is neither an address nor a host name.
     """
     try:
         return str(ipaddress.ip_address(text))
@@ -45,7 +45,7 @@ def parse_interface(text: str) -> str:
 
 
 def parse_announcement(text: str) -> None:
-    """Check HOST or HOST:PORT. Raises: ValueError for anything else."""
+    """Check that `text` is HOST or HOST:PORT. Raises: ValueError for anything else."""
     if ":" in text and not text.endswith("]"):
         parse_host_port(text)
     else:

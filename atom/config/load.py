@@ -1,5 +1,8 @@
-"""From a file's bytes, or a stranger's text, to a validated configuration; or to what is wrong with
-it: where, pydantic's words for what, and what to do."""
+"""Loading of run and peer files: bytes or untrusted text in, a validated configuration out.
+
+A refused file raises ConfigError, which names the key, the problem in pydantic's words, and what to
+do about it.
+"""
 
 import difflib
 import json
@@ -19,18 +22,23 @@ from atom.config.run_file import RunFile
 from atom.config.section import Section
 
 MAX_FILE_BYTES = 64 * 1024
-"""Longer texts are refused unread: a run file travels through the DHT's peers."""
-MAX_SHOWN = 5
-MAX_SENTENCE = 300
-"""Characters of what is said about one key."""
+"""Maximum size of a configuration text; longer ones are refused before they are parsed.
 
-_OTHER_WORDS = {"missing": "is missing", "model_type": "should be a section"}
+A run file travels through the DHT, so its text may come from a hostile peer.
+"""
+MAX_SHOWN = 5
+"""Maximum number of problems that one error lists."""
+MAX_SENTENCE = 300
+"""Maximum number of characters in the message about one key."""
+
+_REPLACED_MESSAGES = {"missing": "is missing", "model_type": "should be a section"}
+"""Pydantic's error type → our message, where pydantic's own would confuse a user."""
 
 _SectionT = TypeVar("_SectionT", bound=Section)
 
 
 def load_run_file(path: Path | str) -> RunFile:
-    """Reads a run file. Paths in it stay as written: see `atom.config.sources`.
+    """Read a run file. Its paths stay as written; `atom.config.sources` resolves them.
 
     Raises: ConfigError naming the file, the key and what to do.
     """
@@ -38,12 +46,12 @@ def load_run_file(path: Path | str) -> RunFile:
 
 
 def parse_run_text(text: str, name: str = "run file") -> RunFile:
-    """A run file's TOML text; `name` is what errors call it. Raises: ConfigError."""
+    """Parse the TOML text of a run file; errors refer to it as `name`. Raises: ConfigError."""
     return _validated(RunFile, _parse_toml(text, name), name)
 
 
 def load_peer_file(path: Path | str | None) -> PeerFile:
-    """Reads a peer file and makes its paths absolute; None: all defaults.
+    """Read a peer file and make its paths absolute; return all defaults if `path` is None.
 
     Raises: ConfigError naming the file, the key and what to do.
     """
@@ -53,49 +61,60 @@ def load_peer_file(path: Path | str | None) -> PeerFile:
 
 
 def parse_peer_text(text: str, folder: Path, name: str = "peer file") -> PeerFile:
-    """A peer file's TOML text. Its paths, relative to `folder`, become absolute: it may be read
-    while the daemon stands elsewhere. Raises: ConfigError."""
+    """Parse the TOML text of a peer file; errors refer to it as `name`.
+
+    Paths in it, relative to `folder`, become absolute, because the daemon's working directory may
+    be another one.
+
+    Raises: ConfigError.
+    """
     return _validated(PeerFile, _parse_toml(text, name), name, folder)
 
 
 def check_listen(peer: PeerFile, listen: str) -> None:
-    """Raises: ConfigError if with `--listen` two ports have one number."""
+    """Raise ConfigError if the port of `--listen` collides with another port of the peer file."""
     tree = peer.model_dump(mode="json", by_alias=True, exclude_none=True)
     _validated(PeerFile, {**tree, "network": tree["network"] | {"listen": listen}}, "--listen")
 
 
 def check_checkpoints(peer: PeerFile, run: RunFile) -> None:
-    """Raises: ConfigError if the best is to be kept, and nothing says which that is."""
+    """Raise ConfigError if the best checkpoint is to be kept in a run without validation."""
     if peer.checkpoints.best and run.validation is None:
         raise ConfigError(
-            f"checkpoints.best: {run.run.name} is never validated",
-            "leave it out of the peer file, or found a run with [validation]",
+            f"checkpoints.best: the run {run.run.name} is never validated",
+            "remove the key from the peer file, or found a run with [validation]",
         )
 
 
 def normalised_run_text(run: RunFile) -> str:
-    """The canonical JSON of a run file: equal runs give equal text. Travels in the manifest."""
+    """Return the canonical JSON of a run file, which travels in the manifest.
+
+    Equal runs give equal text.
+    """
     content = run.model_dump(mode="json", exclude_none=True, exclude=run.unused_keys())
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def run_from_text(text: str, name: str = "the run's manifest") -> RunFile:
-    """Reads what `normalised_run_text` wrote, maybe on a stranger's machine.
+    """Parse the text that `normalised_run_text` wrote, possibly on an untrusted machine.
 
-    Raises: ConfigError for a text that is too long, not JSON, or no valid run file.
+    Raises: ConfigError if the text is too long, not JSON, or not a valid run file.
     """
     _check_length(len(text.encode("utf-8", "surrogatepass")), name)
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = "the founder may run another version of Atom"
+        hint = "the run's founder may use another version of Atom"
         raise ConfigError(f"{name}: not JSON: {error}", hint) from None
     return _validated(RunFile, tree, name)
 
 
 def keys_of(model: type[Section]) -> dict[str, dict[str, str]]:
-    """Section → key → what it means: everything that such a file may say, as it is written. A
-    section with names of a user's below it is called "section.key.NAME"."""
+    """Return section → key → meaning for every key that a file of this kind may have.
+
+    Sections and keys are spelt as in the file. A section whose name the user chooses, such as
+    [data.sources.books], appears as "data.sources.NAME".
+    """
     found: dict[str, dict[str, str]] = {}
     for name, field in model.model_fields.items():
         found |= _sections_in(name, field.annotation)
@@ -119,59 +138,66 @@ def _read(path: Path) -> str:
     except (OSError, ValueError) as error:
         problem = str(getattr(error, "strerror", None) or error).lower()
         raise ConfigError(f"{path}: {problem}", "check its path and rights") from None
-    _check_length(len(content), str(path))  # before what may be cut within a character is decoded
+    # The length comes first: content cut at the limit may end within a UTF-8 character.
+    _check_length(len(content), str(path))
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         what = f"{path}: not UTF-8 text (byte {error.start})"
-        raise ConfigError(what, "save it as UTF-8, or name another file") from None
+        raise ConfigError(what, "save the file as UTF-8, or name another file") from None
 
 
 def _check_length(length_bytes: int, name: str) -> None:
     if length_bytes > MAX_FILE_BYTES:
         what = f"{name}: longer than {MAX_FILE_BYTES // 1024} KiB"
-        raise ConfigError(what, "this is not a run or peer file")
+        raise ConfigError(what, "no run or peer file is that long: name another file")
 
 
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
     _check_length(len(text.encode("utf-8", "surrogatepass")), name)
     try:
-        return tomllib.loads(text.removeprefix("\ufeff"))  # with which some editors begin
+        return tomllib.loads(text.removeprefix("\ufeff"))  # some editors write a byte-order mark
     except (ValueError, RecursionError) as error:
-        hint = "texts need quotes, sections brackets: https://toml.io"
+        hint = "strings need quotes, section names need brackets: https://toml.io"
         raise ConfigError(f"{name}: not valid TOML: {error}", hint) from None
 
 
 def _validated(
     model: type[_SectionT], tree: Any, name: str, folder: Path | None = None
 ) -> _SectionT:
-    """Raises: ConfigError with the first `MAX_SHOWN` problems, a line each, and the hint of the
-    first one."""
-    # As JSON, because strict validation then takes lists for tuples and tables for sections. A date
-    # without quotes is a text in it.
+    """Validate a parsed tree as `model`; `folder` is the base of its relative paths.
+
+    Raises: ConfigError with the first `MAX_SHOWN` problems, one per line, and the first one's hint.
+    """
+    # The tree is passed as JSON because strict validation of JSON accepts lists for tuples and
+    # objects for sections. TOML's dates and times become strings on the way.
     try:
         return model.model_validate_json(json.dumps(tree, default=str), context=folder)
     except ValidationError as error:
         details = sorted(error.errors(include_url=False), key=_rank)[:MAX_SHOWN]
     problems = [_problem(detail, model) for detail in details]
-    raise ConfigError("\n".join(f"{name}: {_safe(what)}" for what, _ in problems), problems[0][1])
+    raise ConfigError("\n".join(f"{name}: {_short(what)}" for what, _ in problems), problems[0][1])
 
 
 def _rank(detail: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Unknown names first: a misspelt section is also a missing one. Of those, sections: they tell
-    that it is the other kind of file."""
+    """Return the sort key of a problem: unknown sections, then unknown keys, then all others.
+
+    A misspelt section also counts as missing, and its spelling is the useful message. An unknown
+    section may show that a peer file was given for a run file, or the reverse.
+    """
     return detail["type"] != "extra_forbidden", len(detail["loc"]) > 1
 
 
 def _problem(detail: Mapping[str, Any], model: type[Section]) -> tuple[str, str]:
-    """Where and what ("optimizer.decay: should be …"), and what to do about it."""
+    """Return a problem as (message, hint); the message begins with the key: "run.rounds: …"."""
     context, keys = detail.get("ctx", {}), keys_of(model)
-    location = [part for part in detail["loc"] if part != "[key]"]  # pydantic's, for a name
+    # Pydantic adds "[key]" to the location if the name of a table entry itself is invalid.
+    location = [part for part in detail["loc"] if part != "[key]"]
     location += context["key"].split(".") if "key" in context else []
     section, key, _, within = (*map(str, location), "", "", "", "")[:4]
     if within and (named := f"{section}.{key}.NAME") in keys:
         section, key = named, within
-    what, hint = _words_of(detail), context.get("hint", "")
+    what, hint = _message_about_value(detail), context.get("hint", "")
     if detail["type"] == "extra_forbidden":
         what, hint = _unknown(section, key, model)
     elif not hint and key:
@@ -183,25 +209,25 @@ def _problem(detail: Mapping[str, Any], model: type[Section]) -> tuple[str, str]
     return f"{place}: {what}" if place else what, hint
 
 
-def _words_of(detail: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors says of a value, with that value."""
+def _message_about_value(detail: Mapping[str, Any]) -> str:
+    """Return pydantic's message about a value, with the value shown where that helps."""
     kind, words = detail["type"], re.sub("^(Value error,|Input) ", "", detail["msg"])
     if kind == "string_pattern_mismatch":
         return f"cannot be {_shown(detail['input'])}"
     if kind in ("refused", "value_error") or ", not " in words:
         return words
-    return _OTHER_WORDS.get(kind) or f"{words}, not {_shown(detail['input'])}"
+    return _REPLACED_MESSAGES.get(kind) or f"{words}, not {_shown(detail['input'])}"
 
 
 def _unknown(section: str, key: str, model: type[Section]) -> tuple[str, str]:
-    """What is said of a name that a file cannot have, and the hint."""
+    """Return the message and the hint for a section or key that this kind of file does not have."""
     keys = keys_of(model)
     name, known = (key, keys[section]) if key else (section, keys)
     what = f"unknown {'key' if key else 'section'}"
     if not key and name in RunFile.model_fields:
-        return what, f"[{name}] is agreed on by the whole swarm: it belongs into the run file"
+        return what, f"[{name}] is the same for the whole swarm: put it into the run file"
     if not key and name in PeerFile.model_fields:
-        return what, f"[{name}] is of one box: put it into a peer file, and pass that with --peer"
+        return what, f"[{name}] is for one machine: put it into a peer file, passed with --peer"
     if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return what, f"did you mean {close[0]}?"
     home = next((home for home in keys if name in keys[home]), None)
@@ -209,14 +235,16 @@ def _unknown(section: str, key: str, model: type[Section]) -> tuple[str, str]:
 
 
 def _shown(value: Any) -> str:
-    """As it stands in the file, or nearly."""
+    """Return the value as written in the file, or nearly so."""
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # nan, inf: as TOML has them
+        return str(value)  # TOML also writes nan and inf
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _safe(text: str) -> str:
-    """A stranger's text may hold control characters for the terminal, and be very long: then its
-    middle is left out, in which the long value stands."""
+def _short(text: str) -> str:
+    """Return an untrusted message without control characters, cut to MAX_SENTENCE characters.
+
+    A long message loses its middle, because that is where the long value is quoted.
+    """
     safe, half = printable(text), MAX_SENTENCE // 2
     return safe if len(safe) <= MAX_SENTENCE else f"{safe[:half]}…{safe[-half:]}"

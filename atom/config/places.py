@@ -1,5 +1,4 @@
-"""Where things are kept when nobody said where, the XDG base directories, or StorageError if there
-are none; and where texts and tables lie that a file names."""
+"""Default folders (XDG base directories), and resolution of the paths in configuration files."""
 
 import glob
 import os
@@ -19,44 +18,62 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 
 
 def base_folder(kind: Literal["data", "cache"]) -> Path:
-    """$XDG_DATA_HOME/atom, or ~/.local/share/atom: with a state directory for each run. What is
-    in `cache` only saves time."""
+    """Return Atom's base folder: $XDG_DATA_HOME/atom, or ~/.local/share/atom, for "data".
+
+    "data" holds one state directory per run; "cache" holds files that only save time.
+
+    Raises: StorageError if neither the XDG variable nor a home directory is known.
+    """
     named, below = Path(os.environ.get(f"XDG_{kind.upper()}_HOME", "")), _BELOW_HOME[kind]
-    if named.is_absolute():  # the specification: a relative path in these is to be ignored
+    if named.is_absolute():  # the XDG specification says to ignore relative paths
         return named / "atom"
     home = expand_home("~")
-    if home == Path("~"):  # HOME is not set, and the system has no entry of the user
+    if home == Path("~"):  # HOME is not set, and the system does not list this user
         raise StorageError(
-            "this user has no home directory, in which things could be kept",
+            "this user has no home directory in which to keep files",
             "set HOME, or both XDG_DATA_HOME and XDG_CACHE_HOME",
         )
     return home / below / "atom"
 
 
 def default_state_directory(run_name: str) -> Path:
-    """Where a peer of this run keeps its state unless told otherwise. Created by nobody here."""
+    """Return the default state directory of a run's peer, without creating it.
+
+    Raises: StorageError if no base folder is known.
+    """
     return base_folder("data") / run_name
 
 
 def named_state_directory(asked: Path | None, configured: str | None) -> Path | None:
-    """Where a peer keeps its state: as the command line says, else its peer file (`[state]
-    directory`). None: neither does, and it is where such a peer usually has it."""
+    """Return the state directory that the user chose; None if the default applies.
+
+    Args:
+        asked: the command line's `--state`, which comes first.
+        configured: the peer file's `[state] directory`.
+    """
     return asked or (Path(configured) if configured else None)
 
 
 def path_place(text: str, folder: Path) -> str:
-    """An absolute path from `folder`."""
+    """Return `text` as an absolute path, relative ones starting from `folder`."""
     return str((folder / expand_home(text)).absolute())
 
 
 def table_place(text: str, folder: Path) -> str:
-    """OWNER/NAME as it is, unless there is such a folder; else an absolute path from `folder`."""
+    """Return a table's OWNER/NAME on the hub as it is, any other text as an absolute path.
+
+    A folder of that name below `folder` takes precedence over the hub.
+    """
     place = path_place(text, folder)
     return text if _is_hub_name(text) and not os.path.isdir(place) else place
 
 
 def model_place(text: str, folder: Path) -> str:
-    """OWNER/NAME of the hub as it is, unless there is such a file; else an absolute path."""
+    """Return a model's OWNER/NAME on the hub as it is, any other text as an absolute path.
+
+    A file or folder of that name below `folder` takes precedence over the hub; a name that ends
+    with ".json" is always a path.
+    """
     place = path_place(text, folder)
     named = _is_hub_name(text) and not text.endswith(".json")
     return text if named and not os.path.exists(place) else place
@@ -67,8 +84,11 @@ def _is_hub_name(text: str) -> bool:
 
 
 def text_place(text: str, folder: Path) -> str:
-    """An absolute path from `folder`, or a glob below it: what looks like one in the folder's own
-    name (`my [run]`) is none."""
+    """Return `text` as an absolute path or glob that starts from `folder`.
+
+    Wildcard characters in the name of `folder` itself (`my [run]`) are escaped. A text that names
+    an existing file is a path, even if it looks like a glob.
+    """
     within, below = folder.absolute(), expand_home(text)
     path = within / below
     is_glob = glob.escape(text) != text and not os.path.exists(path)
@@ -76,12 +96,15 @@ def text_place(text: str, folder: Path) -> str:
 
 
 def tokenizer_place(text: str, folder: Path) -> str:
-    """ "bytes", or an absolute path from `folder`."""
+    """Return "bytes" as it is, any other text as an absolute path from `folder`."""
     return text if text == "bytes" else path_place(text, folder)
 
 
 def _from_folder(place: Callable[[str, Path], str]) -> AfterValidator:
-    """Where the folder is known that the file lies in, its paths begin there."""
+    """Return a validator that resolves paths from the folder of the file, if that is known.
+
+    The folder is pydantic's validation context; without one, paths stay as written.
+    """
 
     def anchored(text: str, info: ValidationInfo) -> str:
         return text if info.context is None else place(text, info.context)

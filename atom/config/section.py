@@ -1,5 +1,4 @@
-"""What all sections of the configuration files share: strict, frozen, unknown keys refused; and the
-types of their values."""
+"""Base class and value types of all sections of the configuration files."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -18,7 +17,10 @@ from atom.base.units import parse_bits_per_s, parse_bytes, parse_seconds
 
 
 class Section(BaseModel):
-    """A table of a file. The text under each field is its meaning."""
+    """Base class of a section (TOML table): strict, frozen, unknown keys refused.
+
+    The docstring under each field is the key's meaning, which error hints show to users.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -30,55 +32,65 @@ class Section(BaseModel):
 
 
 def refuse(key: str, what: str, hint: str = "") -> NoReturn:
-    """Fails a check between keys; `key` is relative to the section that checks.
+    """Refuse a key from within a validator, with a message and a hint.
 
-    Braces in the text are safe: they travel as context, not as template.
+    Braces in the texts are safe: the texts are passed as context, not as the template.
+
+    Args:
+        key: the refused key, relative to the section that validates.
+        what: problem with the key's value; messages put the key before it.
+        hint: advice to the user; if empty, the meaning of the key is shown instead.
+
+    Raises: PydanticCustomError, always.
     """
     raise PydanticCustomError("refused", "{what}", {"key": key, "what": what, "hint": hint})
 
 
 def one_of(names: Iterable[str]) -> str:
-    """The pattern of a key that takes one of these."""
+    """Return the pattern that matches exactly the given names."""
     return f"^({'|'.join(map(re.escape, names))})$"
 
 
 def _with_unit(parse: Callable[[str], float], example: str) -> BeforeValidator:
+    """Return a validator that takes a quantity as a string with a unit, such as `example`."""
+
     def read(value: Any) -> float:
         if not isinstance(value, str):
-            raise ValueError(f"{value!r} has no unit; write a text such as {example!r}")
+            raise ValueError(f"{value!r} has no unit; write a string such as {example!r}")
         return parse(value)
 
     return BeforeValidator(read)
 
 
 def _written(form: str) -> PlainSerializer:
+    """Return a serializer that writes a quantity with its unit, so that it can be parsed again."""
     return PlainSerializer(lambda value: form.format(value), return_type=str)
 
 
 WORDS = r"^[^\x00-\x1f\x7f-\x9f]+$"
-"""A text without control characters: a stranger's may be shown in a terminal."""
+"""Pattern of a text without control characters, because untrusted text may reach a terminal."""
 PathText = Annotated[str, Field(min_length=1, max_length=4096, pattern=WORDS)]
-"""A file, folder or glob as it was written."""
+"""File, folder or glob, as written in the file."""
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 Bytes = Annotated[int, _with_unit(parse_bytes, "8 GiB"), _written("{} B")]
-"""A size, written with its unit: "8 GiB"."""
+"""Size in bytes, written with its unit: "8 GiB"."""
 
 BitsPerSecond = Annotated[float, _with_unit(parse_bits_per_s, "400 Mbit/s"), _written("{:f} bit/s")]
-"""A bandwidth, written with its unit: "400 Mbit/s"."""
+"""Bandwidth in bit/s, written with its unit: "400 Mbit/s"."""
 
 Seconds = Annotated[float, _with_unit(parse_seconds, "10 min"), _written("{:f} s")]
-"""A time, written with its unit: "10 min"."""
+"""Duration in seconds, written with its unit: "10 min"."""
 
 PeerId = Annotated[str, Field(pattern=r"^12D3KooW[1-9A-HJ-NP-Za-km-z]{44}$")]
-"""How Ed25519 peer ids are written, which `atom id` prints; checked for slips, not for whose."""
+"""Ed25519 peer id, as `atom id` prints it; the pattern catches typing errors only."""
 
 PEER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,23}"
-"""The pattern of a peer's name: nothing in it can be taken for something else on a screen."""
+"""Pattern of a peer's name: short and printable, so that it cannot imitate other screen output."""
 
 Precision = Literal["float32", "bfloat16", "float16"]
-"""A number format that a model may compute in, by PyTorch's name."""
+"""Number format in which a model computes, by PyTorch's name."""
 PRECISION_NAMES: tuple[Precision, ...] = get_args(Precision)

@@ -1,4 +1,4 @@
-"""Hours of the week: what is understood, when they hold, when they begin next."""
+"""Hours of the week: parsing, whether they hold, and when they next begin."""
 
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -33,14 +33,14 @@ def test_what_people_write(text: str, days: set[int], start_min: int, length_min
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("18:00-08:00", "no time of the week"),
-        ("mon 18-08", "no time of the week"),
-        ("", "no time of the week"),
-        ("mo 18:00-20:00", "mo is none of the days mon, tue"),
+        ("18:00-08:00", "not a weekly time"),
+        ("mon 18-08", "not a weekly time"),
+        ("", "not a weekly time"),
+        ("mo 18:00-20:00", "mo is not one of the days mon, tue"),
         ("mon 25:00-26:00", "there is no 25:00"),
         ("mon 12:60-13:00", "there is no 12:60"),
         ("mon 24:00-08:00", "begins at 24:00"),
-        ("mon 08:00-08:00", "ends as it begins"),
+        ("mon 08:00-08:00", "ends when it begins"),
     ],
 )
 def test_what_is_refused(text: str, what: str) -> None:
@@ -52,7 +52,7 @@ def test_what_is_refused(text: str, what: str) -> None:
     ("text", "now", "opens"),
     [
         ("mon-fri 18:00-08:00", at("mon", "17:59"), at("mon", "18:00")),
-        ("mon-fri 18:00-08:00", at("mon", "07:59"), at("mon", "18:00")),  # Sunday is none of them
+        ("mon-fri 18:00-08:00", at("mon", "07:59"), at("mon", "18:00")),  # Sunday is not in mon-fri
         ("mon-fri 18:00-08:00", at("tue", "07:59"), None),
         ("mon-fri 18:00-08:00", at("tue", "08:00"), at("tue", "18:00")),
         ("mon-fri 18:00-08:00", at("sat", "08:00"), at("sun", "18:00") + timedelta(days=1)),
@@ -74,7 +74,7 @@ def test_without_any_they_always_hold_and_of_several_the_next_counts() -> None:
 
 @pytest.mark.parametrize("change", [datetime(2026, 3, 29), datetime(2026, 10, 25)])
 def test_summer_time_comes_and_goes_by_the_clock_on_the_wall(change: datetime) -> None:
-    """In real hours the window is one shorter or longer; its borders are where the wall says."""
+    """The window is an hour shorter or longer in real time, but its wall-clock borders stay."""
     window, berlin = parse_window("sat 22:00-06:00"), ZoneInfo("Europe/Berlin")
     began = change.replace(tzinfo=berlin).astimezone(ZoneInfo("UTC")) - timedelta(hours=6)
     held = []

@@ -87,8 +87,8 @@ def test_malformed_toml_names_the_line() -> None:
     [
         ('[device]\nmemory_bytes = "1 B"', "device.memory_bytes: unknown key", "memory?"),
         ('[device]\nuse = ["cuda", "cuda:0"]', "device.use: a GPU is named twice", "once"),
-        ('[device]\nuse = ["cuda", "cpu"]', "a CPU and GPUs round differently", "peer of its own"),
-        ('[device]\nuse = ["all", "cpu"]', '"auto" and "all" stand alone', 'use = "all"'),
+        ('[device]\nuse = ["cuda", "cpu"]', "a CPU and GPUs round differently", "separate peer"),
+        ('[device]\nuse = ["all", "cpu"]', '"auto" and "all" must stand alone', 'use = "all"'),
         ("[device]\nuse = []", "device.use: cannot be []", '"cuda:1"]'),
         (
             '[network]\nlisten = "[::1]:7"\ndata_port = 7',

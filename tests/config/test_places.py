@@ -1,4 +1,4 @@
-"""Where things are kept: below home, as XDG says, and one order for all commands."""
+"""Default folders: below the home directory, per XDG, and one order for all commands."""
 
 import pwd
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_xdg_has_the_last_word_if_absolute(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that runs under a number."""
+    """Cover a container that runs under a bare user number."""
 
     def unknown(number: int) -> None:
         raise KeyError(number)

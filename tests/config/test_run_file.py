@@ -145,7 +145,7 @@ def test_a_strangers_paths_are_never_opened(shakespeare: RunFile, small: RunFile
     "said", ["", '[data]\npaths = ["m"]\n', '[data]\ntokenizer = "a \\"b.json"\n']
 )
 def test_all_that_a_joiner_lacks_is_asked_for_at_once(small: RunFile, said: str) -> None:
-    """The section that the hint shows is valid, and enough, whatever the file has."""
+    """The section in the hint is valid and sufficient for any content of the peer file."""
     peer = parse_peer_text(said, Path("/box"))
     with pytest.raises(ConfigError) as caught:
         text_sources(small, peer, None)
@@ -235,7 +235,7 @@ def test_a_copy_of_a_text_that_the_run_does_not_have_is_refused(small: RunFile) 
         assert known in caught.value.hint
 
 
-# ---- who may take part
+# ---- peers that may take part
 
 ANN = "12D3KooWBwaS4KPHPLeWagK24PzzeKpe9kHWYbP8TsAHWWMyti3G"
 BOB = "12D3KooWSn9UNA9g6Ygp9o1pCoJAxHtpT3v457ZbZ9jpcAXPqjoa"
@@ -359,44 +359,44 @@ def parsed(model: str, data: str = STDLIB) -> RunFile:
 @pytest.mark.parametrize(
     ("model", "data", "place", "hint"),
     [
-        ("", STDLIB, "model.family: missing: a model comes from somewhere", "huggingface ="),
-        (f"{CONFIG}\n{MODULE}", STDLIB, "model.module: the model comes from huggingface", "remove"),
-        (f"{CONFIG}\nlayers = 2", STDLIB, "model.layers: says nothing with huggingface", "remove"),
-        (f"{MODULE}\nsize = 'small'", STDLIB, "model.size: says nothing with module", "remove"),
-        (f"{MODULE}\nvocabulary_size = 9", STDLIB, "model.vocabulary_size: says nothing", ""),
-        (f"{FAMILY}\nmodule_sha256 = '{'0' * 64}'", STDLIB, "model.module_sha256: says not", ""),
-        (f"{FAMILY}\nhuggingface_config = '1'", STDLIB, "model.huggingface_config: says", ""),
+        ("", STDLIB, "model.family: missing: name the model", "huggingface ="),
+        (f"{CONFIG}\n{MODULE}", STDLIB, "model.module: the model already comes from", "remove"),
+        (f"{CONFIG}\nlayers = 2", STDLIB, "model.layers: has no effect with huggingface", "remove"),
+        (f"{MODULE}\nsize = 'small'", STDLIB, "model.size: has no effect with module", "remove"),
+        (f"{MODULE}\nvocabulary_size = 9", STDLIB, "model.vocabulary_size: has no effect", ""),
+        (f"{FAMILY}\nmodule_sha256 = '{'0' * 64}'", STDLIB, "model.module_sha256: has no", ""),
+        (f"{FAMILY}\nhuggingface_config = '1'", STDLIB, "model.huggingface_config: has no", ""),
         ('module = "my words:make"', STDLIB, "model.module: cannot be", "package.module:f"),
         ('module = "os:a.b"', STDLIB, "model.module: cannot be", ""),
-        (FAMILY, OWN, "data.source: the model is no module", "source ="),
+        (FAMILY, OWN, "data.source: only a model from a module", "source ="),
         (f"{MODULE}\nsequence_tokens = 8", OWN, "model.sequence_tokens: the module brings", ""),
-        (MODULE, f"{OWN}\ntokenizer = 'bytes'", "data.tokenizer: says nothing with", "'text' or"),
-        (MODULE, f"{OWN}\nmax_bytes = '9 MB'", "data.max_bytes: says nothing with", "remove"),
+        (MODULE, f"{OWN}\ntokenizer = 'bytes'", "data.tokenizer: has no effect with", "'text' or"),
+        (MODULE, f"{OWN}\nmax_bytes = '9 MB'", "data.max_bytes: has no effect with", "remove"),
         (FAMILY, 'source = "datasets"', "data.path: missing", "OWNER/NAME"),
-        (FAMILY, f"{TABLE}\npaths = ['a']", "data.paths: says nothing with", "source = 'text'"),
+        (FAMILY, f"{TABLE}\npaths = ['a']", "data.paths: has no effect with", "source = 'text'"),
         (FAMILY, f"{TABLE}\nsplit = 'train[:9]'", "data.split: cannot be", ""),
         (FAMILY, "", "data.source: is missing", "[data.sources.NAME]"),
         (
             FAMILY,
             f"{STDLIB}\n{BOOKS}",
-            "data.source: says nothing beside [data.sources.NAME]",
+            "data.source: has no effect with [data.sources.NAME]",
             "under",
         ),
-        (FAMILY, f"max_bytes = '9 MB'\n{BOOKS}", "data.max_bytes: says nothing beside", "under"),
+        (FAMILY, f"max_bytes = '9 MB'\n{BOOKS}", "data.max_bytes: has no effect with", "under"),
         (FAMILY, f"{BOOKS}\nweight = 0", "data.sources: every weight is 0", "a weight of 1"),
         (FAMILY, f"{BOOKS}\nweight = -1", "data.sources.books.weight: should be", "weight: Seq"),
         (FAMILY, f"{BOOKS}\nweight = 0.5", "data.sources.books.weight: should be", "weight: Seq"),
         (FAMILY, f"{BOOKS}\nweights = 2", "data.sources.books.weights: unknown", "mean weight?"),
         (FAMILY, f"{BOOKS}\ntokenizer = 'x'", "data.sources.books.tokenizer: unkn", "under [data]"),
         (FAMILY, "[data.sources.books]", "data.sources.books.paths: missing", "input.txt"),
-        (FAMILY, f"{BOOKS}\nsplit = 'a'", "data.sources.books.split: says nothing with", "remove"),
+        (FAMILY, f"{BOOKS}\nsplit = 'a'", "data.sources.books.split: has no effect with", "remove"),
         (FAMILY, f"{BOOKS}\n{BOOKS}", "not valid TOML: Cannot declare", ""),
         (FAMILY, BOOKS.replace("books", '"my books"'), "data.sources.my books", ""),
         (
             MODULE,
             f"{BOOKS}\nsource = 'module'",
             "data.sources.books.source: should be",
-            "source: As",
+            "source: Kind",
         ),
         (FAMILY, MANY, "data.sources: ", "sources: Several"),
     ],
