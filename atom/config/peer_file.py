@@ -227,7 +227,7 @@ class PeerFile(Section):
         taken: dict[int, str] = {}
         for key, port in self.ports().items():
             if port in taken:
-                hint = "give each key another port, or 0 for any free port"
+                hint = "give each key another port, or 0 for any free one"
                 refuse(key, f"{port} is the port of {taken[port]} as well", hint)
             if port:
                 taken[port] = key

@@ -1,9 +1,9 @@
-"""The loss of a `transformers` language model, in chunks of tokens.
+"""Loss of a `transformers` language model, computed in chunks of tokens to save memory.
 
-The library computes all tokens' logits at once. Where nothing is done to them between the head and
-the usual loss, the loss is computed from the head's input instead, a chunk at a time, each under a
-checkpoint: then the logits of one chunk are in memory, not all. The call that made all of them has
-no user left, and tracing drops it.
+The library computes the logits of all tokens at once. If the model passes the head's output to the
+usual loss unchanged, this module computes the loss from the head's input instead, chunk by chunk,
+each under a checkpoint, so that only one chunk's logits are in memory. The original call of the
+head then has no user, and tracing drops it.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,19 +19,24 @@ from atom.models.gpt3 import IGNORED, loss_chunks
 from atom.models.source import SourceError
 
 _USUAL_LOSS = "ForCausalLMLoss"
-"""Cross-entropy of the next token, the mean over those that count."""
+"""Name of the library's cross-entropy of the next token, a mean over tokens that are targets."""
 
 
 @contextmanager
 def loss_in_chunks(model: Any, tokens: int, targets: Tensor | None = None) -> Iterator[None]:
-    """While the model's forward runs on `tokens` tokens with labels: its loss comes in chunks, if
-    that saves memory and its logits are its head's as they are.
+    """Compute the loss of the model's forward in chunks while the context is active.
 
-    `model`: a `transformers.PreTrainedModel` with a language model's head. `targets`: so many a
-    micro-batch has in the mean. Then the loss is the sum over those that count here, divided by
-    that: each counts the same, whatever others its micro-batch has; none may count.
+    Chunks are used only if they save memory and the model passes its head's output to the usual
+    loss unchanged.
 
-    Raises: SourceError for a model with a loss of its own, if `targets` is given.
+    Args:
+        model: a `transformers.PreTrainedModel` with a language-model head.
+        tokens: number of tokens of the forward's batch.
+        targets: expected number of targets in such a batch, a scalar. If given, the loss is the sum
+            over the targets divided by this number, so that each target weighs the same, however
+            many its micro-batch has (possibly none).
+
+    Raises: SourceError if `targets` is given and the model does not use the usual loss.
     """
     head, usual = model.get_output_embeddings(), model.loss_function
     chunks = 1
@@ -42,17 +47,17 @@ def loss_in_chunks(model: Any, tokens: int, targets: Tensor | None = None) -> It
         return
     seen: list[tuple[Tensor, Tensor]] = []
     called = False
-    hook = head.register_forward_hook(lambda _, given, logits: seen.append((given[0], logits)))
+    hook = head.register_forward_hook(lambda _, inputs, logits: seen.append((inputs[0], logits)))
     before = vars(model).get("_loss_function")
 
-    def loss(logits: Tensor, labels: Tensor, vocab_size: int, **more: Any) -> Tensor:
+    def loss(logits: Tensor, labels: Tensor, vocab_size: int, **options: Any) -> Tensor:
         nonlocal called
         called = True
-        as_they_are = chunks > 1 and len(seen) == 1 and logits is seen[0][1]
-        if not as_they_are or any(value is not None for value in more.values()):
+        unchanged = chunks > 1 and len(seen) == 1 and logits is seen[0][1]
+        if not unchanged or any(value is not None for value in options.values()):
             if targets is not None:
-                more["num_items_in_batch"] = targets
-            return usual(logits, labels, vocab_size, **more)  # type: ignore[no-any-return]
+                options["num_items_in_batch"] = targets
+            return usual(logits, labels, vocab_size, **options)  # type: ignore[no-any-return]
         return _chunked(head, seen[0][0], labels, chunks, usual, targets)
 
     model._loss_function = loss
@@ -60,8 +65,8 @@ def loss_in_chunks(model: Any, tokens: int, targets: Tensor | None = None) -> It
         yield
         if targets is not None and not (called and _is_usual(usual)):
             raise SourceError(
-                f"{type(model).__name__} has a loss of its own, which weighs answers otherwise",
-                "train on all tokens: leave out [data] train_on",
+                f"{type(model).__name__} has a loss of its own, which counts answers unequally",
+                "train on all tokens: remove [data] train_on",
             )
     finally:
         hook.remove()
@@ -82,8 +87,11 @@ def _chunked(
     usual: Callable[..., Tensor],
     divisor: Tensor | None,
 ) -> Tensor:
-    """hidden [B, S, D], labels [B, S], not shifted → the sum over the tokens that count, divided by
-    how many they are, if not by `divisor`."""
+    """Return the loss of hidden [B, S, D] against labels [B, S], computed in `chunks` chunks.
+
+    Labels are not shifted. The loss is the sum over the targets, divided by `divisor`, or by the
+    number of targets if that is None.
+    """
     targets = functional.pad(labels, (0, 1), value=IGNORED)[:, 1:].flatten()
     counted = (targets != IGNORED).sum() if divisor is None else divisor
 

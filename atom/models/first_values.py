@@ -1,10 +1,10 @@
-"""First values by the model's own initialisation, one module at a time.
+"""Initial values from the model's own initialisation, computed one module at a time.
 
-Each module that owns parameters gets memory for them alone, is initialised from a random state
-that depends on the run's seed and the module's name, and is emptied again. So values depend
-neither on the order in which they are asked for nor on the count of threads, and a model of any
-size needs memory for its largest module only. What the initialisation does to parameters that have
-no memory at that moment does nothing, and draws nothing.
+For each module that owns parameters, memory is allocated for these parameters only, the module is
+initialised from a random state that depends on the run's seed and the module's name, and the memory
+is released again. So values depend neither on the order of requests nor on the number of threads,
+and a model of any size needs memory for its largest module only. Operations of the initialisation
+on parameters without memory (on `meta`) have no effect and draw no random numbers.
 """
 
 import hashlib
@@ -18,32 +18,41 @@ from torch import Tensor, nn
 from atom.models.source import SourceError
 
 Initialise = Callable[[nn.Module, Sequence[nn.Module]], None]
-"""Gives a module's own parameters their values; also told: the modules around it, inside out."""
+"""Function (module, enclosing modules) that fills the parameters that the module itself owns.
+
+The enclosing modules are ordered from the innermost to the whole model.
+"""
 
 
 class FirstValues:
-    """`InitialValue` of a model whose parameters are on `meta`. Not thread-safe."""
+    """`InitialValue` for a model whose parameters are on `meta`. Not thread-safe."""
 
     def __init__(self, model: nn.Module, initialise: Initialise, seed: int) -> None:
         self._model = model
         self._initialise = initialise
         self._seed = seed
-        self._made: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Asked in order, each module is initialised once. Raises: SourceError."""
-        if name not in self._made:
-            self._made = self._make(name.rpartition(".")[0])
-        value = self._made.pop(name)
+        """Return the initial value of a parameter, a float32 CPU tensor of `shape`.
+
+        If parameters are requested in the model's order, each module is initialised only once.
+
+        Raises: SourceError if the initialisation leaves a value unset.
+        """
+        if name not in self._values:
+            self._values = self._initialised(name.rpartition(".")[0])
+        value = self._values.pop(name)
         assert value.shape == shape, f"{name}: {tuple(value.shape)} is not {shape}"
         if value.isnan().any():
             raise SourceError(
                 f"the model's own initialisation gives {name} no value",
-                "set it in the module's reset_parameters (or transformers' _init_weights)",
+                "set it in the module's reset_parameters (or in transformers' _init_weights)",
             )
         return value
 
-    def _make(self, path: str) -> dict[str, Tensor]:
+    def _initialised(self, path: str) -> dict[str, Tensor]:
+        """Return name → value of the parameters that the module at `path` owns."""
         owner = self._model.get_submodule(path)
         around = [self._model.get_submodule(above) for above in _paths_above(path)]
         saved = dict(owner._parameters)
@@ -65,7 +74,12 @@ class FirstValues:
 
 
 def reset(owner: nn.Module, around: Sequence[nn.Module]) -> None:
-    """As the module's constructor does: its `reset_parameters`. Other parameters get no value."""
+    """Initialise a module by its own `reset_parameters`, if it has one (an `Initialise`).
+
+    Args:
+        owner: the module, which keeps its present values if it has no such method.
+        around: the enclosing modules, which are not needed.
+    """
     for name in ("reset_parameters", "_reset_parameters"):
         method = getattr(owner, name, None)
         if callable(method):
@@ -75,8 +89,10 @@ def reset(owner: nn.Module, around: Sequence[nn.Module]) -> None:
 
 @contextmanager
 def seeded(key: str) -> Iterator[None]:
-    """PyTorch's and Python's random numbers follow from `key` inside, on one thread: elementwise
-    kernels round the ends of their shares differently, and threads decide where those are.
+    """Seed PyTorch's and Python's random numbers from `key` within the context, on one thread.
+
+    A single thread makes values reproducible: elementwise kernels round differently at the end of
+    each thread's share.
     """
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
     state, threads = random.getstate(), torch.get_num_threads()

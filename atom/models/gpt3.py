@@ -3,13 +3,13 @@
 Pre-LayerNorm blocks, learned positions, the head tied to the token embedding. Every layer is
 dense where the paper alternates dense and locally banded attention: same parameters, same shapes.
 
-First values are seeded one parameter at a time: they depend on the seed, the parameter's name and
-its shape, never on which others are made or in which order, so a peer can fill memory piece by
-piece, in threads, or again after a loss. Bits are the same for one build of PyTorch on one kind
-of CPU; across kinds, vectorised sampling may differ in the last bit.
+Initial values are seeded per parameter: they depend only on the seed and the parameter's name and
+shape. So a peer can fill memory piece by piece, in threads, or again after a loss. Bits are equal
+for one build of PyTorch on one kind of CPU; on another kind, vectorised sampling may differ in the
+last bit.
 
-The loss of many tokens is computed in chunks of them. Backward computes a chunk's logits again, so
-that no more than one chunk's are in memory at once.
+The loss of many tokens is computed in chunks. The backward pass recomputes the logits of a chunk,
+so only one chunk's logits are in memory at a time.
 
 Shapes: B sequences, S tokens per sequence, D model_dim, H heads, V vocabulary_size, T = B·S tokens.
 """
@@ -27,25 +27,25 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 GPT2_VOCABULARY = 50257
-"""Tokens of the tokenizer that GPT-2 and GPT-3 share."""
+"""Vocabulary size of the tokenizer that GPT-2 and GPT-3 share."""
 
 STANDARD_DEVIATION = 0.02
-"""GPT-2's and GPT-3's, for weights and both embeddings."""
+"""Standard deviation of initial weights and both embeddings in GPT-2 and GPT-3."""
 
 IGNORED = -100
-"""A target that does not count, PyTorch's own."""
+"""Target that does not count in the loss (PyTorch's default `ignore_index`)."""
 
 MOST_LOSS_CHUNKS = 16
-"""Each adds to the head's gradient, in the weights' precision."""
+"""Maximum number of chunks: each adds a rounding to the head's gradient in the weights' dtype."""
 LEAST_CHUNK_TOKENS = 256
-"""A matrix product of fewer does not fill a GPU."""
+"""Minimum number of tokens per chunk: a smaller matrix product does not fill a GPU."""
 
 _RESIDUAL_ENDS = (".attention.projection.weight", ".feed_forward.contract.weight")
 
 
 @dataclass(frozen=True)
 class GPT3Config:
-    """The numbers of one model; `model_dim` is a multiple of `heads`."""
+    """Dimensions of one model; `model_dim` is a multiple of `heads`."""
 
     layers: int
     heads: int
@@ -57,7 +57,12 @@ class GPT3Config:
 
     @classmethod
     def build(cls, *, size: str | None = None, **numbers: Any) -> "GPT3Config":
-        """A named size, or the numbers, of which None is left out."""
+        """Return the config of a named size, or of the given numbers.
+
+        Args:
+            size: key of `SIZES`, whose numbers are the defaults; None: no defaults.
+            numbers: fields of the config; a field that is None is ignored.
+        """
         given = {name: number for name, number in numbers.items() if number is not None}
         return dataclasses.replace(SIZES[size], **given) if size else cls(**given)
 
@@ -66,19 +71,19 @@ SIZES: dict[str, GPT3Config] = {
     "small": GPT3Config(layers=12, heads=12, model_dim=768),
     "medium": GPT3Config(layers=24, heads=16, model_dim=1024),
     "large": GPT3Config(layers=24, heads=16, model_dim=1536),
-    # The paper prints 24 heads of 128 for XL, which do not fill 2048; 16 do.
+    # The paper prints 24 heads of 128 for XL, but 2048 / 128 is 16.
     "xl": GPT3Config(layers=24, heads=16, model_dim=2048),
     "2.7b": GPT3Config(layers=32, heads=32, model_dim=2560),
     "6.7b": GPT3Config(layers=32, heads=32, model_dim=4096),
-    # The paper prints 5140, which is not 40 heads of 128; 5120 is.
+    # The paper prints 5140, but 40 heads of 128 are 5120.
     "13b": GPT3Config(layers=40, heads=40, model_dim=5120),
     "175b": GPT3Config(layers=96, heads=96, model_dim=12288),
 }
-"""The paper's sizes, with its context of 2048 tokens."""
+"""Configs of the paper's sizes, with its context of 2048 tokens."""
 
 
 class Embedding(nn.Module):
-    """Tokens and positions. The token table is also the head."""
+    """Embedding of tokens and positions; the token table is also the head."""
 
     def __init__(self, config: GPT3Config) -> None:
         super().__init__()
@@ -87,8 +92,8 @@ class Embedding(nn.Module):
         self.dropout = config.dropout
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [B, S] → [B, S, D]."""
-        # A slice, not arange: a traced graph then holds no device and no constant.
+        """Embed tokens [B, S] → [B, S, D]."""
+        # A slice instead of arange keeps devices and constants out of the traced graph.
         positions = self.positions.weight[: tokens.shape[1]]
         return _drop(self.tokens(tokens) + positions, self.dropout, self.training)
 
@@ -104,7 +109,7 @@ class Attention(nn.Module):
         self.projection = nn.Linear(config.model_dim, config.model_dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [B, S, D] → [B, S, D]."""
+        """Attend: hidden [B, S, D] → [B, S, D]."""
         batch, length, width = hidden.shape
         heads = self.qkv(hidden).view(batch, length, 3 * self.heads, width // self.heads)
         query, key, value = heads.transpose(1, 2).split(self.heads, dim=1)
@@ -117,7 +122,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The position-wise network: four times as wide inside."""
+    """Position-wise network, whose inner layer is four times as wide as the model."""
 
     def __init__(self, config: GPT3Config) -> None:
         super().__init__()
@@ -126,13 +131,13 @@ class FeedForward(nn.Module):
         self.dropout = config.dropout
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [B, S, D] → [B, S, D]."""
+        """Apply the network: hidden [B, S, D] → [B, S, D]."""
         inner = functional.gelu(self.expand(hidden), approximate="tanh")
         return _drop(self.contract(inner), self.dropout, self.training)
 
 
 class Block(nn.Module):
-    """One transformer layer, normalised before each branch."""
+    """Transformer layer, normalised before each branch."""
 
     def __init__(self, config: GPT3Config) -> None:
         super().__init__()
@@ -142,16 +147,16 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [B, S, D] → [B, S, D]."""
+        """Apply the layer: hidden [B, S, D] → [B, S, D]."""
         hidden = hidden + self.attention(self.attention_norm(hidden))
         result: Tensor = hidden + self.feed_forward(self.feed_forward_norm(hidden))
         return result
 
 
 class GPT3(nn.Module):
-    """A decoder-only transformer that returns its own loss.
+    """Decoder-only transformer that returns its own loss.
 
-    Built with PyTorch's default values; `initialise` gives it the seeded ones.
+    A new model has PyTorch's default values; `initialise` fills in the seeded ones.
     """
 
     def __init__(
@@ -170,9 +175,11 @@ class GPT3(nn.Module):
             self.to(dtype)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token, a scalar in fp32.
+        """Return the mean cross-entropy in nats per token, a scalar in fp32.
 
-        tokens, targets: int64 [B, S], S ≤ sequence_tokens.
+        Args:
+            tokens: int64 [B, S] with S ≤ sequence_tokens.
+            targets: int64 [B, S], the next token of each; IGNORED ones do not count.
         """
         chunks = loss_chunks(self.config.model_dim, self.config.vocabulary_size, tokens.numel())
         if chunks == 1:
@@ -186,15 +193,15 @@ class GPT3(nn.Module):
         return torch.stack(sums).sum() / (targets != IGNORED).sum()
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """What comes after each token: tokens int64 [B, S] → [B, S, V] in the weights' dtype."""
+        """Return the logits of each next token: int64 [B, S] → [B, S, V] in the weights' dtype."""
         return self._head(self._hidden(tokens))
 
     def next_logits(self, tokens: Tensor, last: Tensor) -> Tensor:
-        """As `atom.models.source.Answer`."""
+        """Return the logits of one next token, as an `atom.models.source.Answer` does."""
         return self._head(self._hidden(tokens).index_select(1, last)).flatten(0, 1)
 
     def _hidden(self, tokens: Tensor) -> Tensor:
-        """tokens [B, S] → [B, S, D]."""
+        """Compute the head's input: tokens [B, S] → [B, S, D]."""
         hidden = self.embedding(tokens)
         for block in self.blocks:
             hidden = block(hidden)
@@ -202,22 +209,22 @@ class GPT3(nn.Module):
         return normalised
 
     def _head(self, hidden: Tensor) -> Tensor:
-        """hidden [.., D] → logits [.., V]."""
+        """Compute logits: hidden [.., D] → [.., V]."""
         return functional.linear(hidden, self.embedding.tokens.weight)
 
     def _loss_sum(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """hidden [T, D], targets [T] → a scalar in fp32."""
+        """Sum the loss of a chunk: hidden [T, D], targets [T] → a scalar in fp32."""
         return functional.cross_entropy(self._head(hidden).float(), targets, reduction="sum")
 
 
 def loss_chunks(model_dim: int, vocabulary_size: int, tokens: int) -> int:
-    """Into how many chunks the loss of `tokens` tokens is cut: a power of two, 1 for all at once.
+    """Return the number of chunks for the loss of `tokens` tokens: a power of two, 1 for no chunks.
 
-    One more product with the head for every token, and one chunk's logits are there, not all of
-    them: their logarithms, the gradient of these and their own, in fp32, 12·V bytes per token. A
-    chunk also makes a head's gradient of its own, [V, D], to be added to the others'. So chunks of
-    less than about D/4 tokens save nothing more, and tokens few beside D are left together; so are
-    all where a token's logits are no wider than what a block makes of it.
+    Chunks cost one more product with the head per token. They save memory, because only one chunk's
+    logits exist at a time: with their log-softmax and its gradient in fp32, 12·V bytes per token.
+    But each chunk also creates a gradient of the head, [V, D], which is added to the others. So
+    chunks below about D/4 tokens save no more memory, and fewer tokens than that are not cut. A
+    small vocabulary is not cut either: its logits are no wider than a block's inner activations.
     """
     if vocabulary_size <= 4 * model_dim:
         return 1
@@ -226,16 +233,17 @@ def loss_chunks(model_dim: int, vocabulary_size: int, tokens: int) -> int:
 
 
 def parameter_shapes(config: GPT3Config) -> dict[str, tuple[int, ...]]:
-    """Name → shape of every parameter, in order of first use. Allocates nothing."""
+    """Return name → shape of all parameters, in order of first use, without allocating them."""
     model = GPT3(config, device="meta")
     return {name: tuple(value.shape) for name, value in model.named_parameters()}
 
 
 def initial_value(config: GPT3Config, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """The first value of one parameter: a new fp32 CPU tensor of `shape`.
+    """Return the initial value of one parameter, a new fp32 CPU tensor of `shape`.
 
-    Biases 0, norms 1, all else N(0, 0.02²); the two projections that end in the residual stream
-    are scaled by 1/√(2·layers), so that its variance does not grow with depth (GPT-2, section 2.3).
+    Biases are 0, norms 1, other parameters N(0, 0.02²). The two projections that end in the
+    residual stream are scaled by 1/√(2·layers), so that its variance does not grow with depth
+    (GPT-2, section 2.3).
     """
     if name.endswith(".bias"):
         return torch.zeros(shape)
@@ -250,7 +258,7 @@ def initial_value(config: GPT3Config, name: str, shape: tuple[int, ...], seed: i
 
 @torch.no_grad()
 def initialise(model: GPT3, seed: int) -> None:
-    """Gives every parameter its seeded value, rounded to the model's dtype, on its device."""
+    """Set every parameter to its seeded value, in the model's dtype and on its device."""
     for name, parameter in model.named_parameters():
         parameter.copy_(initial_value(model.config, name, tuple(parameter.shape), seed))
 
@@ -261,5 +269,5 @@ def _generator_seed(name: str, seed: int) -> int:
 
 
 def _drop(hidden: Tensor, probability: float, training: bool) -> Tensor:
-    # Without dropout there is no node in a traced graph, and no random number is drawn.
+    # Without dropout, the traced graph has no such node and no random number is drawn.
     return functional.dropout(hidden, probability, training) if probability > 0 else hidden

@@ -1,7 +1,8 @@
-"""The GPT-3 family as a source of models, and in the form of `transformers`' GPT-2.
+"""The GPT-3 family as a model source, with the folder format of GPT-2.
 
-The same arithmetic under other names: GPT-2 keeps the weights of its linear layers transposed. With
-the same kernels in the same order the logits are equal in every bit. Needs no `transformers`.
+GPT-2 of `transformers` does the same arithmetic with other parameter names, and stores the weights
+of its linear layers transposed. Kernels and their order are equal, so logits are equal in every
+bit. This module does not need `transformers`.
 """
 
 import dataclasses
@@ -52,7 +53,7 @@ _SHAPE = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner")
 
 
 class GPT3Source(ModelSource):
-    """See `atom.models.source.ModelSource`."""
+    """`ModelSource` of the GPT-3 family."""
 
     name = "gpt3"
     values_in_threads = True
@@ -87,7 +88,7 @@ class GPT3Source(ModelSource):
 
 
 def gpt2_outside(config: GPT3Config) -> Outside:
-    """A folder of `GPT2LMHeadModel`."""
+    """Return the folder format of `GPT2LMHeadModel`, with its config.json."""
     places = []
     for name, shape in parameter_shapes(config).items():
         owner, _, kind = name.rpartition(".")
@@ -100,7 +101,10 @@ def gpt2_outside(config: GPT3Config) -> Outside:
 
 
 def gpt2_config(config: GPT3Config) -> dict[str, Any]:
-    """Its config.json. `gelu_pytorch_tanh` is PyTorch's own kernel, as ours."""
+    """Return the content of the config.json for `GPT2LMHeadModel`.
+
+    `gelu_pytorch_tanh` makes it use PyTorch's kernel, as `FeedForward` does.
+    """
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -121,9 +125,9 @@ def gpt2_config(config: GPT3Config) -> dict[str, Any]:
 
 
 def require_gpt2(config: GPT3Config, found: Mapping[str, Any]) -> None:
-    """Whether a folder's config.json describes this very model, as `gpt2_config` does.
+    """Check that a folder's config.json describes the model of `config`.
 
-    Raises: SourceError naming the first key that does not.
+    Raises: SourceError naming the first key that differs.
     """
     wanted = gpt2_config(config)
     for key in ("model_type", *_SHAPE, "activation_function", *_FIXED):

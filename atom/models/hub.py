@@ -1,6 +1,7 @@
-"""The door to the Hugging Face hub: a model's files at one commit. Nothing of them is run.
+"""Downloads from the Hugging Face hub: a model's files at one commit. No code of them is executed.
 
-The library keeps what it fetched, and goes on where it was interrupted.
+Only this module imports `huggingface_hub`. The library caches files and resumes interrupted
+downloads.
 """
 
 import re
@@ -15,69 +16,85 @@ from atom.models.source import DataError, DataUnreachable
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PART = re.compile(r"model-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json")
-_ASKING_S = 30
-_HINT = "check its name and the network; a folder here may stand in its place"
+_WAIT_S = 30
+"""Timeout of one request, in seconds."""
+_HINT = "check its name and the network; or name a local folder instead"
 
-Told = Callable[[int, int], object]
-"""(bytes done, bytes in all)"""
+ByteProgress = Callable[[int, int], object]
+"""Progress callback: (bytes done, bytes in total)."""
 
 
 def newest_revision(name: str, kind: Literal["model", "dataset"]) -> str:
-    """The commit that OWNER/NAME is at now. Raises: DataError."""
-    info = _asked(name, lambda hub: hub.repo_info(name, repo_type=kind, timeout=_ASKING_S))
+    """Return the newest commit of OWNER/NAME on the hub, 40 hex digits.
+
+    Raises: DataError if the hub cannot be reached or does not have it.
+    """
+    info = _ask(name, lambda hub: hub.repo_info(name, repo_type=kind, timeout=_WAIT_S))
     return cast(str, info.sha)
 
 
 def fetch_config(name: str, revision: str) -> Path:
-    """The model's config.json. Raises: DataError."""
+    """Fetch a model's config.json and return its path. Raises: DataError."""
     return _fetched(name, revision, CONFIG)
 
 
-def fetch_weights(name: str, revision: str, most_bytes: int, told: Told) -> Path:
-    """The folder with the model's safetensors: one file, or an index and what it names, as far as
-    the hub has it. Raises: DataError, also for more bytes."""
+def fetch_weights(name: str, revision: str, most_bytes: int, on_progress: ByteProgress) -> Path:
+    """Fetch a model's safetensors and return their folder.
+
+    The weights are one file, or an index with several files; a file that the index names but the
+    hub lacks is not noticed here.
+
+    Args:
+        name: OWNER/NAME on the hub.
+        revision: commit, 40 hex digits.
+        most_bytes: maximum total size of the weights.
+        on_progress: called from this thread as bytes arrive.
+
+    Raises: DataError if the model has no safetensors, exceeds `most_bytes`, or cannot be fetched.
+    """
     sizes = _sizes(name, revision)
     files = [WHOLE] if WHOLE in sizes else sorted(filter(_PART.fullmatch, sizes))
     if not files:
         what = f"the hub's model {name} has no weights as safetensors"
-        raise DataError(what, "choose one that has, or convert it into a folder")
+        raise DataError(what, "choose another model, or convert it into a local folder")
     total = sum(sizes[file] for file in files)
     if total > most_bytes:
         what = f"the hub's model {name} has {total:,} bytes of weights, more than {most_bytes:,}"
         raise DataError(what, "it is another model than the run's")
     done, folder = 0, Path()
     for file in files:
-        folder = _fetched(name, revision, file, partial(_add, told, done, total)).parent
+        folder = _fetched(name, revision, file, partial(_report, on_progress, done, total)).parent
         done += sizes[file]
-        told(done, total)
+        on_progress(done, total)
     return folder
 
 
-def _add(told: Told, before: int, total: int, more: int) -> None:
-    told(before + more, total)
+def _report(on_progress: ByteProgress, before: int, total: int, of_file: int) -> None:
+    """Report the progress within one file, after `before` bytes of other files."""
+    on_progress(before + of_file, total)
 
 
 def _sizes(name: str, revision: str) -> Mapping[str, int]:
-    """File → bytes."""
-    info = _asked(
+    """Return name → size in bytes of the model's files. Raises: DataError."""
+    info = _ask(
         name,
-        lambda hub: hub.model_info(name, revision=revision, files_metadata=True, timeout=_ASKING_S),
+        lambda hub: hub.model_info(name, revision=revision, files_metadata=True, timeout=_WAIT_S),
     )
     return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
 
 def _fetched(
-    name: str, revision: str, file: str, told: Callable[[int], object] = lambda done: None
+    name: str, revision: str, file: str, report: Callable[[int], object] = lambda done: None
 ) -> Path:
-    from_hub = _asked(
+    from_hub = _ask(
         name,
-        lambda hub: hub.hf_hub_download(name, file, revision=revision, tqdm_class=_bar(told)),
+        lambda hub: hub.hf_hub_download(name, file, revision=revision, tqdm_class=_bar(report)),
     )
     return Path(from_hub)
 
 
-def _bar(told: Callable[[int], object]) -> type:
-    """What the library takes for a progress bar: it draws nothing."""
+def _bar(report: Callable[[int], object]) -> type:
+    """Return a progress-bar class for the library that calls `report` and draws nothing."""
     library: Any = _library()
 
     class Bar(library.utils.tqdm):  # type: ignore[misc]
@@ -89,17 +106,17 @@ def _bar(told: Callable[[int], object]) -> type:
 
         def update(self, n: float | None = 1) -> None:
             self.done += int(n or 0)
-            told(self.done)
+            report(self.done)
 
     return Bar
 
 
-def _asked(name: str, ask: Callable[[Any], Any]) -> Any:
-    """Raises: DataError."""
+def _ask(name: str, request: Callable[[Any], Any]) -> Any:
+    """Return `request(api)`. Raises: DataUnreachable if the library raises any error."""
     library = _library()
     try:
-        return ask(library.HfApi())
-    except Exception as error:  # whatever the library, or its library for HTTP, raises
+        return request(library.HfApi())
+    except Exception as error:  # the library and its HTTP client raise many kinds
         first_line = str(error).strip().partition("\n")[0] or type(error).__name__
         what = f"the hub's {name} cannot be asked for: {first_line}"
         raise DataUnreachable(what, _HINT) from error
@@ -110,6 +127,6 @@ def _library() -> ModuleType:
         import huggingface_hub
         import huggingface_hub.utils
     except ImportError as error:
-        what = "what lies on the hub needs the package huggingface_hub"
+        what = "models on the hub need the package huggingface_hub"
         raise DataError(what, f"`{install_extra('hf')}`") from error
     return huggingface_hub

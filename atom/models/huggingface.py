@@ -1,8 +1,8 @@
-"""Causal language models of the `transformers` library, from a config.json alone.
+"""Causal language models of the `transformers` library, built from a config.json.
 
-A config is data and may be a stranger's (`atom.models.huggingface_config` reads it): only the
-library's own classes are used, and the network is never asked.
-The only door to `transformers`.
+A config is data, possibly from another peer (`atom.models.huggingface_config` checks it). Only
+classes of the installed library are used, and nothing is downloaded. Models of `transformers` are
+built only in this module.
 """
 
 import os
@@ -34,18 +34,18 @@ from atom.models.source import (
 )
 
 SHRINK_LAYERS = 2
+"""Number of layers of a shrunk model."""
 ROUNDING = 1e-4
-"""Relative; kernels may round a token differently in another neighbourhood."""
+"""Relative tolerance between logits of one token among different other tokens."""
 _CHANGING_ROPE = {"dynamic", "longrope"}
-"""Forms of RoPE that forward changes, by how long a sequence is."""
+"""Kinds of RoPE whose frequencies the forward pass changes with the sequence length."""
 
 Config = Any
-"""A `transformers.PretrainedConfig`: the library's types are dynamic."""
+"""Instance of `transformers.PretrainedConfig`; the library's types are dynamic."""
 
 
 class HuggingFaceSource(ModelSource):
-    """See `atom.models.source.ModelSource`. Parameters have the names that `transformers` gives
-    them."""
+    """`ModelSource` of a `transformers` model, whose parameters keep the library's names."""
 
     def __init__(
         self,
@@ -53,14 +53,20 @@ class HuggingFaceSource(ModelSource):
         sequence_tokens: int,
         text_entries: Collection[str] = (),
     ) -> None:
-        """`content`: a config that `read_config` passed. `text_entries`: what text has besides
-        tokens and targets. `target_share`: not all is targets. `positions`: nothing is seen of
-        other documents. Raises: SourceError if transformers is missing, or has no such causal
-        model.
+        """Check that the library has the model.
+
+        Args:
+            content: keys of the config.json, as `read_config` returned them.
+            sequence_tokens: number of tokens per sequence.
+            text_entries: entries of text batches besides tokens and targets: "target_share" if only
+                some tokens are targets, "positions" if attention stays within documents.
+
+        Raises: SourceError if transformers is missing, has no such causal model, or the model has
+            fewer positions than `sequence_tokens`.
         """
         self._text_entries = text_entries
         self._content = dict(content)
-        self._config, model_class = _opened(self._content)
+        self._config, model_class = _config_and_class(self._content)
         self._sequence_tokens = sequence_tokens
         self.name = model_class.__name__
         self.packages = (("transformers", str(_library().__version__)),)
@@ -68,7 +74,7 @@ class HuggingFaceSource(ModelSource):
         self.vocabulary_size = int(text.vocab_size)
         most = getattr(text, "max_position_embeddings", None)
         self.most_tokens = most if isinstance(most, int) else None
-        """That it has positions for; None: as many as one likes."""
+        """Number of positions of the model; None: unlimited."""
         if self.most_tokens is not None and sequence_tokens > self.most_tokens:
             raise SourceError(
                 f"sequences of {sequence_tokens} tokens, but the model has {most} positions",
@@ -76,41 +82,49 @@ class HuggingFaceSource(ModelSource):
             )
 
     def build(self, dtype: torch.dtype) -> nn.Module:
-        """`forward(input_ids, labels)` → mean loss."""
-        config, model_class = _opened(self._content)
+        """Return the model, whose `forward(input_ids, labels)` returns the mean loss.
+
+        Raises: SourceError if the library cannot build it.
+        """
+        config, model_class = _config_and_class(self._content)
         try:
             with parameters_on_meta():
                 model = model_class._from_config(config, dtype=dtype)  # type: ignore[attr-defined]
             _settle_frequencies(model, self._sequence_tokens)
         except SourceError:
             raise
-        # The library checks configs in many ways; whatever it raises is about this one.
+        # The library checks configs with exceptions of many kinds, all of them about this config.
         except Exception as error:
             raise _unusable(error) from error
         return _returning_loss(model)
 
     def example_batch(self, sequences: int) -> Batch:
         tokens = meta_tokens(sequences, self._sequence_tokens)
-        forms = {"target_share": torch.empty(sequences, device="meta"), "positions": tokens}
-        more = {name: forms[name] for name in self._text_entries}
-        return self.text_batch({"tokens": tokens, "targets": tokens, **more})
+        entries = {"target_share": torch.empty(sequences, device="meta"), "positions": tokens}
+        extra = {name: entries[name] for name in self._text_entries}
+        return self.text_batch({"tokens": tokens, "targets": tokens, **extra})
 
     def text_batch(self, text: Batch) -> Batch:
-        """The model shifts labels itself: it is given the tokens twice. So of each sequence the
-        last target, which only `targets` holds, is not learned; the loss is transformers' own.
-        The first label is nobody's target.
+        """Return the forward's arguments for a batch of text.
+
+        The model shifts labels itself, so labels are unshifted tokens, with IGNORED where the
+        targets have it. The last target of each sequence therefore is not trained on. The first
+        label is not the target of any token.
         """
         labels = torch.cat([text["tokens"][:, :1], text["targets"][:, :-1]], dim=1)
         names = {"target_share": "target_share", "positions": "position_ids"}
-        more = {own: text[name] for name, own in names.items() if name in text}
-        return {"input_ids": text["tokens"], "labels": labels, **more}
+        extra = {own: text[name] for name, own in names.items() if name in text}
+        return {"input_ids": text["tokens"], "labels": labels, **extra}
 
     def next_logits(self, model: nn.Module) -> Answer:
         return lambda tokens, last: _next_logits(model, tokens, last)
 
     def checked_batch(self, batch: Batch) -> Batch:
-        """With a second document: the library makes no mask for one alone, unless it is traced,
-        and another kernel rounds otherwise."""
+        """Return the batch with two documents per sequence, if attention stays within documents.
+
+        For a single document the library makes no mask unless it is traced, and the kernel without
+        a mask rounds differently, so the comparison with the traced model would fail.
+        """
         if "positions" not in self._text_entries:
             return batch
         positions, half = batch["position_ids"].clone(), self._sequence_tokens // 2
@@ -121,13 +135,13 @@ class HuggingFaceSource(ModelSource):
         return FirstValues(self.build(torch.float32), _own_initialisation, seed)
 
     def outside(self, dtype: torch.dtype) -> Outside:
-        """As the library would write it."""
+        """Return the folder format in which the library itself writes the model."""
         model: Any = self.build(dtype)
         own = outside_of(model, frozenset(getattr(model, "all_tied_weights_keys", None) or ()))
         known = [re.compile(text) for text in model._keys_to_ignore_on_load_unexpected or ()]
         return replace(
             own,
-            config=_written(self._config) | {"architectures": [self.name]},
+            config=_all_keys(self._config) | {"architectures": [self.name]},
             prefix=f"{model.base_model_prefix}.",
             ignored=lambda name: any(pattern.search(name) for pattern in known),
             converted=_conversion(model),
@@ -135,8 +149,11 @@ class HuggingFaceSource(ModelSource):
         )
 
     def require_config(self, text: str) -> None:
-        """Whether it is one model, dropout apart."""
-        ours, theirs = _written(self._config), _written(_opened(read_config(text))[0])
+        """Check that a config.json describes this model; dropout may differ.
+
+        Raises: SourceError naming the first key that differs.
+        """
+        ours, theirs = _all_keys(self._config), _all_keys(_config_and_class(read_config(text))[0])
         for key in sorted({*ours, *theirs} - {"architectures"}):
             if "drop" not in key:
                 refuse_difference(key, theirs.get(key), ours.get(key))
@@ -145,7 +162,7 @@ class HuggingFaceSource(ModelSource):
         layers = getattr(self._config, "num_hidden_layers", SHRINK_LAYERS)
         if layers <= SHRINK_LAYERS:
             return self
-        names = getattr(self._config, "attribute_map", {})
+        own_names = getattr(self._config, "attribute_map", {})
         small = {
             key: value[:SHRINK_LAYERS]
             if isinstance(value, list) and len(value) == layers
@@ -153,15 +170,19 @@ class HuggingFaceSource(ModelSource):
             for key, value in self._content.items()
         }
         small.pop("num_hidden_layers", None)
-        small[names.get("num_hidden_layers", "num_hidden_layers")] = SHRINK_LAYERS
+        small[own_names.get("num_hidden_layers", "num_hidden_layers")] = SHRINK_LAYERS
         try:
             return HuggingFaceSource(small, self._sequence_tokens, self._text_entries)
-        except SourceError:  # some keys count layers in ways of their own
+        except SourceError:  # some configs have further keys that must match the number of layers
             return self
 
     def inspect(self, seed: int) -> None:
-        """A model that sees later tokens would learn to copy: changes the second half of a
-        sequence, and looks at the first."""
+        """Check that the model does not attend to later tokens, from which it would learn to copy.
+
+        The check changes the second half of a sequence and compares the logits of the first half.
+
+        Raises: SourceError if they differ, or if attention crosses documents but must not.
+        """
         half, vocabulary = min(8, self._sequence_tokens // 2), self.vocabulary_size or 0
         if not half or vocabulary < 2:
             return
@@ -181,7 +202,10 @@ class HuggingFaceSource(ModelSource):
             self._inspect_documents(model, tokens, half)
 
     def _inspect_documents(self, model: nn.Module, tokens: Tensor, half: int) -> None:
-        """Two documents in a sequence are to be as they are alone."""
+        """Check that the second document of a sequence has the same logits as on its own.
+
+        Raises: SourceError if it does not.
+        """
         positions = torch.arange(2 * half).remainder(half).unsqueeze(0)
         with torch.no_grad():
             packed = _logits(model, tokens, position_ids=positions)[:, half:]
@@ -189,13 +213,13 @@ class HuggingFaceSource(ModelSource):
         if (packed - alone).abs().max() > ROUNDING * alone.abs().max():
             raise SourceError(
                 f"{self.name} looks beyond the document that a token is in",
-                "leave out [data] attention: not every architecture can do without",
+                "remove [data] attention: this architecture cannot attend within documents only",
             )
 
 
 @cache
 def _library() -> Any:
-    """Raises: SourceError where it is not installed."""
+    """Import `transformers`, with quiet logging. Raises: SourceError if it is not installed."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         import transformers
@@ -210,8 +234,11 @@ def _library() -> Any:
     return transformers
 
 
-def _opened(content: Mapping[str, Any]) -> tuple[Config, type]:
-    """The library's config object and its causal language model. Raises: SourceError."""
+def _config_and_class(content: Mapping[str, Any]) -> tuple[Config, type]:
+    """Return the library's config object and class of causal language model.
+
+    Raises: SourceError if the library has no such model, or refuses the config.
+    """
     library = _library()
     kind = content["model_type"]
     configs, models = library.CONFIG_MAPPING, library.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -222,7 +249,7 @@ def _opened(content: Mapping[str, Any]) -> tuple[Config, type]:
         )
     try:
         config = configs[kind].from_dict(dict(content))
-    except Exception as error:  # as above: it is about this config
+    except Exception as error:  # the library raises many kinds, all of them about this config
         raise _unusable(error) from error
     if type(config) not in models or config.is_encoder_decoder:
         raise SourceError(
@@ -233,29 +260,34 @@ def _opened(content: Mapping[str, Any]) -> tuple[Config, type]:
     named = content.get("architectures") or [model_class.__name__]
     if model_class.__name__ not in named:
         raise SourceError(
-            f"the config is of {', '.join(map(str, named))[:80]}, no causal language model",
+            f"the config names {', '.join(map(str, named))[:80]}, no causal language model",
             f"transformers' causal model for it is {model_class.__name__}",
         )
     return config, model_class
 
 
 def _settle_frequencies(model: nn.Module, tokens: int) -> None:
-    """Some RoPE forms look at how long a sequence is, and change their frequencies. Here all have
-    one length: they are changed once, for that, and forward leaves them alone.
+    """Fix the frequencies of RoPE kinds that depend on the sequence length.
+
+    All sequences of a run have the same length: the frequencies are set for it once, and the
+    forward pass then leaves them unchanged.
     """
     module: Any
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         for layer, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
             if kind in _CHANGING_ROPE:
-                named = {} if layer is None else {"layer_type": layer}
-                module(torch.zeros(1), torch.arange(tokens)[None], **named)
-                still = "default"
-                module.rope_type = still if layer is None else {**module.rope_type, layer: still}
+                options = {} if layer is None else {"layer_type": layer}
+                module(torch.zeros(1), torch.arange(tokens)[None], **options)
+                fixed = "default"
+                module.rope_type = fixed if layer is None else {**module.rope_type, layer: fixed}
 
 
 def _returning_loss(model: nn.Module) -> nn.Module:
-    """Changes the model's class, not its modules: parameters keep their names."""
+    """Make the model's forward return its loss.
+
+    Only the class of the model changes, not its modules, so parameters keep their names.
+    """
     parent: Any = type(model)
 
     def forward(
@@ -265,12 +297,20 @@ def _returning_loss(model: nn.Module) -> nn.Module:
         target_share: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """The mean loss, nats per token, of int64 [sequences, tokens]; labels are not shifted. With
-        `target_share`, of as many targets as such sequences have in the mean."""
+        """Return the mean loss in nats per token.
+
+        With `target_share`, the sum of losses is divided by the expected number of targets.
+
+        Args:
+            input_ids: int64 [sequences, tokens].
+            labels: int64 [sequences, tokens], not shifted.
+            target_share: float32 [sequences], the expected fraction of targets.
+            position_ids: int64 [sequences, tokens], the position in the document.
+        """
         targets, more = None, {}
         if target_share is not None:
             targets = target_share.sum() * (input_ids.shape[1] - 1)
-        if position_ids is not None:  # from which the library takes that documents are packed
+        if position_ids is not None:  # the library infers packed documents from positions
             more["position_ids"] = position_ids
         with loss_in_chunks(self, input_ids.numel(), targets):
             output = parent.forward(
@@ -291,11 +331,14 @@ def _logits(model: nn.Module, input_ids: Tensor, **more: Tensor) -> Tensor:
 
 
 def _next_logits(model: Any, tokens: Tensor, last: Tensor) -> Tensor:
-    """The head is given that one token alone, where it is a layer that would take all of them."""
+    """Return logits [1, vocabulary] of the token after place `last` (an `Answer`).
+
+    If the head is a plain linear layer, it is applied to that one place only.
+    """
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         return _logits(model, tokens).index_select(1, last).flatten(0, 1)
-    hook = head.register_forward_pre_hook(lambda _, given: (given[0].index_select(1, last),))
+    hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0].index_select(1, last),))
     try:
         return _logits(model, tokens).flatten(0, 1)
     finally:
@@ -303,8 +346,12 @@ def _next_logits(model: Any, tokens: Tensor, last: Tensor) -> Tensor:
 
 
 def _own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:
-    """As `transformers` does it: the module's constructor, then `_init_weights` of the model it
-    belongs to, for it and for everything around it, inside out.
+    """Initialise a module as `transformers` does (an `Initialise`).
+
+    The module is first reset as in its constructor. Then the model's `_init_weights` is called for
+    it and for the enclosing modules, from the innermost outwards.
+
+    Raises: SourceError if the initialisation reads parameters of other modules.
     """
     reset(owner, around)
     chain = [owner, *around]
@@ -312,19 +359,22 @@ def _own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:
         model: Any = next(outer for outer in chain[index:] if hasattr(outer, "_init_weights"))
         try:
             model._init_weights(module)
-        except (RuntimeError, NotImplementedError) as error:  # it read layers that have no data yet
+        except (RuntimeError, NotImplementedError) as error:  # it read parameters without memory
             kind = type(module).__name__
             raise SourceError(
                 f"transformers' initialisation of {kind} needs the whole model at once: {error}",
-                'such a model can be had with module = "…:factory"',
+                'build such a model in a module = "…:factory" instead',
             ) from error
 
 
 def _loaded(content: Mapping[str, Any], folder: str) -> dict[str, Tensor]:
-    """By the library itself, all in memory at once. Raises: SourceError naming what is wrong."""
-    config, model_class = _opened(content)
+    """Load a folder's parameters and buffers with the library, all in memory at once.
+
+    Raises: SourceError if the folder lacks a tensor, has an unknown one, or another shape.
+    """
+    config, model_class = _config_and_class(content)
     try:
-        model, told = model_class.from_pretrained(  # type: ignore[attr-defined]
+        model, report = model_class.from_pretrained(  # type: ignore[attr-defined]
             folder,
             config=config,
             dtype=torch.float32,
@@ -332,23 +382,23 @@ def _loaded(content: Mapping[str, Any], folder: str) -> dict[str, Tensor]:
             local_files_only=True,
             output_loading_info=True,
         )
-    # The library checks weights in many ways; whatever it raises is about these.
+    # The library checks weights with exceptions of many kinds, all of them about these weights.
     except Exception as error:
         raise _unusable(error) from error
     for key, what in (
         ("missing_keys", "does not hold"),
-        ("unexpected_keys", "holds what the model does not have:"),
-        ("mismatched_keys", "holds another shape:"),
+        ("unexpected_keys", "holds tensors that the model does not have:"),
+        ("mismatched_keys", "holds another shape of"),
     ):
-        if told[key]:
-            names = ", ".join(sorted(map(str, told[key]))[:3])
-            raise SourceError(f"{folder} {what} {names}", "the folder is of another model")
+        if report[key]:
+            names = ", ".join(sorted(map(str, report[key]))[:3])
+            raise SourceError(f"{folder} {what} {names}", "use a folder of the run's model")
     tensors = (*model.named_parameters(), *model.named_buffers())
     return {name: value.detach() for name, value in tensors}
 
 
-def _written(config: Config) -> dict[str, Any]:
-    """A config.json's keys: all of them, so that another version's defaults change nothing."""
+def _all_keys(config: Config) -> dict[str, Any]:
+    """Return all keys of a config.json, so that defaults of another version have no effect."""
     return {
         key: value
         for key, value in config.to_dict().items()
@@ -357,8 +407,10 @@ def _written(config: Config) -> dict[str, Any]:
 
 
 def _conversion(model: Any) -> Callable[[dict[str, Tensor]], dict[str, Tensor]] | None:
-    """What the library does to the weights of this architecture between computing and writing;
-    None: nothing."""
+    """Return the library's conversion of this architecture's weights before writing; None: none.
+
+    Conversions that only change prefixes of names count as none.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
@@ -372,5 +424,5 @@ def _unusable(error: Exception) -> SourceError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return SourceError(
         f"transformers {_library().__version__} cannot use the config: {lines[-1].strip()[:300]}",
-        "check the named key in config.json",
+        "check the key that the message names in config.json",
     )

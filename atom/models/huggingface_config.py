@@ -1,6 +1,7 @@
-"""A config.json as data, and maybe a stranger's: bounded and checked, nothing of it is executed.
+"""Reading of an untrusted config.json: its size and values are checked, no code of it is executed.
 
-Keys that choose implementations or name places are dropped. Needs no `transformers`.
+Keys that choose implementations or name places are dropped. This module does not need
+`transformers`.
 """
 
 import json
@@ -16,7 +17,7 @@ MAX_LAYERS = 4096
 MAX_NUMBER = 2**31
 MAX_DEPTH = 32
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What a terminal may obey; blanks and ends of lines are none of it."""
+"""Control characters, which a terminal may obey, except tab and newline."""
 DROPPED_KEYS = frozenset(
     {
         "attn_implementation", "experts_implementation", "auto_map", "dtype", "torch_dtype",
@@ -24,14 +25,16 @@ DROPPED_KEYS = frozenset(
         "trust_remote_code", "custom_pipelines", "id2label", "label2id",
     }
 )  # fmt: skip
-"""Keys that choose an implementation, name a place, or say nothing about the model. Those that
-begin with an underscore are dropped as well."""
+"""Keys that choose an implementation, name a place, or do not describe the model.
+
+Keys that begin with an underscore are dropped as well.
+"""
 
 
 def read_config(text: str) -> dict[str, Any]:
-    """The keys of a config.json that describe the model. Raises: SourceError.
+    """Return the keys of an untrusted config.json that describe the model.
 
-    Anybody's bytes: bounded, checked, nothing of it is executed.
+    Raises: SourceError if the text is too long, not JSON, or has values outside the bounds.
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_CONFIG_BYTES:
         raise SourceError(
@@ -46,12 +49,12 @@ def read_config(text: str) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict):
         raise SourceError(
-            "the config is no JSON object", "it begins with { and names the model_type"
+            "the config is no JSON object", "it must begin with { and name the model_type"
         )
     if content.get("quantization_config") is not None:
         raise SourceError(
             "the config asks for quantized weights, which cannot be trained",
-            "take out quantization_config",
+            "remove quantization_config, and use weights that are not quantized",
         )
     _check_model_type(content)
     kept: dict[str, Any] = _kept(content, "", MAX_DEPTH)
@@ -59,7 +62,10 @@ def read_config(text: str) -> dict[str, Any]:
 
 
 def canonical_config(text: str) -> str:
-    """Equal models give equal texts. Raises: SourceError."""
+    """Return the config.json in a canonical form: equal models give equal texts.
+
+    Raises: SourceError if `read_config` refuses the text.
+    """
     return json.dumps(read_config(text), sort_keys=True, separators=(",", ":"))
 
 
@@ -70,13 +76,11 @@ def _refuse_constant(name: str) -> None:
 def _check_model_type(content: Mapping[str, Any]) -> None:
     kind = content.get("model_type")
     if not isinstance(kind, str) or not kind.replace("_", "").replace("-", "").isalnum():
-        raise SourceError(
-            "the config names no model_type", 'such as "model_type": "llama"; see config.json'
-        )
+        raise SourceError("the config names no model_type", 'add it, such as "model_type": "llama"')
 
 
 def _kept(value: Any, key: str, depth: int) -> Any:
-    """What describes the model, checked before anything is built from it. Raises: SourceError."""
+    """Return a value without dropped keys, after checking it. Raises: SourceError."""
     if depth < 0:
         raise SourceError(
             f"the config is nested more than {MAX_DEPTH} deep", "name the config.json of one model"
@@ -89,9 +93,10 @@ def _kept(value: Any, key: str, depth: int) -> Any:
         }
     if isinstance(value, list):
         return [_kept(inner, "", depth - 1) for inner in value]
-    if isinstance(value, str) and _CONTROL.search(value):  # errors show some of them
-        raise SourceError("the config holds control characters", "take them out of its texts")
-    if "layer" in key and isinstance(value, int) and value > MAX_LAYERS:  # lists get that long
+    if isinstance(value, str) and _CONTROL.search(value):  # errors show some of these texts
+        raise SourceError("the config holds control characters", "remove them from its texts")
+    # The library builds lists of this length, such as one of the layers' types.
+    if "layer" in key and isinstance(value, int) and value > MAX_LAYERS:
         raise SourceError(f"{key} is {value}", f"a model has at most {MAX_LAYERS} layers")
     too_large = isinstance(value, int) and not -MAX_NUMBER <= value <= MAX_NUMBER
     if too_large or (isinstance(value, float) and not math.isfinite(value)):

@@ -1,9 +1,9 @@
-"""Anybody's module as a source of models: a factory in the run's own code.
+"""Any PyTorch module as a model source: a factory in the run's own code builds it.
 
-The factory is called as often as a model is needed, each time from the same random state; it
-returns `(module, example_batch)` or `(module, example_batch, dataset)`. Its values are the run's
-first values, so the model needs memory once more while they are taken. A factory that builds on
-`meta` is initialised module by module, by `reset_parameters`, and needs no such memory.
+The factory is called whenever a model is needed, each time from the same random state. It returns
+`(module, example_batch)` or `(module, example_batch, dataset)`. Its values are the run's initial
+values, so a second copy of the model needs memory while they are read. If the factory builds on
+`meta`, modules are initialised one by one through `reset_parameters`, without that extra memory.
 """
 
 import sys
@@ -27,44 +27,53 @@ from atom.models.source import (
 )
 
 TEXT_ENTRIES = (("tokens", "targets"), ("input_ids", "labels"))
-"""What a module without a dataset takes, int64 [sequences, sequence_tokens]: each token with the
-next one, or the tokens twice, for modules that shift labels themselves as transformers' do."""
+"""Entries that a module without a dataset takes, int64 [sequences, sequence_tokens].
+
+The first pair is the tokens and the next ones. The second pair is the tokens twice, for modules
+that shift labels themselves, as in `transformers`.
+"""
 _MOST_SAMPLES = 2**53
-"""That a manifest can name."""
+"""Maximum size of a dataset that a manifest can state."""
 _SHAPE = "return module, example_batch — or module, example_batch, dataset"
 
 
 class ModuleSource(ModelSource):
-    """See `atom.models.source.ModelSource`."""
+    """`ModelSource` that calls a factory in the run's own code."""
 
     def __init__(self, code: OwnCode, seed: int, sequence_tokens: int | None) -> None:
-        """Runs the code once, for what the batch looks like and for the dataset. `sequence_tokens`
-        of the run's text; None: the factory brings a dataset.
+        """Run the factory once, for its example batch and its dataset.
 
-        Raises: SourceError naming what the factory returned instead.
+        Args:
+            code: the source file and the name of the factory in it.
+            seed: seed of the random state from which the factory runs.
+            sequence_tokens: tokens per sequence of the run's text; None: the factory returns a
+                dataset.
+
+        Raises: SourceError if the code fails or returns something else than expected.
         """
         self.name = code.entry
         self._path, self._factory, self._seed = code.path, load_factory(code), seed
-        _, example, self.dataset = self._made(seed)
+        _, example, self.dataset = self._built(seed)
         if sequence_tokens is None and self.dataset is None:
             raise SourceError(
-                f"{code.entry} returns no dataset, but the run's data is to come from it",
+                f'{code.entry} returns no dataset, but the run has [data] source = "module"',
                 'return module, example_batch, dataset — or set [data] source = "text"',
             )
         if sequence_tokens is not None and self.dataset is not None:
             raise SourceError(
-                f"{code.entry} returns a dataset, but the run has [data] of its own",
+                f"{code.entry} returns a dataset, but the run's [data] names a text",
                 'set [data] source = "module", or return module, example_batch alone',
             )
         if sequence_tokens is not None:
             _check_text_entries(code.entry, example, sequence_tokens)
         self.example = {name: value.to("meta") for name, value in example.items()}
-        """The count of sequences is the factory's."""
-        if library := sys.modules.get("transformers"):  # on which own code mostly builds
+        """Example batch on `meta`, with as many sequences as the factory chose."""
+        # The version of transformers decides the model if the code imported it.
+        if library := sys.modules.get("transformers"):
             self.packages = (("transformers", str(library.__version__)),)
 
     def build(self, dtype: torch.dtype) -> nn.Module:
-        module, *_ = self._made(self._seed)
+        module, *_ = self._built(self._seed)
         for part in module.modules():  # `module.to(dtype)` would copy the parameters as well
             for key, buffer in part._buffers.items():
                 if buffer is not None and buffer.dtype.is_floating_point:
@@ -84,23 +93,26 @@ class ModuleSource(ModelSource):
         return super().text_batch(text)
 
     def next_logits(self, model: nn.Module) -> Answer:
-        """By the module's own `logits`."""
+        """Return an `Answer` that calls the module's own `logits` method.
+
+        Raises: SourceError if the module has no such method, or its data is not text.
+        """
         logits: Any = getattr(model, "logits", None)
         if self.dataset is not None or not callable(logits):
             return super().next_logits(model)
         return lambda tokens, last: logits(tokens).index_select(1, last).flatten(0, 1)
 
     def initial_values(self, seed: int) -> InitialValue:
-        module, *_ = self._made(seed)
+        module, *_ = self._built(seed)
         values = {name: value.detach() for name, value in module.named_parameters()}
-        later = FirstValues(module, reset, seed)
+        initialised = FirstValues(module, reset, seed)
 
         def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
             value = values.pop(name)
             owner, _, key = name.rpartition(".")
             if value.is_meta:
-                return later(name, shape)
-            # Memory goes as the values are taken; a tied parameter is asked for once.
+                return initialised(name, shape)
+            # Memory is released as the values are taken; each tied parameter is requested once.
             parameters = module.get_submodule(owner)._parameters
             parameters[key] = nn.Parameter(value.to("meta"), requires_grad=False)
             return value.to("cpu", torch.float32)
@@ -110,12 +122,12 @@ class ModuleSource(ModelSource):
     def outside(self, dtype: torch.dtype) -> Outside:
         return outside_of(self.build(dtype))
 
-    def _made(self, seed: int) -> tuple[nn.Module, Mapping[str, Tensor], Any | None]:
-        """What the factory gives, checked: module, example batch, dataset. Raises: SourceError."""
+    def _built(self, seed: int) -> tuple[nn.Module, Mapping[str, Tensor], Any | None]:
+        """Call the factory and return (module, example batch, dataset). Raises: SourceError."""
         try:
             with seeded(f"{seed}:factory"):
                 returned = self._factory()
-        # It is somebody's code: whatever it raises is to be told with its place.
+        # User code may raise anything; the error is reported with its line.
         except (Exception, SystemExit) as error:
             place = place_in(self._path, error)
             raise SourceError(
@@ -141,7 +153,7 @@ def _kind(value: Any) -> str:
 
 
 def _check_example(name: str, example: Any) -> None:
-    hint = 'such as {"tokens": torch.zeros(2, 128, dtype=torch.int64), …}, first the sequences'
+    hint = 'return, for example, {"tokens": torch.zeros(2, 128, dtype=torch.int64), …}'
     if not isinstance(example, dict) or not example:
         raise SourceError(f"{name} returned {_kind(example)} as its example batch", hint)
     sizes = set()
@@ -152,24 +164,24 @@ def _check_example(name: str, example: Any) -> None:
     if len(sizes) > 1 or 0 in sizes:
         raise SourceError(
             f"{name}'s example batch has entries of {sorted(sizes)} sequences",
-            "the first dimension of every entry counts the sequences",
+            "the first dimension of every entry must be the same number of sequences, at least 1",
         )
 
 
 def _check_dataset(name: str, dataset: Any) -> None:
     try:
         count = len(dataset)
-    # It is somebody's code, and Python refuses what is below 0 or beyond its own integers.
+    # User code may raise anything, and len() itself refuses negative and too large results.
     except Exception as error:
         raise SourceError(
-            f"{name} returned {_kind(dataset)} as its dataset, whose length cannot be had: "
+            f"{name} returned {_kind(dataset)} as its dataset, but its length cannot be had: "
             f"{type(error).__name__}: {error}",
-            "it needs __len__() and __getitem__(index), which returns a dict of tensors",
+            "a dataset needs __len__(), and __getitem__(index), which returns a dict of tensors",
         ) from error
     if not 0 < count <= _MOST_SAMPLES:
         raise SourceError(
             f"{name} returned a dataset of {count:,} samples",
-            f"from 1 to {_MOST_SAMPLES:,} can be counted: a stream without end may say so many",
+            f"__len__() must return 1 to {_MOST_SAMPLES:,}; the latter suits an endless stream",
         )
 
 
@@ -178,14 +190,14 @@ def _check_text_entries(name: str, example: Mapping[str, Tensor], sequence_token
     if set(example) not in [set(entries) for entries in TEXT_ENTRIES]:
         raise SourceError(
             f"{name}'s example batch has {', '.join(sorted(example))}; text comes as {allowed}",
-            'or return a dataset as well, and set [data] source = "module"',
+            'name its entries like that, or return a dataset and set [data] source = "module"',
         )
     for key, value in example.items():
         if value.dtype != torch.int64 or value.dim() != 2:
             what = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
             raise SourceError(
                 f"{name}'s example batch has {key}: {what}",
-                "text comes as int64 [sequences, sequence_tokens]",
+                "make it int64 [sequences, sequence_tokens]",
             )
         if value.shape[1] != sequence_tokens:
             raise SourceError(

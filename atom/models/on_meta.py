@@ -1,11 +1,11 @@
 """Models of any size without memory for weights: parameters on `meta`, buffers with values.
 
-Building everything under `torch.device("meta")` would lose the values of buffers (rotary
-frequencies, masks), which no initialisation brings back in general. So only memory that is asked
-for uninitialised goes to `meta` (all of PyTorch's layers ask for their parameters like that), and
-whatever else becomes a parameter follows when it is registered. Tensors that are made full of
-numbers, or multiplied out of others, go there as well when they are large: sizes may be a
-stranger's, and no buffer of a model is that large. How many parameters there are is bounded, too.
+Building a whole model under `torch.device("meta")` would lose the values of buffers (rotary
+frequencies, masks), which in general cannot be recomputed. So only uninitialised tensors go to
+`meta` at once (PyTorch's layers create their parameters like that), and any other tensor moves
+there when it is registered as a parameter. Large tensors that are filled with numbers, or are
+products of others, also go to `meta`: sizes may come from another peer, and no buffer of a real
+model is that large. The number of parameters is limited too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from atom.models.source import SourceError
 
 LARGE_BYTES = 64 * 2**20
+"""Size in bytes above which a tensor counts as large."""
 MAX_PARAMETERS = 2**18
-"""Tensors, not elements: several times what the largest models of experts have."""
+"""Maximum number of parameter tensors, several times as many as in the largest expert models."""
 _FILLED = frozenset(
     {
         torch.ones, torch.zeros, torch.full, torch.rand, torch.randn, torch.arange, torch.eye,
@@ -33,6 +34,8 @@ _WIDEST_ELEMENT_BYTES = 8
 
 
 class _EmptyOnMeta(TorchFunctionMode):
+    """Mode in which uninitialised tensors and large tensors are created on `meta`."""
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -51,7 +54,7 @@ class _EmptyOnMeta(TorchFunctionMode):
 def _large_on_meta(
     func: Callable[..., Any], args: tuple[Any, ...], given: Mapping[str, Any]
 ) -> Tensor | None:
-    """The result on `meta`, if it is large: outer products of two tables may be."""
+    """Return the result on `meta` if it is large, else None; outer products may be large."""
     tensors = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, Tensor)]
     sizes = sorted(tensor.numel() for tensor in tensors if not tensor.is_meta)
     if len(sizes) < 2 or sizes[-1] * sizes[-2] * _WIDEST_ELEMENT_BYTES <= LARGE_BYTES:
@@ -59,7 +62,7 @@ def _large_on_meta(
     moved = tree_map_only(Tensor, lambda tensor: tensor.detach().to("meta"), (args, given))
     try:
         result = func(*moved[0], **moved[1])
-    except (RuntimeError, NotImplementedError):  # it needs values, so it is not made of sizes
+    except (RuntimeError, NotImplementedError):  # it needs values, so it is no plain product
         return None
     return result if isinstance(result, Tensor) and _is_large(result) else None
 
@@ -70,9 +73,9 @@ def _is_large(tensor: Tensor) -> bool:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules built inside keep no parameter in memory. Tied parameters stay tied.
+    """Put the parameters of modules built within the context on `meta`; tied ones stay tied.
 
-    Raises (where one is made): SourceError for more than `MAX_PARAMETERS`.
+    Raises: SourceError, from the code that builds the model, at more than `MAX_PARAMETERS`.
     """
     register, number = nn.Module.register_parameter, count(1)
 
@@ -80,7 +83,7 @@ def parameters_on_meta() -> Iterator[None]:
         if parameter is not None and next(number) > MAX_PARAMETERS:
             raise SourceError(
                 f"the model has more than {MAX_PARAMETERS} parameter tensors",
-                "check the counts of layers and experts",
+                "check the numbers of layers and experts",
             )
         if parameter is not None and not parameter.is_meta:
             parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
@@ -95,7 +98,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def drop_values(model: nn.Module, dtype: torch.dtype) -> None:
-    """Puts every parameter on `meta`, contiguous, floating ones as `dtype`; tied ones stay tied."""
+    """Move every parameter to `meta`, contiguous, floating ones as `dtype`; tied ones stay tied."""
     replaced: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for key, parameter in module._parameters.items():

@@ -1,7 +1,7 @@
-"""A run's own code: one source file that names a factory. Reading it is safe, loading it runs it.
+"""Code of a run: one source file with a factory. Reading the file is safe; loading it executes it.
 
-The founder's file is found as Python would import it; everybody else gets its bytes. Both load it
-in the same way, from the bytes that were hashed, so no other file can slip in between.
+The founder's file is found as Python would import it; all other peers receive its bytes. Both load
+it in the same way, from the bytes that were hashed, so no other file can be executed instead.
 """
 
 import hashlib
@@ -19,27 +19,36 @@ from typing import Any
 from atom.models.source import SourceError
 
 MAX_CODE_BYTES = 64 * 1024
-"""Longer files are refused: they travel to every peer."""
+"""Maximum size of a source file, because it is sent to every peer."""
 
 
 @dataclass(frozen=True)
 class OwnCode:
-    """`package.module:factory`, and the bytes of the file that defines it."""
+    """Name of a factory, and the source file that defines it."""
 
     entry: str
+    """Name of the factory: "package.module:factory"."""
     content: bytes
+    """Bytes of the source file."""
     path: Path
-    """Where the bytes are, for people and for tracebacks."""
+    """Path of the file, for messages and tracebacks only."""
 
     @property
     def sha256(self) -> str:
+        """Hex digest of the content."""
         return hashlib.sha256(self.content).hexdigest()
 
 
 def find_code(entry: str, folder: Path) -> OwnCode:
-    """The founder's file, with `folder` first on the path. Imports the packages around it.
+    """Find and read the founder's source file, with `folder` first on Python's path.
 
-    Raises: SourceError.
+    Packages that contain the module are imported, and so executed.
+
+    Args:
+        entry: name of the factory, "package.module:factory".
+        folder: folder to search before the installed packages.
+
+    Raises: SourceError if there is no such file, a package fails, or the file is too long.
     """
     name = entry.partition(":")[0]
     if str(folder) not in sys.path:
@@ -48,16 +57,21 @@ def find_code(entry: str, folder: Path) -> OwnCode:
     hint = f"it is looked for in {folder} and among the installed packages"
     try:
         spec = importlib.util.find_spec(name)
-    # Packages around the module run as they are imported: whatever they raise is theirs.
+    # The packages that contain the module are executed, and may raise anything.
     except (Exception, SystemExit) as error:
-        raise SourceError(f"module {name} cannot be imported: {_said(error)}", hint) from error
+        raise SourceError(
+            f"module {name} cannot be imported: {_first_line(error)}", hint
+        ) from error
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise SourceError(f"module {name} cannot be imported: there is no such Python file", hint)
     return read_code(entry, Path(spec.origin))
 
 
 def read_code(entry: str, path: Path) -> OwnCode:
-    """Raises: SourceError for a file that is missing or too long."""
+    """Read a source file without executing it.
+
+    Raises: SourceError if the file cannot be read or is too long.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_CODE_BYTES + 1)
@@ -66,35 +80,35 @@ def read_code(entry: str, path: Path) -> OwnCode:
     if len(content) > MAX_CODE_BYTES:
         raise SourceError(
             f"{path} is longer than {MAX_CODE_BYTES // 1024} KiB",
-            "joiners are sent this one file: move what is general into an installed package",
+            "joiners receive only this file: move general code into an installed package",
         )
     return OwnCode(entry, content, path)
 
 
 def load_factory(code: OwnCode) -> Callable[[], Any]:
-    """Runs the code and returns its factory. Only for code that may run here.
+    """Execute the code and return its factory; the caller must have checked that it is trusted.
 
-    Raises: SourceError naming the place where it failed.
+    Raises: SourceError naming the line that failed, or if the factory is missing or not callable.
     """
     name, _, attribute = code.entry.partition(":")
     module = types.ModuleType(f"atom_own_code_{code.sha256[:12]}")
     module.__file__ = str(code.path)
     module.__package__ = name.rpartition(".")[0]
-    sys.modules[module.__name__] = module  # dataclasses look their module up
+    sys.modules[module.__name__] = module  # dataclasses look up their module there
     lines = code.content.decode("utf-8", "replace").splitlines(keepends=True)
     linecache.cache[str(code.path)] = (len(code.content), None, lines, str(code.path))
     try:
         exec(compile(code.content, str(code.path), "exec"), module.__dict__)
-    # It is somebody's code: whatever it raises is to be told with its place.
+    # User code may raise anything; the error is reported with its line.
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
         raise SourceError(
-            f"module {name} cannot be imported: {_said(error)}{place_in(code.path, error)}",
-            "peers have this one file and their installed packages, not the files beside it",
+            f"module {name} cannot be imported: {_first_line(error)}{place_in(code.path, error)}",
+            "import only installed packages: other peers receive this file alone",
         ) from error
     factory = getattr(module, attribute, None)
     if factory is None:
-        raise SourceError(f"{code.path} defines no {attribute}", f"write def {attribute}(): in it")
+        raise SourceError(f"{code.path} defines no {attribute}", f"add def {attribute}(): … to it")
     if not callable(factory):
         kind = type(factory).__name__
         raise SourceError(
@@ -106,7 +120,7 @@ def load_factory(code: OwnCode) -> Callable[[], Any]:
 
 
 def place_in(path: Path, error: BaseException) -> str:
-    """ " at file:line (the line)" of the deepest frame in `path`, or an empty string."""
+    """Return " at FILE:LINE (source line)" of the error's deepest frame in `path`, else ""."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == str(path)]
     if isinstance(error, SyntaxError) and error.lineno:
@@ -114,6 +128,6 @@ def place_in(path: Path, error: BaseException) -> str:
     return f" at {path}:{own[-1].lineno} ({own[-1].line})" if own else ""
 
 
-def _said(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

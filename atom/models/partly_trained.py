@@ -1,11 +1,11 @@
-"""A model of which only a part is trained: adapters beside its linear layers, or its last layers.
+"""Models of which only a part is trained: adapters on their linear layers, or their last layers.
 
-An adapter (LoRA: Hu et al. 2021, arXiv 2106.09685) adds to what a linear layer gives
+An adapter (LoRA: Hu et al. 2021, arXiv 2106.09685) adds to the output of a linear layer for x
 
     B · A · dropout(x) · alpha / rank
 
-with A [rank, inputs] and B [outputs, rank]. The layer itself is frozen. Names, first values and the
-order of operations are those of the `peft` library, and so are the bits.
+with A [rank, inputs] and B [outputs, rank]. The layer itself is frozen. Names, initial values and
+the order of operations are as in the `peft` library, so results are equal in every bit.
 """
 
 import fnmatch
@@ -23,18 +23,21 @@ from torch import Tensor, nn
 from atom.models.source import Answer, Batch, InitialValue, ModelSource, Outside, Place, SourceError
 
 DOWN, UP = "lora_A", "lora_B"
-"""Of a layer, as `peft` calls them: A and B."""
+"""Names of an adapter's matrices A and B as submodules of the layer, as in `peft`."""
 _SHOWN = 8
 
 
 @dataclass(frozen=True)
 class LastLayers:
-    """The last `count` layers, and all parameters behind them."""
+    """Training of the last `count` layers and of all parameters after them."""
 
     count: int
 
     def choose(self, model: nn.Module) -> None:
-        """Makes everything else frozen. Raises: SourceError."""
+        """Freeze all other parameters of the model.
+
+        Raises: SourceError if the model has fewer layers.
+        """
         lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
         layers = max(lists, key=len, default=nn.ModuleList())
         if self.count > len(layers):
@@ -45,36 +48,42 @@ class LastLayers:
         trained = {
             id(p) for layer in layers[len(layers) - self.count :] for p in layer.parameters()
         }
-        behind = False
+        reached = False
         for parameter in model.parameters():
-            behind = behind or id(parameter) in trained
-            parameter.requires_grad_(behind)
+            reached = reached or id(parameter) in trained
+            parameter.requires_grad_(reached)
 
     def shrunk(self) -> "LastLayers":
-        """The same of a model of few layers."""
+        """Return the counterpart for a shrunk model, which has few layers."""
         return LastLayers(1)
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """Low-rank adapters beside linear layers."""
+    """Training of low-rank adapters on linear layers."""
 
     rank: int
     alpha: float
     dropout: float
     targets: tuple[str, ...]
-    """Names of layers, or their ends, with wildcards: "q_proj", "layers.1?.mlp.*"; none: all."""
+    """Names of layers, or their ends, with wildcards: "q_proj", "layers.1?.mlp.*"; empty: all."""
 
     def choose(self, model: nn.Module) -> None:
-        """Makes everything else frozen, and adds them. Raises: SourceError."""
+        """Freeze all parameters of the model and add the adapters.
+
+        Raises: SourceError if a target matches no linear layer.
+        """
         model.requires_grad_(False)
         chosen = self._chosen(dict(_linear_layers(model)))
         for layer in chosen.values():
             _add_adapter(layer, self)
 
     def shrunk(self) -> "Adapters":
-        """Of a model of few layers: whatever layer they name, that may not be there."""
-        return replace(self, targets=tuple(each.rpartition(".")[2] for each in self.targets))
+        """Return the counterpart for a shrunk model, which may lack the targets' numbered layers.
+
+        Only the last component of each target is kept.
+        """
+        return replace(self, targets=tuple(name.rpartition(".")[2] for name in self.targets))
 
     def _chosen(self, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         found = dict[str, nn.Module]()
@@ -93,11 +102,16 @@ class Adapters:
 
     @property
     def scale(self) -> float:
+        """Factor by which an adapter's output is multiplied."""
         return self.alpha / self.rank
 
     def peft_config(self, layers: list[str], transposed: bool) -> dict[str, Any]:
-        """The adapter_config.json with which `peft` puts them beside these layers. `transposed`:
-        their weights are [inputs, outputs]."""
+        """Return the adapter_config.json with which `peft` adds the adapters.
+
+        Args:
+            layers: names of the adapted layers in the exported model.
+            transposed: True if the layers' weights are [inputs, outputs].
+        """
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -112,11 +126,11 @@ class Adapters:
 
 
 TrainedPart = LastLayers | Adapters
-"""Which part of a model is trained."""
+"""Choice of the part of a model that is trained."""
 
 
 class PartlyTrained(ModelSource):
-    """See `atom.models.source.ModelSource`: another source's model, partly frozen."""
+    """`ModelSource` of another source's model, of which only a part is trained."""
 
     def __init__(self, whole: ModelSource, part: TrainedPart) -> None:
         self.whole, self.part = whole, part
@@ -151,7 +165,7 @@ class PartlyTrained(ModelSource):
         return value_of
 
     def outside(self, dtype: torch.dtype) -> Outside:
-        """As the model is with its adapters put into it."""
+        """Return the folder format of the whole model, whose weights include the adapters."""
         return self.whole.outside(dtype)
 
     def added(self, name: str, value_of: Callable[[str], Tensor]) -> Tensor | None:
@@ -164,8 +178,12 @@ class PartlyTrained(ModelSource):
         return added.t() if self.adapted[layer] else added
 
     def adapter(self) -> tuple[tuple[Place, ...], dict[str, Any]]:
-        """Its adapters alone as a folder for `peft`: what is in adapter_model.safetensors, and the
-        adapter_config.json. Raises: SourceError where there are none."""
+        """Return the contents of a `peft` folder with the adapters only.
+
+        Returns: the tensors of adapter_model.safetensors, and the adapter_config.json.
+
+        Raises: SourceError if the run trains no adapters.
+        """
         if not isinstance(self.part, Adapters):
             raise SourceError("the run trains no adapters", "export the whole model")
         model, places, layers = self.build(torch.float32), list[Place](), list[str]()
@@ -182,7 +200,7 @@ class PartlyTrained(ModelSource):
 
     @cached_property
     def adapted(self) -> Mapping[str, bool]:
-        """The layers with adapters, by name, and whether their weights are [inputs, outputs]."""
+        """Name of each layer with an adapter → True if its weight is [inputs, outputs]."""
         layers = self.build(torch.float32).named_modules()
         return {name: _is_transposed(layer) for name, layer in layers if hasattr(layer, DOWN)}
 
@@ -198,8 +216,11 @@ class PartlyTrained(ModelSource):
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Those of numbered modules, so not the head, with a weight that nothing else uses. A subclass
-    may do something else with it."""
+    """Yield (name, layer) for the linear layers that can have an adapter.
+
+    They lie in a numbered module, which excludes the head, and do not share their weight.
+    Subclasses of nn.Linear are left out, because they may use the weight differently.
+    """
     users = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     for name, module in model.named_modules():
         linear = type(module) is nn.Linear or _is_transposed(module)
@@ -208,12 +229,12 @@ def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    """`transformers`' linear layer for GPT-2, which has its weight [inputs, outputs]."""
+    """Return True for GPT-2's linear layer in `transformers`, whose weight is [inputs, outputs]."""
     return any(kind.__name__ == "Conv1D" for kind in type(module).mro()) and hasattr(module, "nf")
 
 
 def _add_adapter(layer: Any, adapters: Adapters) -> None:
-    """Changes the layer's class, not its parameters: they keep their names."""
+    """Add an adapter by changing the layer's class, so that its parameters keep their names."""
     outputs, inputs = layer.weight.shape[::-1] if _is_transposed(layer) else layer.weight.shape
     form = {"bias": False, "device": "meta", "dtype": layer.weight.dtype}
     setattr(layer, DOWN, nn.Linear(inputs, adapters.rank, **form))
@@ -237,7 +258,10 @@ def _is_added(name: str) -> bool:
 
 
 def _first_value(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """B begins with zeros, so the model as it was; A as PyTorch begins a linear layer."""
+    """Return the initial value of A or B [shape], float32.
+
+    B is zero, so that the adapter has no effect at first. A is drawn as for a PyTorch linear layer.
+    """
     if name.endswith(f".{UP}.weight"):
         return torch.zeros(shape)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()

@@ -1,8 +1,8 @@
-"""Text from a model, token by token: which token is taken, and what the model is asked each time.
+"""Generation of text, token by token: the model's input for each token, and the choice of tokens.
 
-A model here has no memory of what it has read: each token takes a pass over the whole text so far,
-through a window of a fixed length. What stands behind the last token of a text is not looked at,
-so a window is filled up with whatever is at hand.
+A key-value cache is not used: each token takes a pass over the last tokens of the text, in a window
+of fixed length. The model does not look beyond the last token of the text, so the rest of the
+window is padded with an arbitrary token.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,20 +15,24 @@ from torch import Tensor, nn
 from atom.models.source import Batch, ModelSource, meta_tokens
 
 Ask = Callable[[list[Batch]], list[Tensor]]
-"""A pass: of each micro-batch of `question`, logits [1, vocabulary], float32."""
+"""Function that runs one pass: micro-batches of `question` → logits [1, vocabulary], float32."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen. `temperature` 0: always the likeliest one."""
+    """Settings for choosing tokens; `temperature` 0 always takes the most likely token."""
 
     temperature: float = 1.0
     seed: int = 0
 
 
 def next_token_model(source: ModelSource, dtype: torch.dtype) -> nn.Module:
-    """The source's model with another forward: (tokens, last) → logits, an `Answer`. Its
-    modules stay, so parameters keep their names. Raises: SourceError."""
+    """Build the source's model with an `Answer` as its forward: (tokens, last) → logits.
+
+    Only the class of the model changes, not its modules, so parameters keep their names.
+
+    Raises: SourceError if the model cannot be built, or gives no logits.
+    """
     model = source.build(dtype)
     parent: Any = type(model)
     answer = source.next_logits(model)
@@ -42,23 +46,27 @@ def next_token_model(source: ModelSource, dtype: torch.dtype) -> nn.Module:
 
 
 def example_question(window: int) -> Batch:
-    """What a text of `window` tokens at most is asked with, on `meta`."""
+    """Return names, shapes and dtypes of a `question`, on `meta`."""
     return {"tokens": meta_tokens(1, window), "last": torch.zeros(1, dtype=torch.int64).to("meta")}
 
 
 def question(text: Sequence[int], window: int) -> Batch:
-    """Of the last `window` tokens of a text: what comes next?"""
+    """Return the model's input that asks for the token after a text.
+
+    Returns: `tokens`, the last `window` tokens of the text, padded with 0, int64 [1, window]; and
+        `last`, the place of the text's last token, int64 [1].
+    """
     seen = [*text[-window:]]
-    rest = [0] * (window - len(seen))
-    return {"tokens": torch.tensor([seen + rest]), "last": torch.tensor([len(seen) - 1])}
+    padding = [0] * (window - len(seen))
+    return {"tokens": torch.tensor([seen + padding]), "last": torch.tensor([len(seen) - 1])}
 
 
 def choose_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """`logits`: [vocabulary] float32."""
+    """Draw a token from logits [vocabulary], float32."""
     if sampling.temperature == 0:
         return int(logits.argmax())
-    odds = torch.softmax(logits.double() / sampling.temperature, 0)
-    return int(torch.multinomial(odds, 1, generator=generator))
+    probabilities = torch.softmax(logits.double() / sampling.temperature, 0)
+    return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
 def continuations(
@@ -70,14 +78,23 @@ def continuations(
     sampling: Sampling,
     ask: Ask,
 ) -> Iterator[Mapping[int, int]]:
-    """The prompts' next tokens, pass by pass: number of the prompt → token. A text ends with one of
-    `ends`, which is not told, or after `most_tokens`; tokens from `vocabulary` on are not taken.
-    What follows a prompt does not depend on the others, but for rounding.
+    """Continue the prompts; yield after each pass the new tokens as index of the prompt → token.
+
+    The continuation of a prompt does not depend on the other prompts, except for rounding.
+
+    Args:
+        prompts: the beginnings of the texts, as tokens.
+        most_tokens: maximum number of new tokens per text.
+        window: number of tokens that the model sees.
+        vocabulary: number of tokens of the tokenizer; the model's higher ones are never chosen.
+        ends: tokens that end a text; they are not part of the result.
+        sampling: settings for choosing tokens.
+        ask: function that runs the model.
     """
     texts = {number: list(prompt) for number, prompt in enumerate(prompts)}
     draws = {number: torch.Generator().manual_seed(sampling.seed + number) for number in texts}
     for _ in range(most_tokens):
-        told = dict[int, int]()
+        chosen = dict[int, int]()
         logits = ask([question(text, window) for text in texts.values()])
         for number, each in zip(list(texts), logits, strict=True):
             token = choose_token(each[0, :vocabulary], sampling, draws[number])
@@ -85,7 +102,7 @@ def continuations(
                 del texts[number]
             else:
                 texts[number].append(token)
-                told[number] = token
-        yield told
+                chosen[number] = token
+        yield chosen
         if not texts:
             return

@@ -1,4 +1,4 @@
-"""Where a model comes from, behind one face: a family of ours, a Hugging Face config, own code."""
+"""Common interface of all model sources: built-in family, Hugging Face config, or own code."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,17 +8,20 @@ import torch
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
-"""One micro-batch: what the model's forward takes by name, first dimension = sequences."""
+"""Micro-batch: the arguments of the model's forward by name; the first dimension is sequences."""
 InitialValue = Callable[[str, tuple[int, ...]], Tensor]
-"""(parameter's first name, shape) → its first value: a float32 CPU tensor of that shape."""
+"""Function (a parameter's first name, shape) → its initial value, float32 on the CPU."""
 
 Answer = Callable[[Tensor, Tensor], Tensor]
-"""(tokens int64 [1, tokens], last int64 [1]) → logits [1, vocabulary] of the token that follows the
-one at the place `last`. Those behind it change nothing."""
+"""Function that returns the logits of one next token, without a loss.
+
+(tokens int64 [1, tokens], last int64 [1]) → logits [1, vocabulary] of the token after the place
+`last`. Tokens after that place do not affect the result.
+"""
 
 
 class SourceError(ValueError):
-    """A model, or its data, that cannot be had: what is wrong, where, and what to do about it."""
+    """Failure to obtain a model or its data, with a message and a hint for the user."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -27,149 +30,177 @@ class SourceError(ValueError):
 
 
 class DataError(SourceError):
-    """Data that cannot be used."""
+    """Failure to use the run's data."""
 
 
 class DataUnreachable(DataError):
-    """Data that cannot be had now, and perhaps later."""
+    """Failure to get data at present; a later attempt may succeed."""
 
 
 class NoRoomForData(DataUnreachable):
-    """A copy that has to be made of them found no room on the disk."""
+    """Lack of disk space for a necessary copy of the data."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor of a folder."""
+    """Tensor of a model folder, and the parameter that it holds."""
 
     name: str
+    """Name of the tensor in the folder."""
     parameter: str
-    """The first of its names in the model: that in the layout."""
+    """Name of the parameter in the layout, which is its first name in the model."""
     shape: tuple[int, ...]
-    """In the folder."""
+    """Shape of the tensor in the folder."""
     transposed: bool = False
+    """True if the folder stores the parameter transposed."""
 
     def from_parameter(self, value: Tensor) -> Tensor:
-        """A parameter's value as the folder has it."""
+        """Return a parameter's value in the folder's orientation."""
         return value.t() if self.transposed else value
 
     to_parameter = from_parameter
-    """The way back is the same."""
+    """Inverse of `from_parameter`: transposing twice changes nothing."""
 
 
 @dataclass(frozen=True)
 class Outside:
-    """How a model lies in a folder that other programs read, as `transformers` writes it.
+    """Folder format of a model, in which other programs read it, as `transformers` writes it.
 
-    Inside, a parameter has one name and lies in a flat arena. In a folder the same numbers may have
-    another name, or be transposed, and a tied parameter may be written under one of its names or
-    under all of them.
+    Within Atom, a parameter has one name and lies in a flat arena. In a folder the same numbers may
+    have another name or be transposed, and a tied parameter may be written under one of its names
+    or under all of them.
     """
 
     places: tuple[Place, ...]
-    """What is written."""
+    """Tensors that are written."""
     config: Mapping[str, Any] | None
-    """The config.json; None: no other program can build the model."""
+    """Content of the config.json; None: no other program can build the model."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    """Written too; no training changes them."""
+    """Name → buffer; buffers are written too, and training does not change them."""
     aliases: tuple[Place, ...] = ()
-    """Not written, but may be found: further names of tied parameters."""
+    """Further names of tied parameters, which are accepted in a folder but not written."""
     prefix: str = ""
-    """"transformer.": some folders leave it out of the names."""
+    """Prefix of names that some folders omit, such as "transformer."."""
     ignored: Callable[[str], bool] = lambda name: False
-    """May a tensor be found that the model does not have? Constants of older versions."""
+    """Function that returns True for unknown tensors to ignore, such as old versions' constants."""
     converted: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
-    """All that is to be written → what is really written, where that is no matter of names."""
+    """Conversion of all tensors before writing, for formats that differ by more than names."""
     loaded: Callable[[str], dict[str, Tensor]] | None = None
-    """The way back, where `converted` is one: a folder → all parameters and buffers, float32."""
+    """Inverse of `converted`: a folder → all parameters and buffers, float32."""
 
 
 class ModelSource(Protocol):
-    """Builds one run's model. Equal sources give equal models on every machine."""
+    """Interface that builds one run's model. Equal sources give equal models on every machine."""
 
     name: str
-    """What people call it: "gpt3", "LlamaForCausalLM", "my.module:factory"."""
+    """Name for people: "gpt3", "LlamaForCausalLM", "my.module:factory"."""
     packages: tuple[tuple[str, str], ...] = ()
-    """(package, version) of the libraries that decide the model, besides PyTorch."""
+    """(package, version) of the libraries besides PyTorch that affect the model."""
     vocabulary_size: int | None = None
-    """Tokens it can embed; None: not known here."""
+    """Number of tokens that the model can embed; None: unknown."""
     values_in_threads: bool = False
-    """May several threads ask for initial values at once? Not where modules initialise themselves
-    from PyTorch's one state of random numbers."""
+    """True if several threads may request initial values at once.
+
+    False for modules that initialise themselves, because they share PyTorch's random state.
+    """
 
     def build(self, dtype: torch.dtype) -> nn.Module:
-        """The model with parameters of `dtype` on `meta` and buffers with their values.
+        """Return the model with parameters of `dtype` on `meta`, and buffers with their values.
 
-        `forward(**batch)` returns the mean loss of the micro-batch. Raises: SourceError.
+        Its `forward(**batch)` returns the mean loss of the micro-batch, a scalar.
+
+        Raises: SourceError if the model cannot be built.
         """
 
     def example_batch(self, sequences: int) -> Batch:
-        """Names, shapes and dtypes of a micro-batch, on `meta`. Raises: SourceError."""
+        """Return names, shapes and dtypes of a micro-batch, on `meta`.
+
+        Raises: SourceError if the source cannot make one.
+        """
 
     def text_batch(self, text: Batch) -> Batch:
-        """A micro-batch as the forward takes it, of `text` with `tokens` and `targets`, both int64
-        [sequences, tokens]: targets are the next tokens.
+        """Return the arguments of the model's forward for a micro-batch of text.
 
-        A source that was told to expect them is given `target_share` [sequences], of each one's
-        text, and `positions`, as `tokens`: in the document.
+        Args:
+            text: `tokens` and `targets` (the next tokens), int64 [sequences, tokens]. A source that
+                was created for them also gets `target_share`, float32 [sequences], and `positions`
+                within the document, int64 [sequences, tokens].
         """
         assert text.keys() == {"tokens", "targets"}
         return text
 
     def next_logits(self, model: nn.Module) -> Answer:
-        """What `model`, of `build`, says beside its loss. Raises: SourceError if it says nothing
-        else."""
+        """Return the function that computes next-token logits with a model from `build`.
+
+        Raises: SourceError if the model gives no logits.
+        """
         raise SourceError(
             f"{self.name} gives no logits to sample from",
-            "give the module a method logits(tokens): [sequences, tokens, vocabulary]",
+            "give the module a method logits(tokens) that returns [sequences, tokens, vocabulary]",
         )
 
     def checked_batch(self, batch: Batch) -> Batch:
-        """A batch as the check at start-up runs it: with whatever a batch may hold."""
+        """Return the batch changed so that the check at start-up covers all cases of a batch."""
         return batch
 
     def initial_values(self, seed: int) -> InitialValue:
-        """Round 0 under `seed`: the same values on every peer, whatever the count of threads.
+        """Return the function that computes the parameters of round 0.
 
-        Raises (the call, or the values): SourceError.
+        The values depend only on `seed`: all peers get the same, with any number of threads.
+
+        Raises: SourceError, from this call or from the function, if a value cannot be computed.
         """
 
     def beginning(self, given: InitialValue, seed: int) -> InitialValue:
-        """Round 0 with values `given` for all that lies in a folder."""
+        """Return the parameters of round 0 if the values of a folder are `given`.
+
+        Parameters that no folder has, such as new adapters, are still drawn from `seed`.
+        """
         return given
 
     def outside(self, dtype: torch.dtype) -> Outside:
-        """How the model lies in a folder for other programs. Raises: SourceError."""
+        """Return the folder format of the model for other programs. Raises: SourceError."""
 
     def added(self, name: str, value_of: Callable[[str], Tensor]) -> Tensor | None:
-        """What else is part of a parameter in a folder. `value_of`: the run's parameters, float32.
-        None: nothing."""
+        """Return the tensor to add to a parameter in a folder, such as the product of an adapter.
+
+        Args:
+            name: name of the parameter.
+            value_of: function that returns a parameter of the run by name, float32.
+
+        Returns: a float32 tensor shaped like the parameter; None if there is nothing to add.
+        """
         return None
 
     def require_config(self, text: str) -> None:
-        """Whether a folder's config.json describes this model. Raises: SourceError naming what
-        differs."""
+        """Check that a folder's config.json describes this model.
+
+        Raises: SourceError naming the first difference.
+        """
         return
 
     def shrunk(self) -> "ModelSource":
-        """A smaller model of the same make, for a check against eager; itself if it has none."""
+        """Return a source of a smaller model of the same kind, or itself if there is none.
+
+        The smaller model is for comparing the compiled program with eager PyTorch.
+        """
         return self
 
     def inspect(self, seed: int) -> None:
-        """Looks at what only values show, on the model with those of `seed`. For small models.
+        """Check properties that only values reveal, on a small model initialised from `seed`.
 
-        Raises: SourceError.
+        Raises: SourceError if the model cannot be trained correctly.
         """
         return
 
 
 def meta_tokens(sequences: int, sequence_tokens: int) -> Tensor:
-    """Tokens of an example batch."""
+    """Return the tokens of an example batch: int64 [sequences, sequence_tokens] on `meta`."""
     return torch.zeros((sequences, sequence_tokens), dtype=torch.int64, device="meta")
 
 
 def refuse_difference(key: str, found: Any, wanted: Any) -> None:
-    """Of a folder's config. Raises: SourceError if the two values of `key` are not equal."""
+    """Compare a key of a folder's config with the run's. Raises: SourceError if they differ."""
     if found != wanted:
         raise SourceError(
             f"the folder's model has {key} = {found!r}, the run's {wanted!r}",
@@ -178,23 +209,30 @@ def refuse_difference(key: str, found: Any, wanted: Any) -> None:
 
 
 def materialised(source: ModelSource, dtype: torch.dtype, seed: int) -> nn.Module:
-    """The model with its first values, rounded to `dtype`, on the CPU. Raises: SourceError."""
+    """Return the model with its initial values, rounded to `dtype`, on the CPU.
+
+    Raises: SourceError if it cannot be built or initialised.
+    """
     model = source.build(dtype)
     value_of = source.initial_values(seed)
-    made: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     for name, parameter in list(model.named_parameters()):
         value = value_of(name, tuple(parameter.shape)).to(dtype)
-        made[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+        parameters[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
     for module in model.modules():
         for key, old in module._parameters.items():
             if old is not None:
-                module._parameters[key] = made[id(old)]
+                module._parameters[key] = parameters[id(old)]
     return model
 
 
 def outside_of(model: nn.Module, tied: frozenset[str] = frozenset()) -> Outside:
-    """The names that the model itself gives, without a config. `tied`: names that whoever reads the
-    folder fills in itself.
+    """Return the folder format with the model's own names, without a config.
+
+    Args:
+        model: the model.
+        tied: names of tied parameters that are not written, because readers of the folder restore
+            them.
     """
     first: dict[int, str] = {}
     names: dict[str, list[str]] = {}

@@ -100,7 +100,7 @@ WIDE = dataclasses.replace(TINY, sequence_tokens=600, vocabulary_size=80)
 
 
 def wide(dtype: torch.dtype) -> tuple[GPT3, torch.Tensor, torch.Tensor]:
-    """A model whose loss comes in chunks, and a batch; not every target counts."""
+    """Return a model with a loss in chunks, tokens and targets; some targets do not count."""
     model = GPT3(WIDE, dtype=dtype)
     initialise(model, seed=1)
     tokens, targets = (torch.randint(0, 80, (2, 600)) for _ in range(2))
@@ -134,7 +134,7 @@ def test_chunks_are_as_many_as_save_memory(size: str, tokens: int, chunks: int) 
     assert loss_chunks(SIZES[size].model_dim, 256, tokens) == 1
 
 
-# ---- as the library's GPT-2: equal in every bit; what is another model is refused
+# ---- comparison with the library's GPT-2: equal in every bit; other models are refused
 
 CONFIG = GPT3Config(3, 4, 32, sequence_tokens=24, vocabulary_size=300)
 

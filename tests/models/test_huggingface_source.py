@@ -1,4 +1,4 @@
-"""Causal language models by their config: names, values, masks, loss, and what is refused."""
+"""Causal language models by their config: names, values, masks, loss and refusals."""
 
 import json
 from typing import Any
@@ -91,7 +91,7 @@ def test_values_are_drawn_as_the_library_draws_them(config: dict[str, Any]) -> N
         spread, expected = parameter.std().item(), own[name].std().item()
         assert spread == pytest.approx(expected, rel=0.25, abs=1e-9), name
         assert parameter.mean().item() == pytest.approx(own[name].mean().item(), abs=5e-3), name
-    if config["model_type"] == "gpt2":  # scaled by what is around it, not by the layer itself
+    if config["model_type"] == "gpt2":  # scaled by an enclosing module, not by the layer itself
         scaled = model.get_parameter("transformer.h.0.mlp.c_proj.weight").std().item()
         assert scaled == pytest.approx(0.02 / 6**0.5, rel=0.1)
 
@@ -160,7 +160,7 @@ def test_choices_of_implementation_and_code_are_left_out() -> None:
 
 
 def test_null_is_a_value() -> None:
-    """Mistral's window is 4096 by default, and null in the configs of those who have none."""
+    """Mistral's window is 4096 by default, and null in configs of models without a window."""
     mistral = LLAMA | {"model_type": "mistral", "max_position_embeddings": 2**14}
     for more, window in (({}, 4096), ({"sliding_window": None}, None)):
         assert source(mistral | more).build(torch.float32).config.sliding_window == window
@@ -236,7 +236,7 @@ def test_what_is_no_config_is_named(text: str, what: str) -> None:
 
 
 def test_a_stranger_s_sizes_take_no_memory() -> None:
-    """Parameters and tables of hundreds of gigabytes: nothing of them is allocated."""
+    """Parameters and tables of hundreds of gigabytes are not allocated."""
     huge = {"hidden_size": 2**20, "intermediate_size": 2**20, "max_position_embeddings": 2**30}
     model = source(LLAMA | huge).build(torch.float32)
     assert sum(parameter.numel() for parameter in model.parameters()) > 2**40
@@ -248,7 +248,7 @@ def test_a_stranger_s_sizes_take_no_memory() -> None:
 
 
 def test_a_stranger_s_tables_take_no_memory() -> None:
-    """Angles are positions times frequencies: two short lists make terabytes."""
+    """Angles are positions times frequencies, so two short lists could make terabytes."""
     gptj = {"model_type": "gptj", "n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 64}
     built = source(gptj | {"n_positions": 2**22, "rotary_dim": 2**20}).build(torch.float32)
     tables = [b for name, b in built.named_buffers() if name.endswith("embed_positions")]
@@ -305,7 +305,7 @@ LONG = {
     | SHORT
     | {"model_type": "mixtral", "num_local_experts": 2, "output_router_logits": True},
 }
-"""With dropout of 0.1 and a tied head, GPT-2."""
+"""Configs of short models; GPT-2 has dropout of 0.1 and a tied head."""
 CAPPED = LLAMA | SHORT | {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 30.0}
 
 

@@ -1,4 +1,4 @@
-"""Anybody's module: what a factory may return, what it is asked, and how it is told off."""
+"""Modules of user code: allowed results of a factory, its calls, and its error messages."""
 
 import sys
 import textwrap
@@ -170,10 +170,10 @@ def test_text_comes_shifted_or_twice(folder: Path, tmp_path: Path) -> None:
         ("other_names", "has a; text comes as tokens and targets or input_ids", "dataset"),
         ("not_tokens", "tokens: float32 [2, 6]", "int64"),
         ("no_dataset", "type int as its dataset", "__getitem__"),
-        ("empty_dataset", "a dataset of 0 samples", "from 1 to"),
+        ("empty_dataset", "a dataset of 0 samples", "must return 1 to"),
         ("unsure_dataset", "length cannot be had: TypeError: has no len", "__len__"),
-        ("endless_dataset", "a dataset of 9,007,199,254,740,993 samples", "without end"),
-        ("with_dataset", "returns a dataset, but the run has [data]", 'source = "module"'),
+        ("endless_dataset", "a dataset of 9,007,199,254,740,993 samples", "endless"),
+        ("with_dataset", "returns a dataset, but the run's [data]", 'source = "module"'),
         ("fails", "SystemExit: the moon is full at", "without arguments"),
         ("labels", "words:labels is int, not callable", "def labels()"),
         ("missing", "defines no missing", "def missing()"),
@@ -277,7 +277,7 @@ def test_samples_with_nothing_held_back(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("sample", "what"),
     [
-        ({"x": torch.zeros(3)}, "is no dict of x, y"),
+        ({"x": torch.zeros(3)}, "is not a dict of x, y"),
         ({"x": torch.zeros(4), "y": torch.tensor(1)}, r"x is not torch.float32 \[3\]"),
         ({"x": torch.zeros(3), "y": torch.tensor(1.0)}, r"y is not torch.int64 \[\]"),
     ],

@@ -1,4 +1,4 @@
-"""What a run trains of a model, and what is refused."""
+"""Partly trained models: adapters, last layers and refusals."""
 
 import pytest
 import torch

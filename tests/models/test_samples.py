@@ -51,7 +51,7 @@ class NumberTokenizer:
 
 
 def left_in(folder: Path) -> list[Path]:
-    """Files in a cache, but for its lock."""
+    """Return the files in a cache, except its lock."""
     return sorted(path for path in folder.iterdir() if path.name != LOCK)
 
 
@@ -234,7 +234,7 @@ def test_windows_cross_no_piece(tokens: int, start: int, piece: int, sequence: i
 
 
 def test_a_sequence_longer_than_a_piece_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a sequence of 32 .* a piece .* holds, 32") as refused:
+    with pytest.raises(DataError, match=r"a sequence of 32 .* a piece .* holds 32") as refused:
         dataset_of(tmp_path, bytes(200), sequence_tokens=32)
     assert "31 at most" in refused.value.hint
     assert len(dataset_of(tmp_path, bytes(200), sequence_tokens=31).train[""]) == 4
@@ -312,10 +312,10 @@ def test_too_little_text_is_said_with_numbers(tmp_path: Path) -> None:
 
 
 def mixed(tmp_path: Path, **changes: int) -> Samples:
-    """Bytes of `low` are below 100, of `high` above, of `aside` 200 and more."""
-    weights = {"high": 3, "low": 1, "aside": 0} | changes
+    """Return three texts: bytes of `low` are below 100, of `high` 100 to 199, of `exam` above."""
+    weights = {"high": 3, "low": 1, "exam": 0} | changes
     texts, coder = (
-        {"low": range(100), "high": range(100, 200), "aside": range(200, 250)},
+        {"low": range(100), "high": range(100, 200), "exam": range(200, 250)},
         ByteTokenizer(),
     )
     files = {
@@ -332,8 +332,8 @@ def test_texts_are_mixed_by_weight_and_each_holds_its_end_back(tmp_path: Path) -
     firsts = dataset.batch(range(40))["tokens"][:, 0]
     assert [int((firsts < 100).sum()), int((firsts >= 100).sum())] == [10, 30]
     assert int(firsts.max()) < 180
-    assert set(dataset.validation) == {"high", "low", "aside"}
-    for name, least, most in ("low", 80, 100), ("high", 180, 200), ("aside", 200, 250):
+    assert set(dataset.validation) == {"high", "low", "exam"}
+    for name, least, most in ("low", 80, 100), ("high", 180, 200), ("exam", 200, 250):
         (held,) = dataset.validation_batches(name, 1, 20)
         assert least <= int(held["tokens"].min())
         assert int(held["targets"].max()) < most
@@ -346,7 +346,7 @@ def test_pieces_of_a_mixture_name_their_file(tmp_path: Path) -> None:
     asked: list[set[Piece]] = []
     dataset = replace(mixed(tmp_path), need=asked.append)
     assert [len(file.tokens) for file in dataset.files] == [100, 100, 50]
-    for name, number in ("high", 0), ("low", 1), ("aside", 2):
+    for name, number in ("high", 0), ("low", 1), ("exam", 2):
         dataset.validation_batches(name, 1, 20)
         assert {piece.file for piece in asked.pop()} == {number}
     tokens = dataset.batch(range(8))["tokens"][:, 0].tolist()
@@ -356,7 +356,7 @@ def test_pieces_of_a_mixture_name_their_file(tmp_path: Path) -> None:
 
 
 def test_the_digest_of_a_mixture_is_of_names_and_weights(tmp_path: Path) -> None:
-    kinds = [mixed(tmp_path), mixed(tmp_path, high=2), mixed(tmp_path, aside=1)]
+    kinds = [mixed(tmp_path), mixed(tmp_path, high=2), mixed(tmp_path, exam=1)]
     assert len({dataset.digest for dataset in kinds}) == 3
     assert mixed(tmp_path).digest == kinds[0].digest
 
@@ -395,7 +395,7 @@ def test_targets_of_all_texts_weigh_the_same() -> None:
 
 
 def test_validation_is_the_mean_of_its_own_targets() -> None:
-    """However many those have that are trained on."""
+    """The share is that of the validation targets, not that of the text to train on."""
     tokens = torch.tensor([*range(50), *([~1, ~2, ~3, 4] * 20)])
     text = Text(TokenFile(tokens, ""), target_share=0.9)
     made = token_samples([text], ByteTokenizer(), Cut(0.6, 4, 1 << 12), 0)

@@ -1,4 +1,4 @@
-"""Which token is taken, and what a model is asked."""
+"""Choice of tokens, and the model's input for each of them."""
 
 from collections.abc import Mapping
 
@@ -44,7 +44,7 @@ def test_a_question_is_of_the_last_tokens_of_a_text() -> None:
 
 
 def counting(batches: list[Batch]) -> list[Tensor]:
-    """After each token comes the next number, of 8; a cycle."""
+    """Model that follows each token by the next of 8 numbers, in a cycle."""
     asked = [batch["tokens"][0, batch["last"][0]] for batch in batches]
     return [torch.eye(8)[(token + 1) % 8].unsqueeze(0) * 100 for token in asked]
 

@@ -1,4 +1,4 @@
-"""Tables of `datasets`: saved folders, folders of files, and a hub that is played."""
+"""Tables of `datasets`: saved folders, folders of files, and a simulated hub."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ from atom.models.source import DataError, DataUnreachable, NoRoomForData
 
 TEXTS = ["one", "zwei é", "", "three\nlines", "last"]
 SAVED_FORMS = ["numpy", "arrow", "pandas", "columns"]
-"""In which a table's rows are given, also after it was saved."""
+"""Output formats of a table's rows, which it keeps when it is saved."""
 REVISION = "a" * 40
 HUB = StoredDataset("owner/name", revision=REVISION)
 
@@ -68,7 +68,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands for the hub: what was asked for, and what ails it."""
+    """Replace the hub by an object with the recorded requests and settable faults."""
     played = SimpleNamespace(asked=[], files=[f"hf://datasets/owner/name@{REVISION}/a.parquet"])
     played.download = lambda: None
 
@@ -115,7 +115,7 @@ def test_a_saved_table_that_knows_its_split(folders: Path, split: str) -> None:
     [
         ("gone", {}, "no such folder", "OWNER/NAME"),
         ("splits", {"split": "tst"}, "no split \"tst\"; it has 'train', 'test'", "split ="),
-        ("several", {}, "saved tables lie below it, such as", "all of them together"),
+        ("several", {}, "saved tables lie below it, such as", "merge all of them"),
         ("known", {"split": "test"}, 'no split "test"; it holds one table, of the split', "split"),
         ("both", {"split": "test"}, 'of the split "train+test"', "split ="),
         ("files", {"split": "test"}, "Unknown split", "[data] split"),
@@ -200,5 +200,5 @@ def test_a_folder_of_a_hubs_name_is_not_read_for_it(
 ) -> None:
     (tmp_path / "owner" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="something else in this folder"):
+    with pytest.raises(DataError, match="a path in the working directory"):
         contents(HUB.corpus())

@@ -131,7 +131,7 @@ def test_where_the_library_panics_the_file_is_named(tmp_path: Path) -> None:
 def test_a_number_that_no_file_holds_is_refused(tmp_path: Path) -> None:
     vocabulary = {"[UNK]": 0, "hello": 2**31}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
-    with pytest.raises(DataError, match="has the number 2,147,483,648 for a token"):
+    with pytest.raises(DataError, match="has a token numbered 2,147,483,648"):
         load_tokenizer(changed(tmp_path / "t.json", model=model))
     vocabulary["hello"] -= 1
     coder = load_tokenizer(changed(tmp_path / "t.json", model=model))

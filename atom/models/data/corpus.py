@@ -1,6 +1,7 @@
-"""What is trained on: documents in an order that is the same on every machine, up to a limit.
+"""A text to train on: documents in an order that is the same on every machine, up to a size limit.
 
-Which files or tables hold them does not matter: equal texts in equal order are equal corpora.
+The files or tables that contain the documents do not matter: equal texts in equal order are equal
+corpora.
 """
 
 import hashlib
@@ -18,18 +19,22 @@ BLOCK_BYTES = 1 << 20
 SURVEYING = "reading the text"
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is done, bytes of it done, bytes in all, or about so many), from the thread
-that does it."""
+"""Progress callback: (name of the activity, bytes done, bytes in total, possibly an estimate).
+
+It is called from the thread that does the work.
+"""
 
 
 def silent(what: str, done_bytes: int, total_bytes: int) -> None:
-    """Tells nobody."""
+    """Ignore the progress."""
 
 
 @contextmanager
 def reads(where: Path | str) -> Iterator[None]:
-    """Raises: DataError for an OSError within: it is the text's, and not of the disk that tokens
-    are written to."""
+    """Turn an OSError within the context into a DataError about the text `where`.
+
+    This keeps errors of reading the text apart from errors of the disk to which tokens are written.
+    """
     try:
         yield
     except OSError as error:
@@ -39,17 +44,17 @@ def reads(where: Path | str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Document:
-    """One text, not read yet."""
+    """One text of a corpus, opened only when it is read."""
 
     where: str
-    """What errors call it: a file, or the row of a table."""
+    """Name of the text in errors: a file, or a row of a table."""
     size_bytes: int
     open: Callable[[], IO[bytes]]
 
     def boundary(self, offset: int) -> int:
-        """The last offset up to this one where no UTF-8 character is cut in two.
+        """Return the last offset up to `offset` that does not cut a UTF-8 character.
 
-        Raises: DataError if it cannot be read.
+        Raises: DataError if the text cannot be read.
         """
         first = max(0, offset - 3)
         with reads(self.where), self.open() as file:
@@ -61,9 +66,9 @@ class Document:
         return next(starts, offset)
 
     def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
-        """Its start, in blocks of BLOCK_BYTES.
+        """Yield the first `wanted_bytes` of the text, in blocks of at most BLOCK_BYTES.
 
-        Raises: DataError if it has become shorter, or cannot be read.
+        Raises: DataError if the text has become shorter or cannot be read.
         """
         with reads(self.where), self.open() as file:
             while wanted_bytes > 0:
@@ -76,51 +81,57 @@ class Document:
 
 
 def row_document(where: str, content: bytes) -> Document:
-    """The text of a row, which is in memory."""
+    """Return a document whose content is in memory, such as the text of a table row."""
     return Document(where, len(content), partial(io.BytesIO, content))
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents that can be read again and again. Empty ones are none."""
+    """Sequence of documents that can be read repeatedly; empty documents are skipped."""
 
     read: Callable[[], Iterator[Document]]
+    """Function that yields all documents from the first one on."""
     max_bytes: int | None = None
-    """Only so much of the texts is used, from their start."""
+    """Number of bytes to use, from the start of the first document; None: all."""
     about_bytes: int = 0
-    """How large the files are that `read` reads, for who waits; 0: not known."""
+    """Approximate size of the corpus in bytes, for progress displays; 0: unknown."""
 
     def survey(self, on_progress: Progress = silent) -> "Reading":
-        """Reads all of it. Raises: as `Reading.texts`; DataError if there is no text."""
+        """Read the whole corpus once, to learn its digest and size.
+
+        Raises: DataError if a document cannot be read, or all documents are empty.
+        """
         reading, about = Reading(self), min(self.about_bytes, self.max_bytes or self.about_bytes)
-        told = on_progress if about else silent
+        report = on_progress if about else silent
         for blocks in reading.texts():
             for _ in blocks:
-                told(SURVEYING, reading.done_bytes, max(about, reading.done_bytes + 1))
+                report(SURVEYING, reading.done_bytes, max(about, reading.done_bytes + 1))
         if not reading.done_bytes:
             raise DataError("the data files are all empty")
-        told(SURVEYING, reading.done_bytes, reading.done_bytes)
+        report(SURVEYING, reading.done_bytes, reading.done_bytes)
         return reading
 
 
 class Reading:
-    """One pass through a corpus, which knows what it has read."""
+    """One pass through a corpus, with the digest and counts of the part that has been read."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
         self._finished = hashlib.sha256()
         self._document = hashlib.sha256()
         self.where = ""
-        """The document that is read."""
+        """Name of the current document."""
         self.documents = 0
-        """Begun so far."""
+        """Number of documents begun."""
         self.done_bytes = 0
+        """Number of bytes read."""
 
     def texts(self) -> Iterator[Iterator[bytes]]:
-        """Each text's blocks, to be read to their end before the next. What lies behind the limit
-        is not asked for.
+        """Yield an iterator of blocks for each document; exhaust it before taking the next one.
 
-        Raises: DataError for what holds no text, is not there, or cannot be read.
+        No document after the corpus's size limit is opened.
+
+        Raises: DataError if a document is missing, cannot be read, or holds no text.
         """
         left = self._corpus.max_bytes
         for document in self._corpus.read():
@@ -138,8 +149,10 @@ class Reading:
                 return
 
     def digest(self) -> str:
-        """sha256 hex of all texts that were read to their end, and where they end; names and
-        containers do not matter."""
+        """Return the sha256 hex digest of all completely read documents and their boundaries.
+
+        Names of files and kinds of container do not change it.
+        """
         return self._finished.hexdigest()
 
     def _counted(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -150,23 +163,23 @@ class Reading:
 
 
 class Amount(NamedTuple):
-    """How much there is to train on, for a person who compares it with another's.
+    """Size of a run's data, which people compare between machines.
 
-    Of text: sequences of tokens. Of an own dataset: its samples, which have no tokens.
+    A sample is a sequence of tokens if the data is text, else a sample of the module's own dataset.
     """
 
     tokens: int
-    """To train on; 0: the samples are no text."""
+    """Number of tokens to train on; 0 if the data is not text."""
     samples: int
-    """To train on."""
+    """Number of samples to train on."""
     held_back: int
-    """For validation: tokens, or samples where there are no tokens."""
+    """Number of tokens held back for validation, or of samples if the data is not text."""
 
     def __str__(self) -> str:
         noun = "sequence" if self.tokens else "sample"
-        told = f"{self.samples:,} {noun}{'' if self.samples == 1 else 's'} to train on"
+        text = f"{self.samples:,} {noun}{'' if self.samples == 1 else 's'} to train on"
         if self.tokens:
-            told = f"{self.tokens:,} tokens, {told}"
+            text = f"{self.tokens:,} tokens, {text}"
         if not self.held_back:
-            return told
-        return f"{told}, {self.held_back:,}{' tokens' if self.tokens else ''} held back"
+            return text
+        return f"{text}, {self.held_back:,}{' tokens' if self.tokens else ''} held back"

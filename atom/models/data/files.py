@@ -1,4 +1,4 @@
-"""Which files a corpus is made of. Each is one document, as it is."""
+"""Corpora of plain files: each file is one document, unchanged."""
 
 import glob
 import os
@@ -14,15 +14,17 @@ from atom.models.source import DataError
 
 PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z")
 TABLE_SUFFIXES = (".jsonl", ".ndjson", ".parquet", ".arrow")
-"""With these the bytes of a file are no text, or not the text alone, and with the tokenizer "bytes"
-nobody would see it."""
-_AS_TABLE = (
-    'name its folder as a table: [data] source = "datasets", which also knows .jsonl.gz and .zst; '
+"""Suffixes of files that hold no plain text, or more than the text.
+
+They are refused, because the tokenizer "bytes" would silently take any bytes.
+"""
+_HOW_TO_READ = (
+    'read its folder as a table: [data] source = "datasets", which also reads .jsonl.gz and .zst; '
     "or unpack it and call it .txt"
 )
 
-# Tests are data for tests, encodings are tables of numbers; the rest differs between machines
-# with the same Python, much of it because Linux distributions package it apart.
+# Tests hold test data, and encodings hold tables of numbers. The other folders differ between
+# machines with the same Python, often because Linux distributions package them separately.
 _STDLIB_SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idle_test", "encodings"}
     | {"site-packages", "dist-packages", "__pycache__", "lib-dynload"}
@@ -32,10 +34,14 @@ _STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "_distutils_system_mod", "sitecust
 
 
 def text_corpus(paths: Sequence[str | Path], max_bytes: int | None = None) -> Corpus:
-    """Files, folders (every file below that is not hidden) and globs, in the order given.
+    """Return the corpus of all files that the paths name, in the order given.
 
-    Within a folder or glob the order is that of the relative path. A file named twice counts once.
-    Raises: DataError if an entry matches nothing, holds tables, or may not be looked at.
+    Args:
+        paths: files, folders (all files below, except hidden ones) and globs. Files of one folder
+            or glob are ordered by relative path. A file that is named twice counts once.
+        max_bytes: number of bytes to use, from the start of the first file; None: all.
+
+    Raises: DataError if an entry matches no file, cannot be read, or is packed or a table.
     """
     found: dict[Path, Path] = {}
     for entry in paths:
@@ -46,22 +52,27 @@ def text_corpus(paths: Sequence[str | Path], max_bytes: int | None = None) -> Co
                 raise DataError(f"data path {str(entry)!r} {what}")
         for file in files:
             if file.name.lower().endswith(PACKED_SUFFIXES + TABLE_SUFFIXES):
-                raise DataError(f"{file} is packed or a table, not plain text", _AS_TABLE)
+                raise DataError(f"{file} is packed or a table, not plain text", _HOW_TO_READ)
             found.setdefault(file.resolve(), file)
     return _corpus(tuple(found.values()), max_bytes)
 
 
 def stdlib_corpus(max_bytes: int | None = None, root: Path | None = None) -> Corpus:
-    """The source of Python's standard library: real text that every machine with Python has.
+    """Return the source code of Python's standard library as a corpus for trials.
 
-    Without tests, installed packages and files that differ from machine to machine.
+    Tests, installed packages and files that differ between machines are left out.
+
+    Args:
+        max_bytes: number of bytes to use, from the start; None: all.
+        root: folder of the library; None: this Python's.
+
     Raises: DataError if this Python comes without its source.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     with reads(root):
         sources = _walk(root, _is_stdlib_folder, _is_stdlib_source)
     if not sources:
-        raise DataError(f"this Python has no source of its standard library in {root}")
+        raise DataError(f"this Python has no source code of its standard library in {root}")
     return _corpus(sources, max_bytes)
 
 
@@ -70,7 +81,7 @@ def _corpus(files: Sequence[Path], max_bytes: int | None) -> Corpus:
 
 
 def size_of_files(files: Iterable[Path]) -> int:
-    """Bytes on disk of those that are there."""
+    """Return the total size of the files in bytes; missing or unreadable ones count as 0."""
     total = 0
     for file in files:
         with suppress(OSError):
@@ -100,25 +111,28 @@ def _matching(entry: str | Path) -> list[Path]:
 
 
 def _is_text(path: Path) -> bool:
-    """Raises: DataError for a link whose text is gone, perhaps with the disk that it was on."""
+    """Return True for a file.
+
+    Raises: DataError for a broken link, because its text may be on a disk that is not mounted.
+    """
     if path.is_symlink() and not path.exists():
-        raise DataError(f"{path} is a link that leads nowhere", "mend it, or take it away")
+        raise DataError(f"{path} is a link that leads nowhere", "repair or remove the link")
     return path.is_file()
 
 
 def _walk(
     root: Path, folder_counts: Callable[[str], bool], file_counts: Callable[[Path], bool]
 ) -> list[Path]:
-    """Files below `root`, sorted by relative path; links to folders are not followed."""
+    """Return the files below `root`, sorted by relative path; links to folders are not followed."""
     files: list[Path] = []
-    for folder, folders, names in os.walk(root, onerror=_refuse):
+    for folder, folders, names in os.walk(root, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".") and folder_counts(name)]
         files += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted((f for f in files if file_counts(f)), key=lambda f: f.relative_to(root).parts)
 
 
-def _refuse(problem: OSError) -> NoReturn:
-    """Else the texts of a folder that may not be read would be left out, and nobody would know."""
+def _raise(problem: OSError) -> NoReturn:
+    """Raise the error of a folder that cannot be read, because os.walk would silently skip it."""
     raise problem
 
 

@@ -1,10 +1,10 @@
-"""What a run trains on, as micro-batches: windows of its texts, or samples of an own dataset.
+"""Micro-batches of a run: windows of its texts, or samples of its module's own dataset.
 
-A text may still be on its way. Its token file is a mapped tensor, which fills up piece by piece
-(see `sampler`), and `Samples` says which pieces are needed and when:
+A text may still be arriving from other peers. Its token file is then a mapped tensor that fills up
+piece by piece (see `sampler`), and `Samples` says which pieces are needed, and when:
 
     for piece in samples.pieces_from(cursor): ...     # fetch them in this order
-    samples = replace(samples, need=wait_until_there) # called before windows of them are read
+    samples = replace(samples, need=wait_until_there) # called before their windows are read
 """
 
 import hashlib
@@ -25,86 +25,103 @@ from atom.models.gpt3 import IGNORED
 from atom.models.source import Batch, DataError, SourceError
 
 _ORDER = "atom-order-2"
-"""Whoever has another order of samples has another digest of the data."""
+"""Version of the order of samples, which is part of the data's digest."""
 
 
 class Piece(NamedTuple):
-    """A stretch of a token file, of the run's piece size; the last one may be shorter."""
+    """Stretch of a token file with the run's piece size; the last of a file may be shorter."""
 
     file: int
-    """Which of `Samples.files`."""
+    """Index in `Samples.files`."""
     number: int
-    """From 0, in the order of the file."""
+    """Number of the piece in its file, from 0."""
 
 
 Need = Callable[[Collection[Piece]], None]
-"""Returns if these pieces are there. Raises: PiecesMissing; SourceError."""
+"""Function that returns if these pieces are present. Raises: PiecesMissing; SourceError."""
 
 
 class PiecesMissing(SourceError):
-    """Some are still on their way: whoever asked does something else meanwhile, and asks again."""
+    """Some needed pieces have not arrived yet; the caller should try again later."""
 
 
 def all_there(pieces: Collection[Piece]) -> None:
-    """The text is on this machine as a whole."""
+    """Return at once, for texts that are completely on this machine (a `Need`)."""
 
 
 Rows: TypeAlias = "Windows | OwnRows"
-"""Samples by number, from 0: of a text, or of anybody's dataset."""
+"""Samples by number, from 0: windows of a text, or rows of a module's own dataset."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Peers with equal digests see equal samples at equal positions."""
+    """Training and validation data of a run.
+
+    Peers with equal digests get equal samples at equal positions.
+    """
 
     train: Mapping[str, Rows]
-    """By text, in the sampler's order; what is not several texts has no name."""
+    """Name of a text → its samples to train on, in the sampler's order.
+
+    A single text, or a module's dataset, has the empty name.
+    """
     validation: Mapping[str, Rows]
-    """By text: what is never trained on."""
+    """Name of a text → its samples for validation, which are never trained on."""
     sampler: Sampler
     digest: str
-    """sha256 hex of what peers must have in common."""
+    """sha256 hex digest of the data, its division into samples and their order."""
     amount: Amount
     tokens_per_sample: int = 1
-    """What a sample counts as in rates: its tokens, or 1."""
+    """Number of tokens per sample, for rates; 1 if the data is not text."""
     vocabulary_size: int = 0
-    """Tokens that the tokenizer knows; 0: the samples are no text."""
+    """Number of tokens of the tokenizer; 0 if the data is not text."""
     tokenizer_digest: str = ""
-    """sha256 hex of the tokenizer."""
+    """sha256 hex digest of the tokenizer."""
     tokenizer_json: bytes = b""
-    """The tokenizer.json that made the tokens; empty: none did."""
+    """Content of the tokenizer.json that made the tokens; empty if there is none."""
     files: tuple[TokenFile, ...] = ()
-    """Of the texts, the sampler's first; empty: the samples are no text."""
+    """Token files of the texts, those to train on first; empty if the data is not text."""
     need: Need = all_there
-    """Called before a batch is read, with the pieces that it lies in."""
+    """Function that is called with a batch's pieces before the batch is read."""
     to_batch: Callable[[Batch], Batch] = lambda batch: batch
-    """A batch of rows as the model takes it."""
+    """Function that turns a batch of rows into the entries that the model's forward takes."""
 
     def batch(self, positions: Sequence[int]) -> Batch:
-        """The samples at `positions` of the run, in this order. Raises: SourceError."""
+        """Return the samples at `positions` of the run as one batch, in this order.
+
+        Raises: SourceError if a sample cannot be read; PiecesMissing if it has not arrived yet.
+        """
         places = self._places(positions)
         self.need(_pieces_of(places))
         rows = [part.batch([row]) for part, row in places]
         return self.to_batch({name: torch.cat([row[name] for row in rows]) for name in rows[0]})
 
     def pieces(self, positions: Sequence[int]) -> set[Piece]:
-        """What the samples at `positions` of the run lie in."""
+        """Return the pieces that contain the samples at `positions` of the run."""
         return _pieces_of(self._places(positions))
 
     def pieces_from(self, cursor: int) -> Iterator[Piece]:
-        """Each piece with text to train on once, as positions from `cursor` on need them."""
+        """Yield each piece with text to train on once, in order of need from position `cursor`."""
         return (Piece(file, number) for file, number in self.sampler.pieces_from(cursor))
 
     def epochs(self, cursor: int) -> dict[str, float]:
-        """How often each text was shown before the cursor."""
+        """Return name of a text → number of its epochs before position `cursor`, rounded."""
         shown = zip(self.train, self.sampler.epochs(cursor), strict=True)
         return {name: round(epochs, 3) for name, epochs in shown}
 
     def validation_batches(self, name: str, count: int, sequences: int) -> list[Batch]:
-        """So many validation batches of a text, of so many sequences, on every peer the same.
+        """Return validation batches of one text, the same on every peer.
 
-        Spread over all that is held back; starts again when that is used up. Their mean loss is the
-        mean of their targets', so `target_share` is that of these batches. Raises: SourceError.
+        The sequences are spread over the validation set, and repeat once it is used up. An entry
+        `target_share` is set to the share of targets in these batches, so that their mean loss is
+        the mean over their targets.
+
+        Args:
+            name: name of the text.
+            count: number of batches.
+            sequences: number of sequences per batch.
+
+        Raises: SourceError if a sample cannot be read; PiecesMissing if it has not arrived yet.
         """
         part = self.validation[name]
         order = Permutation.keyed(len(part), "validation")
@@ -128,30 +145,31 @@ def _pieces_of(places: Sequence[tuple[Rows, int]]) -> set[Piece]:
 
 @dataclass(frozen=True)
 class Windows:
-    """A stretch of a token file, cut into windows of `sequence_tokens`, S, that do not overlap and
-    cross no piece.
+    """Stretch of a token file, cut into windows of `sequence_tokens` = S tokens.
 
-    From a piece's start on, or the stretch's, window w holds tokens [w·S, w·S + S); its targets are
-    the same shifted by one, so consecutive windows share one token. What is left at a piece's end,
-    S tokens at most, is no target: with S = 2048 of two bytes 0.1 % at most.
+    Windows do not overlap and do not cross the border of a piece. Window w of a piece (or of the
+    stretch's part of it) holds its tokens [w·S, w·S + S). Its targets are the same tokens shifted
+    by one, so consecutive windows share one token. Up to S tokens at a piece's end are no targets:
+    at most 0.1 % for S = 2048, tokens of two bytes and pieces of 4 MiB.
     """
 
     tokens: Tensor
-    """[count] of the whole file."""
+    """Tokens [count] of the whole file."""
     stretch: range
-    """Places in it."""
+    """Indices of the tokens that are cut into windows."""
     piece_tokens: int
-    """So many are a piece of the file, from its start on."""
+    """Number of tokens per piece; pieces are counted from the start of the file."""
     sequence_tokens: int
     file: int = 0
-    """Which of `Samples.files`."""
+    """Index of the token file in `Samples.files`."""
     target_share: float | None = None
+    """Mean fraction of tokens that are targets, over all texts to train on; None: all tokens."""
     separator: int | None = None
-    """The token that ends a document; None: documents are not told apart."""
+    """Token that ends a document; None: a sequence is treated as one document."""
 
     @property
     def piece_windows(self) -> int:
-        """In a piece that lies in the stretch as a whole."""
+        """Number of windows in a piece that lies completely in the stretch."""
         return self._windows_in(self.piece_tokens)
 
     def __len__(self) -> int:
@@ -159,9 +177,13 @@ class Windows:
         return self._before_boundary + pieces * self.piece_windows + self._windows_in(rest)
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """`tokens` and `targets`, each a new int64 [len(rows), S]. A token that the file has as its
-        complement is no target. With `target_share`, float32 [len(rows)], if there is one, and with
-        `positions` in the document, as `tokens`, if there is a separator."""
+        """Return the windows `rows` as one batch.
+
+        Returns: `tokens` and `targets`, new int64 tensors [len(rows), S]. The target is IGNORED if
+            the file stores the token as its complement. With `self.target_share` there is an entry
+            `target_share`, float32 [len(rows)]. With a separator there are `positions` within the
+            document, int64 [len(rows), S].
+        """
         windows = torch.stack([self._window(row) for row in rows])
         tokens, targets = windows[:, :-1], windows[:, 1:]
         batch = {
@@ -175,6 +197,7 @@ class Windows:
         return batch
 
     def pieces(self, rows: Sequence[int]) -> set[Piece]:
+        """Return the pieces that contain the windows `rows`."""
         return {Piece(self.file, self._start(row) // self.piece_tokens) for row in rows}
 
     def _window(self, row: int) -> Tensor:
@@ -182,7 +205,7 @@ class Windows:
         return self.tokens[start : start + self.sequence_tokens + 1].to(torch.int64)
 
     def _start(self, row: int) -> int:
-        """The place of the window's first token."""
+        """Return the index of the window's first token."""
         assert 0 <= row < len(self), f"window {row} is outside of [0, {len(self)})"
         if row < self._before_boundary:
             return self.stretch.start + row * self.sequence_tokens
@@ -191,7 +214,7 @@ class Windows:
 
     @cached_property
     def _boundary(self) -> int:
-        """Where the first piece begins that does not begin before the stretch; or its end."""
+        """Index of the first token of the first piece that begins in the stretch, else its end."""
         start = -(-self.stretch.start // self.piece_tokens) * self.piece_tokens
         return min(start, self.stretch.stop)
 
@@ -204,7 +227,10 @@ class Windows:
 
 
 def _positions(tokens: Tensor, separator: int) -> Tensor:
-    """Int64 [B, S]: a document begins behind each separator, and where the window does."""
+    """Return each token's position in its document, int64 [B, S].
+
+    A document begins after each separator, and at the start of the window.
+    """
     places = torch.arange(tokens.shape[1]).expand_as(tokens)
     ends = torch.where(tokens == separator, places + 1, 0)
     return places - functional.pad(ends, (1, -1)).cummax(dim=1).values
@@ -212,33 +238,39 @@ def _positions(tokens: Tensor, separator: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Text:
-    """One of a run's, as tokens."""
+    """One text of a run, as tokens."""
 
     file: TokenFile
     name: str = ""
-    """Empty: it is the only one."""
+    """Name of the text; empty if the run has only one."""
     weight: int = 1
-    """Sequences of it in a cycle; 0: it is held back as a whole."""
+    """Number of its sequences per cycle; 0: the whole text is for validation."""
     target_share: float | None = None
-    """Of its tokens, those that are targets; None: all are, in all of the run's texts."""
+    """Fraction of its tokens that are targets; None: in all texts of the run all tokens are."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How token files become samples."""
+    """Settings by which token files are cut into samples."""
 
     validation_fraction: float
-    """So much of a file that is trained on is held back, at its end."""
+    """Fraction of each text to train on that is held back at its end for validation."""
     sequence_tokens: int
     piece_bytes: int
     separator: int | None = None
-    """The token that ends a document, where sequences say at which position of theirs they are."""
+    """Token that ends a document; None: batches have no positions within documents."""
 
 
 def token_samples(texts: Sequence[Text], coder: Tokenizer, cut: Cut, seed: int) -> Samples:
-    """Of tokens that `coder` made. What is trained on comes before what is held back as a whole.
+    """Return the samples of a run's texts.
 
-    Raises: DataError if there are too few, or a sequence is longer than a piece.
+    Args:
+        texts: the texts as tokens, those to train on before those with weight 0.
+        coder: the tokenizer that made the tokens.
+        cut: settings by which the token files are cut into samples.
+        seed: seed of the order of the samples.
+
+    Raises: DataError if a text has too few tokens, or a sequence is longer than a piece.
     """
     train: dict[str, Windows] = {}
     validation: dict[str, Windows] = {}
@@ -271,7 +303,10 @@ def token_samples(texts: Sequence[Text], coder: Tokenizer, cut: Cut, seed: int) 
 
 
 def _mean_share(texts: Sequence[Text]) -> float | None:
-    """Of all that is trained on: targets of one text weigh as those of another."""
+    """Return the mean share of targets over all texts to train on; None: all tokens are targets.
+
+    One share for all texts makes a target of any text weigh the same.
+    """
     shares = [(text.weight, text.target_share) for text in texts]
     if any(share is None for _, share in shares):
         return None
@@ -280,64 +315,71 @@ def _mean_share(texts: Sequence[Text]) -> float | None:
 
 
 def _held_back(text: Text, cut: Cut) -> int:
-    """Tokens at the file's end."""
+    """Return the number of tokens at the file's end that are held back for validation."""
     return int(len(text.file.tokens) * (cut.validation_fraction if text.weight else 1))
 
 
 def _windows(
     text: Text, cut: Cut, name: str, stretch: range, number: int, share: float | None
 ) -> Windows:
-    """Raises: DataError."""
+    """Return a stretch of a text as windows; errors call it the `name` text. Raises: DataError."""
     tokens, sequence_tokens = text.file.tokens, cut.sequence_tokens
     piece_tokens = cut.piece_bytes // tokens.element_size()
     if sequence_tokens >= piece_tokens:
         raise DataError(
-            f"a sequence of {sequence_tokens} tokens and its target are more than a piece of "
-            f"the token file holds, {piece_tokens}",
+            f"a sequence of {sequence_tokens} tokens and its last target are longer than a piece "
+            f"of the token file, which holds {piece_tokens}",
             f"make sequences shorter ([model] sequence_tokens): {piece_tokens - 1} at most",
         )
     windows = Windows(tokens, stretch, piece_tokens, sequence_tokens, number, share, cut.separator)
     if not len(windows):
         raise DataError(
             f"the {name} text{text.name and f' of {text.name}'} has {len(stretch)} tokens, "
-            f"fewer than one sequence of {sequence_tokens} and its target",
-            "give it more text ([data]), or shorter sequences ([model] sequence_tokens)",
+            f"fewer than one sequence of {sequence_tokens} and its last target",
+            "add text ([data]), or make sequences shorter ([model] sequence_tokens)",
         )
     return windows
 
 
 def _digest(texts: Sequence[Text], coder: Tokenizer, cut: Cut) -> str:
-    told = [_ORDER, cut.piece_bytes, BLOCK_PIECES, cut.sequence_tokens, coder.vocabulary_size]
+    fields = [_ORDER, cut.piece_bytes, BLOCK_PIECES, cut.sequence_tokens, coder.vocabulary_size]
     for text in texts:
         held_back = _held_back(text, cut)
-        told += [text.name, text.weight, text.file.digest, len(text.file.tokens), held_back]
-    return hashlib.sha256(":".join(map(str, told)).encode()).hexdigest()
+        fields += [text.name, text.weight, text.file.digest, len(text.file.tokens), held_back]
+    return hashlib.sha256(":".join(map(str, fields)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class OwnRows:
-    """A stretch of anybody's dataset: `dataset[index]` → dict of tensors, shaped `like` an example
-    batch without its first dimension."""
+    """Stretch of the dataset that the run's own code brings."""
 
     dataset: Any
+    """Dataset of user code: `dataset[index]` → dict of tensors."""
     like: Mapping[str, Tensor]
+    """Example batch, whose entries have a sample's names, shapes and dtypes after dimension 0."""
     indices: range
+    """Indices of the dataset that belong to the stretch."""
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def batch(self, rows: Sequence[int]) -> Batch:
+        """Return the samples `rows` as one batch. Raises: SourceError."""
         samples = [self.sample(self.indices[row]) for row in rows]
         return {name: torch.stack([sample[name] for sample in samples]) for name in self.like}
 
     def pieces(self, rows: Sequence[int]) -> set[Piece]:
+        """Return the empty set: a dataset is completely on this machine and has no pieces."""
         return set()
 
     def sample(self, index: int) -> Mapping[str, Tensor]:
-        """Raises: SourceError where it is of another make than the example, or none."""
+        """Return one sample of the dataset, checked against the example batch.
+
+        Raises: SourceError if the dataset raises, or the sample does not match the example.
+        """
         try:
             sample = self.dataset[index]
-        # It is somebody's code: whatever it raises is to be told with the sample's number.
+        # User code may raise anything; the error is reported with the number of the sample.
         except Exception as error:
             raise SourceError(
                 f"sample {index} of the dataset cannot be had: {type(error).__name__}: {error}",
@@ -345,8 +387,8 @@ class OwnRows:
             ) from error
         if not isinstance(sample, Mapping) or set(sample) != set(self.like):
             raise SourceError(
-                f"sample {index} of the dataset is no dict of {', '.join(self.like)}",
-                "its entries are those of the example batch, without the first dimension",
+                f"sample {index} of the dataset is not a dict of {', '.join(self.like)}",
+                "return the entries of the example batch, without the first dimension",
             )
         for name, like in self.like.items():
             value = sample[name]
@@ -355,7 +397,7 @@ class OwnRows:
                 shape = list(like.shape[1:])
                 raise SourceError(
                     f"sample {index} of the dataset: {name} is not {like.dtype} {shape}",
-                    "every sample has the shape of the example batch's entries",
+                    "return entries shaped as in the example batch, without the first dimension",
                 )
         return sample
 
@@ -363,16 +405,23 @@ class OwnRows:
 def own_samples(
     dataset: Any, like: Mapping[str, Tensor], validation_fraction: float, seed: int
 ) -> Samples:
-    """Of anybody's dataset, with `len(dataset)`. The last `validation_fraction` is held back.
+    """Return the samples of a dataset that the run's own code brings.
 
-    Raises: SourceError if the first sample is not `like` the example, or nothing is held back.
+    Args:
+        dataset: object with `len(dataset)`, and `dataset[index]` → dict of tensors.
+        like: example batch, which every sample must match.
+        validation_fraction: fraction of the samples, at the end, to hold back for validation.
+        seed: seed of the order of the samples.
+
+    Raises: SourceError if the first sample does not match `like`, or `validation_fraction` is above
+        0 but holds back no sample.
     """
     count = len(dataset)
     held_out = int(count * validation_fraction)
     if validation_fraction and not held_out:
         raise SourceError(
             f"validation_fraction {validation_fraction} of {count} samples is none",
-            "raise it, or remove [validation]",
+            "raise data.validation_fraction, or remove [validation]",
         )
     train = OwnRows(dataset, like, range(count - held_out))
     train.sample(0)

@@ -1,6 +1,6 @@
-"""The door to `datasets` of Hugging Face: tables of a local folder, or of the hub.
+"""Tables of Hugging Face `datasets`, from a local folder or the hub. Only this module imports it.
 
-Nothing of a dataset is run: the library dropped scripts in its version 4.
+No code of a dataset is executed: the library dropped dataset scripts in its version 4.
 """
 
 import errno
@@ -22,44 +22,48 @@ from atom.models.source import DataError, DataUnreachable, NoRoomForData
 _ROWS_TOGETHER = 256
 _DEFAULT_SPLIT = "train"
 _SAVED = ("dataset_info.json", "dataset_dict.json")
-"""One of these lies in a folder that `save_to_disk` wrote: the first, where it holds one table."""
+"""Files that mark a folder written by `save_to_disk`: with one table, and with several."""
 _NAME_THE_TEXT = 'name the one that holds the text: [data] text_field = "…" in the run file'
 
 
 @dataclass(frozen=True)
 class StoredDataset:
-    """Which table is read."""
+    """Identity of a table of `datasets`, and how its rows become text."""
 
     path: str
-    """An absolute folder, or OWNER/NAME on the hub."""
+    """Absolute folder, or OWNER/NAME on the hub."""
     text_field: str = "text"
+    """Column that holds the text."""
     split: str = _DEFAULT_SPLIT
     name: str | None = None
-    """One of several configurations."""
+    """Configuration, for a table that has several."""
     revision: str | None = None
-    """A commit of the hub."""
+    """Commit on the hub, 40 hex digits."""
     tokenizer: str = "bytes"
-    """Whose chat template writes conversations."""
+    """Path of the tokenizer.json whose chat template writes conversations, or "bytes"."""
     answers: bool = False
-    """Rows are conversations, in which answers are marked."""
+    """True: rows are conversations, and their answers are to be marked."""
 
     @property
     def folder(self) -> Path | None:
-        """None: it is one of the hub."""
+        """Local folder of the table; None for a table on the hub."""
         return Path(self.path) if Path(self.path).is_absolute() else None
 
     def corpus(self, max_bytes: int | None = None) -> Corpus:
-        """Raises: DataError if a folder is not there."""
+        """Return the table's rows as a corpus, of which at most `max_bytes` are used.
+
+        Raises: DataError if the folder does not exist.
+        """
         if self.folder and not self.folder.is_dir():
-            hint = "name a folder, or OWNER/NAME of the hub"
+            hint = "name a folder, or OWNER/NAME on the hub"
             raise DataError(f"no such folder: {self.path}", hint)
-        # Tables in memory form, or files that hold texts: more than the texts, but not much.
+        # The files are somewhat larger than their texts, which is good enough for a progress bar.
         about_bytes = size_of_files(self.folder.rglob("*")) if self.folder else 0
         return Corpus(partial(_documents, self), max_bytes, about_bytes)
 
 
 def _documents(stored: StoredDataset) -> Iterator[Document]:
-    """Of the rows that hold a text; null is none. Raises: DataError."""
+    """Yield a document for each row, except rows with null in a column. Raises: DataError."""
     template: ChatTemplate | None = None
     for number, row in enumerate(_rows(stored), start=1):
         where = f"{stored.path}, row {number} of {stored.split}"
@@ -77,9 +81,9 @@ def _documents(stored: StoredDataset) -> Iterator[Document]:
 
 
 def _rows(stored: StoredDataset) -> Iterator[dict[str, Any]]:
-    """What each row has in the columns that matter."""
+    """Yield the relevant columns of each row. Raises: DataError."""
     if stored.folder and _all_empty(stored.folder):
-        return  # the library would say "StopIteration", and no more
+        return  # the library would raise a bare StopIteration
     try:
         table = _table(stored)
         columns = _columns(stored, table.column_names)
@@ -88,12 +92,12 @@ def _rows(stored: StoredDataset) -> Iterator[dict[str, Any]]:
                 yield dict(zip(columns, values, strict=True))
     except DataError:
         raise
-    except Exception as error:  # as many kinds as there are formats, and ways to the hub
-        raise _told(stored, error) from error
+    except Exception as error:  # each file format and the network raise errors of their own
+        raise _data_error(stored, error) from error
 
 
 def _columns(stored: StoredDataset, names: list[str]) -> list[str]:
-    """Raises: DataError."""
+    """Choose the columns to read: the text, or a conversation. Raises: DataError."""
     if stored.text_field in names and not stored.answers:
         return [stored.text_field]
     chats = [list(columns) for columns in COLUMNS if set(columns) <= set(names)]
@@ -101,14 +105,14 @@ def _columns(stored: StoredDataset, names: list[str]) -> list[str]:
         return chats[0]
     has = ", ".join(map(repr, names[:8]))
     if stored.answers:
-        hint = "they are conversations with a column messages, or with prompt and completion"
+        hint = "conversations need a column messages, or columns prompt and completion"
         raise DataError(f"{stored.path} has rows without answers: {has}", hint)
     what = f'no column "{stored.text_field}"; it has {has}'
     raise DataError(f"{stored.path}: {what}", _NAME_THE_TEXT)
 
 
 def _all_empty(folder: Path) -> bool:
-    """Whether it has files, and not a byte in them."""
+    """Return True if the folder has files and all of them are empty."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return bool(files) and size_of_files(files) == 0
 
@@ -119,17 +123,17 @@ def _table(stored: StoredDataset) -> Any:
         library.disable_progress_bars()
     if stored.folder and any((stored.folder / name).exists() for name in _SAVED):
         table = _split_of(library.load_from_disk(stored.path), stored)
-        # It was saved with the form in which its rows are given, and perhaps without some columns.
+        # A saved table keeps an output format, which may convert rows and hide columns.
         return table.with_format(None)
     if stored.folder and (below := sorted(stored.folder.rglob(_SAVED[0]))):
         raise DataError(
             f"{stored.path} is no table; saved tables lie below it, such as {below[0].parent}",
-            "name the folder of one of them: the library would take all of them together",
+            "name the folder of one of them: the library would merge all of them",
         )
     if not stored.folder and Path(stored.path).exists():
         raise DataError(
-            f"{stored.path} is a dataset of the hub, and something else in this folder",
-            "start from another folder",
+            f"{stored.path} names a dataset on the hub, but also a path in the working directory",
+            "start from another directory",
         )
     revision = None if stored.folder else stored.revision
     builder = library.load_dataset_builder(stored.path, stored.name, revision=revision)
@@ -140,21 +144,31 @@ def _table(stored: StoredDataset) -> Any:
 
 
 def _check_files(builder: Any, stored: StoredDataset) -> None:
-    """The page of a hub's dataset may name any file, also of the machine that reads it: what a peer
-    trains on leaves traces in what it sends, so only the dataset's own files are opened."""
+    """Refuse a hub dataset that names files outside its own repository.
+
+    Its page may name any file, including private ones on this machine, and a peer's training text
+    leaves traces in the gradients that it sends.
+
+    Raises: DataError naming the first such file.
+    """
     own = f"hf://datasets/{stored.path}@"
     for files in (builder.config.data_files or {}).values():
         for file in files:
             if not str(file).startswith(own):
                 raise DataError(
                     f"the hub's dataset {stored.path} names a file that is not its own: {file}",
-                    "use its present name on the hub, or another dataset",
+                    "use the dataset's current name on the hub, or another dataset",
                 )
 
 
 def _split_of(saved: Any, stored: StoredDataset) -> Any:
-    """Of several tables the one that is asked for; of the only one: who asks for nothing else gets
-    it, whatever it is a split of."""
+    """Return the wanted split of a saved dataset.
+
+    A folder with a single table returns it if the wanted split is the default one, whatever split
+    the table was saved from.
+
+    Raises: DataError if there is no such split.
+    """
     if isinstance(saved, dict):
         if stored.split in saved:
             return saved[stored.split]
@@ -166,12 +180,13 @@ def _split_of(saved: Any, stored: StoredDataset) -> Any:
         has = f'it holds one table, of the split "{known}"'
     raise DataError(
         f'{stored.path}: no split "{stored.split}"; {has}',
-        'name one that is there: [data] split = "…" in the run file',
+        'name an existing one: [data] split = "…" in the run file',
     )
 
 
-def _told(stored: StoredDataset, error: Exception) -> DataError:
-    error = _meant(error)
+def _data_error(stored: StoredDataset, error: Exception) -> DataError:
+    """Return the error with which to report an exception of the library."""
+    error = _unwrapped(error)
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
         place = _library(stored.path).config.HF_DATASETS_CACHE
@@ -180,18 +195,18 @@ def _told(stored: StoredDataset, error: Exception) -> DataError:
             "free some space, or set HF_HOME to a folder on another disk",
         )
     what = f"{stored.path} cannot be read: {_first_line(error)}"
-    if isinstance(error, IndexError):  # what the library does with a saved table of no rows
+    if isinstance(error, IndexError):  # the library's answer to a saved table without rows
         what = f"{stored.path} has no rows, or some of its files are missing"
     if isinstance(error, ValueError):
         return DataError(what, "see [data] split and name in the run file")
     if stored.folder:
-        return DataError(what, "it is to be a folder of save_to_disk, or of data files")
-    hint = "check its name and the network, then start again; a folder here may stand in its place"
+        return DataError(what, "name a folder written by save_to_disk, or a folder of data files")
+    hint = "check its name and the network, then start again; or name a local folder instead"
     return DataUnreachable(what, hint)
 
 
-def _meant(error: Exception) -> Exception:
-    """The library wraps what went wrong in a word that it did."""
+def _unwrapped(error: Exception) -> Exception:
+    """Return the cause of the library's generic DatasetGenerationError, else the error itself."""
     wrapped = type(error).__name__.startswith("DatasetGeneration")
     cause = error.__cause__ if wrapped else None
     return cause if isinstance(cause, Exception) else error

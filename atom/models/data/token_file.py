@@ -1,8 +1,8 @@
-"""Tokens on disk: written once, mapped into memory ever after.
+"""Cache of tokenised texts: written to disk once, then mapped into memory.
 
-One file per (text, tokenizer), which holds the tokens as this machine writes numbers. Its name has
-two digests: of the text and the tokenizer, by which it is found, and of its own content, by which
-damage is. It is written under another name, and renamed when it is complete and synced.
+A file holds the tokens of one text by one tokenizer, in this machine's byte order. Its name has two
+digests: one of the text and the tokenizer, by which it is found, and one of its content, which
+reveals damage. It is written under a temporary name, and renamed once it is complete and synced.
 """
 
 import array
@@ -32,50 +32,58 @@ _GROUP_PIECES = 1024
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A mapped token file: its tokens [count] in the file's own type, and their sha256 hex."""
+    """Token file, mapped into memory."""
 
     tokens: Tensor
+    """Tokens [count], in the dtype of the file."""
     digest: str
+    """sha256 hex digest of the file's content."""
 
 
 def cached_tokens(
     corpus: Corpus, tokenizer: Tokenizer, folder: Path, on_progress: Progress = silent
 ) -> TokenFile:
-    """The corpus as tokens, from the cache if it is there, else tokenised now. A process that
-    comes while another one writes into the same folder waits for it.
+    """Return the corpus as tokens, from the cache if present, else tokenised now.
 
-    Raises: ValueError if the text cannot be tokenised; OSError if the disk is full or `folder` is
-    not writable. What was written until then is gone.
+    A process waits while another one writes into the same folder.
+
+    Args:
+        corpus: the text.
+        tokenizer: the tokenizer, whose digest is part of the cache's key.
+        folder: folder of the cache; created if missing.
+        on_progress: called from this thread.
+
+    Raises: DataError if the text cannot be read or tokenised; OSError if the disk is full or
+        `folder` is not writable. No partial file remains.
     """
     survey = corpus.survey(on_progress)
-    told = f"{_FORMAT}:{tokenizer.digest}:{survey.digest()}"
-    name = hashlib.sha256(told.encode()).hexdigest()
+    key = f"{_FORMAT}:{tokenizer.digest}:{survey.digest()}"
+    name = hashlib.sha256(key.encode()).hexdigest()
     code, dtype = _type_for(tokenizer)
     if (cached := _found(folder, name, dtype)) is not None:
         return cached
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with _locked(folder):
         if (cached := _found(folder, name, dtype)) is None:
             _write(folder, name, _tokenised(corpus, survey, tokenizer, on_progress), code)
             cached = _found(folder, name, dtype)
     if cached is None:
-        raise OSError(f"the tokens in {folder} are not what was just written")
+        raise OSError(f"the token file just written to {folder} is damaged; check the disk")
     return cached
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """While no other process writes into the folder, from which what a killed one left is taken
-    away. Raises: OSError."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, and remove partial files of killed processes. Raises: OSError."""
     with (folder / LOCK).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in folder.glob(f"*{_PARTIAL}"):
-            left.unlink()
+        for partial in folder.glob(f"*{_PARTIAL}"):
+            partial.unlink()
         yield
 
 
 def _found(folder: Path, name: str, dtype: torch.dtype) -> TokenFile | None:
-    """None if there is no file of that name whose content is whole."""
+    """Map the undamaged file of that name; return None if there is none."""
     for path in folder.glob(f"{name}.*.tokens"):
         digest = path.suffixes[0].removeprefix(".")
         with path.open("rb") as file:
@@ -88,28 +96,33 @@ def _found(folder: Path, name: str, dtype: torch.dtype) -> TokenFile | None:
 
 
 def _write(folder: Path, name: str, runs: Iterator[Sequence[int]], code: str) -> None:
-    """The whole file, or none. Raises: OSError; what `runs` raises."""
-    digest, aside = hashlib.sha256(), folder / f"{name}{_PARTIAL}"
+    """Write a complete token file, or none if `runs` raises. Raises: OSError; errors of `runs`."""
+    digest, partial = hashlib.sha256(), folder / f"{name}{_PARTIAL}"
     try:
-        with aside.open("wb") as file:
+        with partial.open("wb") as file:
             for tokens in runs:
                 raw = array.array(code, tokens).tobytes()
                 digest.update(raw)
                 file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, folder / f"{name}.{digest.hexdigest()}.tokens")
+        os.replace(partial, folder / f"{name}.{digest.hexdigest()}.tokens")
     finally:
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def _tokenised(
     corpus: Corpus, survey: Reading, tokenizer: Tokenizer, on_progress: Progress
 ) -> Iterator[Sequence[int]]:
-    """All tokens, in runs of any length, separators included. `survey`: what the corpus was just
-    now.
+    """Yield all tokens of the corpus, separators included, in runs of any length.
 
-    Raises: DataError if it cannot be tokenised, or changes meanwhile.
+    Args:
+        corpus: the text.
+        survey: the preceding pass through the corpus, with the digest to expect.
+        tokenizer: the tokenizer.
+        on_progress: called after each group of pieces.
+
+    Raises: DataError if the text cannot be tokenised, or has changed since the survey.
     """
     reading, any_token = Reading(corpus), False
     for group in _groups(_pieces(reading, tokenizer)):
@@ -121,15 +134,17 @@ def _tokenised(
             any_token = any_token or bool(len(tokens))
         on_progress(TOKENISING, reading.done_bytes, survey.done_bytes)
     if reading.digest() != survey.digest():
-        raise DataError("the text changed while it was tokenised", "begin again when it is whole")
+        raise DataError(
+            "the text changed while it was tokenised", "start again when it is complete"
+        )
     if not any_token:
         raise DataError(
-            "the tokenizer makes no token of the text", "take one that knows its characters"
+            "the tokenizer makes no token of the text", "use one that knows its characters"
         )
 
 
 def _pieces(reading: Reading, tokenizer: Tokenizer) -> Iterator[tuple[bool, Any]]:
-    """(whether a separator comes before it, piece)."""
+    """Yield (True if a separator precedes the piece, piece) for the whole text."""
     for blocks in reading.texts():
         separated = reading.documents > 1
         try:
@@ -144,7 +159,10 @@ def _pieces(reading: Reading, tokenizer: Tokenizer) -> Iterator[tuple[bool, Any]
 
 
 def _groups(pieces: Iterator[tuple[bool, Any]]) -> Iterator[list[tuple[bool, Any]]]:
-    """So many at once that threads are busy; none is taken before the group is used."""
+    """Group pieces so that each group keeps the tokenizer's threads busy.
+
+    The next pieces are read only after the group has been consumed.
+    """
     group: list[tuple[bool, Any]] = []
     characters = 0
     for separated, piece in pieces:
@@ -158,8 +176,11 @@ def _groups(pieces: Iterator[tuple[bool, Any]]) -> Iterator[list[tuple[bool, Any
 
 
 def _type_for(tokenizer: Tokenizer) -> tuple[str, torch.dtype]:
-    """The narrowest type: its code in the standard library's arrays, and PyTorch's. int32 holds
-    every real vocabulary, and unlike uint32 PyTorch can compute with it; and complements."""
+    """Return the narrowest type for the tokens: the code of `array.array`, and PyTorch's dtype.
+
+    Large vocabularies and complemented tokens (which are negative) take int32: it holds every real
+    vocabulary, and PyTorch can compute with it, unlike with uint32.
+    """
     if tokenizer.complements or tokenizer.vocabulary_size > 1 << 16:
         return "i", torch.int32
     return ("B", torch.uint8) if tokenizer.vocabulary_size <= 1 << 8 else ("H", torch.uint16)

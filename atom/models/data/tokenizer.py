@@ -1,4 +1,4 @@
-"""Text to token numbers: raw bytes, or a tokenizer.json of the `tokenizers` library."""
+"""Tokenizers, which turn text into token numbers: raw bytes, or a `tokenizers` file."""
 
 import codecs
 import hashlib
@@ -10,58 +10,61 @@ from typing import Any, Protocol
 from atom.models.source import DataError
 
 _PIECE_CHARACTERS = 1 << 18
-"""Text is encoded in pieces of at least this many characters that end with a line.
+"""Minimum number of characters per encoded piece, which also ends at the end of a line.
 
-The pieces decide the tokens next to each cut: a change of this number changes every digest.
+The cuts affect the tokens next to them, so this number is part of a `JsonTokenizer`'s digest.
 """
 _LINE_CHARACTERS = 1 << 23
-"""A line longer than this is cut where it stands, so that memory stays bounded."""
+"""Maximum length of a piece: a longer line is cut anywhere, so that memory stays bounded."""
 _HINT = "name a tokenizer.json: [data] tokenizer, in the run file or in your peer file"
 _MOST_NUMBERS = 1 << 31
-"""What int32 holds, in which large vocabularies lie on disk."""
+"""Maximum vocabulary size: token files store large vocabularies as int32."""
 _SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+"""Known end-of-text tokens, in order of preference."""
 
 
 class Tokenizer(Protocol):
-    """Turns the bytes of one document, block by block, into token numbers below the size."""
+    """Interface that turns the bytes of documents into token numbers below `vocabulary_size`."""
 
     @property
     def vocabulary_size(self) -> int: ...
 
     @property
     def digest(self) -> str:
-        """sha256 hex of everything that decides the tokens."""
+        """sha256 hex digest of all data that decides the tokens."""
 
     @property
     def content(self) -> bytes:
-        """Of its tokenizer.json; empty: it has none."""
+        """Content of the tokenizer.json; empty if there is none."""
 
     @property
     def separator(self) -> Sequence[int]:
-        """Tokens between two documents."""
+        """Tokens to put between two documents."""
 
     @property
     def complements(self) -> bool:
-        """Whether a token t that is no target is given as ~t."""
+        """True if a token t that is not a target is encoded as ~t."""
 
     def pieces(self, blocks: Iterable[bytes]) -> Iterator[Any]:
-        """One document cut into what can be encoded apart: bytes, or a text.
+        """Cut the blocks of one document into pieces that can be encoded independently.
+
+        A piece has a length, and a type that `encode` accepts.
 
         Raises: ValueError if the bytes are not text.
         """
 
     def encode(self, pieces: Sequence[Any]) -> Iterable[Sequence[int]]:
-        """The tokens of each piece, of whatever documents.
+        """Return the tokens of each piece; the pieces may be of several documents.
 
-        Raises: ValueError for what it has no token for.
+        Raises: ValueError if the tokenizer has no token for some text.
         """
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text; what is no text yet is "�"."""
+        """Return the text of the tokens; incomplete characters become "�"."""
 
 
 class ByteTokenizer:
-    """One token per byte; takes any file. Documents are separated by a newline."""
+    """Tokenizer with one token per byte, for any file; a newline separates documents."""
 
     vocabulary_size = 256
     digest = hashlib.sha256(b"bytes").hexdigest()
@@ -70,11 +73,11 @@ class ByteTokenizer:
     complements = False
 
     def pieces(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """The blocks as they are."""
+        """Return the blocks unchanged."""
         return iter(blocks)
 
     def encode(self, pieces: Sequence[bytes]) -> Sequence[bytes]:
-        """Unchanged: bytes are already numbers below 256."""
+        """Return the pieces unchanged, because bytes already are numbers below 256."""
         return pieces
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -82,25 +85,25 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """A tokenizer.json; documents are separated by its end-of-text token, if it has one."""
+    """Tokenizer of a tokenizer.json; its end-of-text token, if it has one, separates documents."""
 
     complements = False
 
     def __init__(self, path: Path) -> None:
-        """Raises: DataError if the file is missing, malformed, or the library is not there."""
+        """Load the file. Raises: DataError if it is missing, malformed or unusable."""
         try:
             content = path.read_bytes()
         except OSError as error:
             raise DataError(f"tokenizer {path} cannot be read: {error.strerror}", _HINT) from error
         self._tokenizer = _parse_tokenizer(content, path)
-        _make_whole(self._tokenizer)
+        _disable_batching(self._tokenizer)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise DataError(f"tokenizer {path} has an empty vocabulary", _HINT)
-        # Numbers may have gaps, so the highest counts, not how many there are.
+        # Token numbers may have gaps, so the size follows from the highest one.
         self.vocabulary_size = max(vocabulary.values()) + 1
         if self.vocabulary_size > _MOST_NUMBERS:
-            what = f"tokenizer {path} has the number {self.vocabulary_size - 1:,} for a token"
+            what = f"tokenizer {path} has a token numbered {self.vocabulary_size - 1:,}: too high"
             raise DataError(what, _HINT)
         self._path = path
         self.digest = hashlib.sha256(f"{_PIECE_CHARACTERS}:".encode() + content).hexdigest()
@@ -110,49 +113,60 @@ class JsonTokenizer:
 
     @property
     def separator_text(self) -> str | None:
-        """How the token between documents is written."""
+        """Text of the token between documents; None if there is none."""
         return self._separators[0] if self._separators else None
 
     def pieces(self, blocks: Iterable[bytes]) -> Iterator[str]:
-        """Whole lines together. Raises: ValueError if the bytes are not UTF-8."""
+        """Cut one document into groups of whole lines. Raises: ValueError if it is not UTF-8."""
         return _pieces(_characters(blocks))
 
     def encode(self, pieces: Sequence[str]) -> Iterator[Sequence[int]]:
-        """In as many threads as the library takes. Raises: DataError for what has no token."""
+        """Yield the tokens of each piece, computed in the library's threads.
+
+        Raises: DataError if the tokenizer has no token for some text.
+        """
         for encoding in self.encodings(pieces):
             yield encoding.ids
 
     def encodings(self, pieces: Sequence[str]) -> Sequence[Any]:
-        """The same as the library has it: `ids`, and their `offsets` in the piece."""
-        hint = "take one that has a token for whatever is unknown to it, or for every byte"
+        """Return the library's encodings, with `ids` and their `offsets` in the piece.
+
+        Raises: DataError if the tokenizer has no token for some text.
+        """
+        hint = "use one that has a token for unknown characters, or for every byte"
         with _library_errors(f"tokenizer {self._path} cannot encode the text", hint):
             found: Sequence[Any] = self._tokenizer.encode_batch(pieces, add_special_tokens=False)
         return found
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Special tokens as they are written."""
+        """Return the text of the tokens, special tokens included."""
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
 
 def load_tokenizer(tokenizer: str | Path) -> Tokenizer:
-    """ "bytes", or a path to a tokenizer.json. Raises: DataError if it cannot be used."""
+    """Load the tokenizer "bytes", or a tokenizer.json by its path.
+
+    Raises: DataError if the file cannot be used.
+    """
     return ByteTokenizer() if tokenizer == "bytes" else JsonTokenizer(Path(tokenizer))
 
 
 def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Of a whole text. Raises: ValueError for what it has no token for."""
+    """Return the tokens of a whole text.
+
+    Raises: ValueError if the tokenizer has no token for some of it.
+    """
     pieces = list(tokenizer.pieces([text.encode()]))
     return [token for tokens in tokenizer.encode(pieces) for token in tokens]
 
 
 def byte_level_tokenizer() -> str:
-    """The text of a tokenizer.json that gives the same numbers as `ByteTokenizer`: 256 tokens, no
-    merges."""
+    """Return a tokenizer.json equivalent to `ByteTokenizer`, with 256 tokens and no merges."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    # As byte-level tokenizers write a byte: itself if it is a visible sign of Latin-1, else the
-    # next one from U+0100 on.
+    # Byte-level tokenizers write a byte as its Latin-1 character if that is visible, else as the
+    # next unused character from U+0100 on.
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     signs = [chr(byte if byte in visible else next(others)) for byte in range(256)]
@@ -163,7 +177,7 @@ def byte_level_tokenizer() -> str:
 
 
 def _parse_tokenizer(content: bytes, path: Path) -> Any:
-    import tokenizers  # not before it is needed
+    import tokenizers  # imported late, because the "bytes" tokenizer does not need it
 
     with _library_errors(f"{path} is not a tokenizer.json", _HINT):
         return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
@@ -171,8 +185,11 @@ def _parse_tokenizer(content: bytes, path: Path) -> Any:
 
 @contextmanager
 def _library_errors(what: str, hint: str) -> Iterator[None]:
-    """Raises: DataError for what the library raises: a bare Exception for whatever is wrong, and
-    where it did not expect it a panic, which is no Exception and has no name to import."""
+    """Turn the library's errors into DataError(f"{what}: {error}", hint).
+
+    The library raises a bare Exception for any problem. On unexpected ones it panics, which is a
+    BaseException whose class cannot be imported.
+    """
     try:
         yield
     except MemoryError:
@@ -183,9 +200,11 @@ def _library_errors(what: str, hint: str) -> Iterator[None]:
         raise DataError(f"{what}: {error}", hint) from error
 
 
-def _make_whole(tokenizer: Any) -> None:
-    """Takes off what the library keeps in the file for batches of somebody's training: it would
-    leave out text beyond a length, fill short pieces up, or give other tokens every time."""
+def _disable_batching(tokenizer: Any) -> None:
+    """Switch off truncation, padding and dropout of merges, which the file may ask for.
+
+    They would lose text, add tokens, or give different tokens each time.
+    """
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None) is not None:
@@ -200,7 +219,7 @@ def _characters(blocks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
-    """Cuts after the first newline once a piece is long enough, wherever the blocks ended."""
+    """Cut after the first newline once a piece is long enough, independently of the blocks."""
     held = ""
     for text in texts:
         held += text

@@ -237,7 +237,7 @@ def test_a_run_whose_documents_are_apart(tmp_path: Path) -> None:
         lacking = normalised_run_text(member.run.changed("data", end_token=None))
         with pytest.raises(MismatchError, match="does not say what ends a document"):
             agreed_run(replace(member.manifest, run_file=lacking))
-        with pytest.raises(ConfigError, match="only models of transformers see documents apart"):
+        with pytest.raises(ConfigError, match="only models of transformers can attend"):
             folder.found(f"{GPT3}\nvocabulary_size = 259", "c", data=data)
         with pytest.raises(ConfigError, match="no token for the end of a text"):
             folder.found(LLAMA, "d", data=f'{text}\ntokenizer = "{bare}"')
