@@ -63,10 +63,10 @@ def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextS
             "get copies of them, and write this into your peer file (--peer), with full paths if "
             "the copies are in another folder:\n" + _section(data, local, missing),
         )
-    here = run_folder or Path()  # without a run folder, all paths come from the peer file
+    folder = run_folder or Path()  # without a run folder, all paths come from the peer file
     is_file = data.tokenizer != "bytes"
-    tokenizer = (is_file and local.tokenizer) or tokenizer_place(data.tokenizer, here)
-    texts = {name: _place(text, _own(local, name), here) for name, text in data.texts.items()}
+    tokenizer = (is_file and local.tokenizer) or tokenizer_place(data.tokenizer, folder)
+    texts = {name: _place(text, _own(local, name), folder) for name, text in data.texts.items()}
     return TextSources(texts, tokenizer)
 
 
@@ -80,13 +80,13 @@ def _own(local: LocalData, name: str) -> LocalSource:
     return local.sources.get(name, LocalSource()) if name else local
 
 
-def _place(text: TextSource, local: LocalSource, here: Path) -> TextPlace:
+def _place(text: TextSource, local: LocalSource, folder: Path) -> TextPlace:
     paths, table = text.paths, text.path or ""
     if paths:
-        paths = local.paths or tuple(text_place(path, here) for path in paths)
+        paths = local.paths or tuple(text_place(path, folder) for path in paths)
     # Even a name on the hub is the volunteer's choice: its owner there decides what it contains.
     if table:
-        table = local.path or table_place(table, here)
+        table = local.path or table_place(table, folder)
     return TextPlace(paths, table)
 
 

@@ -1,1 +1,1 @@
-"""Models to train, in plain PyTorch: nothing here knows of Atom."""
+"""Models to train, in plain PyTorch, and their data; independent of the swarm."""

@@ -57,8 +57,8 @@ def read_config(text: str) -> dict[str, Any]:
             "remove quantization_config, and use weights that are not quantized",
         )
     _check_model_type(content)
-    kept: dict[str, Any] = _kept(content, "", MAX_DEPTH)
-    return kept
+    checked: dict[str, Any] = _checked(content, "", MAX_DEPTH)
+    return checked
 
 
 def canonical_config(text: str) -> str:
@@ -79,7 +79,7 @@ def _check_model_type(content: Mapping[str, Any]) -> None:
         raise SourceError("the config names no model_type", 'add it, such as "model_type": "llama"')
 
 
-def _kept(value: Any, key: str, depth: int) -> Any:
+def _checked(value: Any, key: str, depth: int) -> Any:
     """Return a value without dropped keys, after checking it. Raises: SourceError."""
     if depth < 0:
         raise SourceError(
@@ -87,12 +87,12 @@ def _kept(value: Any, key: str, depth: int) -> Any:
         )
     if isinstance(value, dict):
         return {
-            _kept(name, "", depth): _kept(inner, name, depth - 1)
+            _checked(name, "", depth): _checked(inner, name, depth - 1)
             for name, inner in value.items()
             if not name.startswith("_") and name not in DROPPED_KEYS
         }
     if isinstance(value, list):
-        return [_kept(inner, "", depth - 1) for inner in value]
+        return [_checked(inner, "", depth - 1) for inner in value]
     if isinstance(value, str) and _CONTROL.search(value):  # errors show some of these texts
         raise SourceError("the config holds control characters", "remove them from its texts")
     # The library builds lists of this length, such as one of the layers' types.

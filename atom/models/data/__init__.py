@@ -1,1 +1,1 @@
-"""Text → tokens → batches, the same on every peer. Imports with torch alone."""
+"""Data pipeline from text to tokens to batches, equal on every peer. Importing needs only torch."""

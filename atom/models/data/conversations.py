@@ -30,7 +30,8 @@ _SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 
 The date is the default of Llama's templates.
 """
-_COUNTED_AT_ONCE = 1 << 24
+_COUNT_TOKENS = 1 << 24
+"""Number of tokens to count at a time, so that little memory is needed."""
 _NEEDS_ITS_OWN = (
     "conversations need the model's own tokenizer and its chat template",
     'name it: [data] tokenizer = "FOLDER/tokenizer.json"',
@@ -176,7 +177,7 @@ def target_share(file: TokenFile) -> float:
 
     Raises: DataError if there is no target.
     """
-    parts = torch.split(file.tokens, _COUNTED_AT_ONCE)
+    parts = torch.split(file.tokens, _COUNT_TOKENS)
     share = sum(int((part >= 0).sum()) for part in parts) / len(file.tokens)
     if not share:
         raise DataError("no row has an answer", "name another table, or remove [data] train_on")

@@ -30,7 +30,7 @@ def silent(what: str, done_bytes: int, total_bytes: int) -> None:
 
 
 @contextmanager
-def reads(where: Path | str) -> Iterator[None]:
+def text_errors(where: Path | str) -> Iterator[None]:
     """Turn an OSError within the context into a DataError about the text `where`.
 
     This keeps errors of reading the text apart from errors of the disk to which tokens are written.
@@ -57,7 +57,7 @@ class Document:
         Raises: DataError if the text cannot be read.
         """
         first = max(0, offset - 3)
-        with reads(self.where), self.open() as file:
+        with text_errors(self.where), self.open() as file:
             file.seek(first)
             around = file.read(offset - first + 1)
         if len(around) <= offset - first:
@@ -70,7 +70,7 @@ class Document:
 
         Raises: DataError if the text has become shorter or cannot be read.
         """
-        with reads(self.where), self.open() as file:
+        with text_errors(self.where), self.open() as file:
             while wanted_bytes > 0:
                 block = file.read(min(BLOCK_BYTES, wanted_bytes))
                 if not block:

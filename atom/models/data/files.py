@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
-from atom.models.data.corpus import Corpus, Document, reads
+from atom.models.data.corpus import Corpus, Document, text_errors
 from atom.models.source import DataError
 
 PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z")
@@ -45,7 +45,7 @@ def text_corpus(paths: Sequence[str | Path], max_bytes: int | None = None) -> Co
     """
     found: dict[Path, Path] = {}
     for entry in paths:
-        with reads(entry):
+        with text_errors(entry):
             files = _matching(entry)
             if not files:
                 what = "is an empty folder" if Path(entry).is_dir() else "matches no file"
@@ -69,7 +69,7 @@ def stdlib_corpus(max_bytes: int | None = None, root: Path | None = None) -> Cor
     Raises: DataError if this Python comes without its source.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
-    with reads(root):
+    with text_errors(root):
         sources = _walk(root, _is_stdlib_folder, _is_stdlib_source)
     if not sources:
         raise DataError(f"this Python has no source code of its standard library in {root}")
@@ -91,7 +91,7 @@ def size_of_files(files: Iterable[Path]) -> int:
 
 def _documents(files: Sequence[Path]) -> Iterator[Document]:
     for path in files:
-        with reads(path):
+        with text_errors(path):
             size_bytes = path.stat().st_size
         yield Document(str(path), size_bytes, partial(_open, path))
 

@@ -49,7 +49,7 @@ def all_there(pieces: Collection[Piece]) -> None:
     """Return at once, for texts that are completely on this machine (a `Need`)."""
 
 
-Rows: TypeAlias = "Windows | OwnRows"
+Rows: TypeAlias = "Windows | DatasetRows"
 """Samples by number, from 0: windows of a text, or rows of a module's own dataset."""
 
 
@@ -261,12 +261,12 @@ class Cut:
     """Token that ends a document; None: batches have no positions within documents."""
 
 
-def token_samples(texts: Sequence[Text], coder: Tokenizer, cut: Cut, seed: int) -> Samples:
+def token_samples(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut, seed: int) -> Samples:
     """Return the samples of a run's texts.
 
     Args:
         texts: the texts as tokens, those to train on before those with weight 0.
-        coder: the tokenizer that made the tokens.
+        tokenizer: the tokenizer that made the tokens.
         cut: settings by which the token files are cut into samples.
         seed: seed of the order of the samples.
 
@@ -288,16 +288,16 @@ def token_samples(texts: Sequence[Text], coder: Tokenizer, cut: Cut, seed: int) 
         train,
         validation,
         Sampler(tuple(orders), weights, seed),
-        digest=_digest(texts, coder, cut),
+        digest=_digest(texts, tokenizer, cut),
         amount=Amount(
             sum(len(part.stretch) for part in train.values()),
             sum(map(len, train.values())),
             sum(len(part.stretch) for part in validation.values()),
         ),
         tokens_per_sample=cut.sequence_tokens,
-        vocabulary_size=coder.vocabulary_size,
-        tokenizer_digest=coder.digest,
-        tokenizer_json=coder.content,
+        vocabulary_size=tokenizer.vocabulary_size,
+        tokenizer_digest=tokenizer.digest,
+        tokenizer_json=tokenizer.content,
         files=tuple(text.file for text in texts),
     )
 
@@ -341,8 +341,8 @@ def _windows(
     return windows
 
 
-def _digest(texts: Sequence[Text], coder: Tokenizer, cut: Cut) -> str:
-    fields = [_ORDER, cut.piece_bytes, BLOCK_PIECES, cut.sequence_tokens, coder.vocabulary_size]
+def _digest(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut) -> str:
+    fields = [_ORDER, cut.piece_bytes, BLOCK_PIECES, cut.sequence_tokens, tokenizer.vocabulary_size]
     for text in texts:
         held_back = _held_back(text, cut)
         fields += [text.name, text.weight, text.file.digest, len(text.file.tokens), held_back]
@@ -350,7 +350,7 @@ def _digest(texts: Sequence[Text], coder: Tokenizer, cut: Cut) -> str:
 
 
 @dataclass(frozen=True)
-class OwnRows:
+class DatasetRows:
     """Stretch of the dataset that the run's own code brings."""
 
     dataset: Any
@@ -423,9 +423,9 @@ def own_samples(
             f"validation_fraction {validation_fraction} of {count} samples is none",
             "raise data.validation_fraction, or remove [validation]",
         )
-    train = OwnRows(dataset, like, range(count - held_out))
+    train = DatasetRows(dataset, like, range(count - held_out))
     train.sample(0)
-    held_back = OwnRows(dataset, like, range(count - held_out, count))
+    held_back = DatasetRows(dataset, like, range(count - held_out, count))
     shapes = sorted((n, str(v.dtype), tuple(v.shape[1:])) for n, v in like.items())
     return Samples(
         {"": train},

@@ -19,7 +19,7 @@ from atom.models.data.files import size_of_files
 from atom.models.installing import install_extra
 from atom.models.source import DataError, DataUnreachable, NoRoomForData
 
-_ROWS_TOGETHER = 256
+_ROWS_PER_READ = 256
 _DEFAULT_SPLIT = "train"
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files that mark a folder written by `save_to_disk`: with one table, and with several."""
@@ -87,7 +87,7 @@ def _rows(stored: StoredDataset) -> Iterator[dict[str, Any]]:
     try:
         table = _table(stored)
         columns = _columns(stored, table.column_names)
-        for rows in table.select_columns(columns).iter(batch_size=_ROWS_TOGETHER):
+        for rows in table.select_columns(columns).iter(batch_size=_ROWS_PER_READ):
             for values in zip(*(rows[name] for name in columns), strict=True):
                 yield dict(zip(columns, values, strict=True))
     except DataError:

@@ -17,7 +17,7 @@ The cuts affect the tokens next to them, so this number is part of a `JsonTokeni
 _LINE_CHARACTERS = 1 << 23
 """Maximum length of a piece: a longer line is cut anywhere, so that memory stays bounded."""
 _HINT = "name a tokenizer.json: [data] tokenizer, in the run file or in your peer file"
-_MOST_NUMBERS = 1 << 31
+_MAX_VOCABULARY = 1 << 31
 """Maximum vocabulary size: token files store large vocabularies as int32."""
 _SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """Known end-of-text tokens, in order of preference."""
@@ -102,7 +102,7 @@ class JsonTokenizer:
             raise DataError(f"tokenizer {path} has an empty vocabulary", _HINT)
         # Token numbers may have gaps, so the size follows from the highest one.
         self.vocabulary_size = max(vocabulary.values()) + 1
-        if self.vocabulary_size > _MOST_NUMBERS:
+        if self.vocabulary_size > _MAX_VOCABULARY:
             what = f"tokenizer {path} has a token numbered {self.vocabulary_size - 1:,}: too high"
             raise DataError(what, _HINT)
         self._path = path
