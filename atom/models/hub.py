@@ -48,7 +48,7 @@ def fetch_weights(name: str, revision: str, most_bytes: int, on_progress: BytePr
         name: OWNER/NAME on the hub.
         revision: commit, 40 hex digits.
         most_bytes: maximum total size of the weights.
-        on_progress: called from this thread as bytes arrive.
+        on_progress: called as bytes arrive.
 
     Raises: DataError if the model has no safetensors, exceeds `most_bytes`, or cannot be fetched.
     """
