@@ -395,7 +395,7 @@ def test_targets_of_all_texts_weigh_the_same() -> None:
 
 
 def test_validation_is_the_mean_of_its_own_targets() -> None:
-    """The share is that of the validation targets, not that of the text to train on."""
+    """The target share is counted in the validation batches, not in the text to train on."""
     tokens = torch.tensor([*range(50), *([~1, ~2, ~3, 4] * 20)])
     text = Text(TokenFile(tokens, ""), target_share=0.9)
     made = token_samples([text], ByteTokenizer(), Cut(0.6, 4, 1 << 12), 0)
