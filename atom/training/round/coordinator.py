@@ -151,7 +151,6 @@ class Coordinator:
         if chosen.survivors:
             context.report("branch-attempt", survivors=[v.peer_id for v in chosen.survivors])
         context.highest_attempt += 1
-        self.election.called_at = context.now
         ballot = Ballot(context.highest_attempt, context.me.peer_id, context.me.incarnation)
         invited = set(same_head(context.head, context.view))
         invited |= {voter.peer_id for voter in agreeable}

@@ -60,10 +60,6 @@ class LeaderElection:
         self._cause_since: float | None = None
         self._stalled_s = 0.0
         """Seconds for which the head could have been decided and was not, as far as we can tell."""
-        self._in_vain = 0
-        """Attempts of ours that failed at this head."""
-        self.called_at = float("-inf")
-        """Time at which we last called for promises at this head."""
         self.waiting_for = frozenset()
 
     # ---- other coordinators first
@@ -74,13 +70,11 @@ class LeaderElection:
         self._cause_since = None
 
     def back_off(self) -> None:
-        """Wait after an attempt in vain. The distance between calls grows, because peers ignore a
-        leader that calls again too soon. After a long attempt the wait is short, because we have
-        just learnt from it. If exchanges broke because of us, wait until another voter can lead."""
+        """Wait after a failed attempt: shortly, because we have just learnt from it, or until
+        another voter can lead, if exchanges broke because of us. Our turn does not come while peers
+        ignore us (`RoundContext.free_at`)."""
         patience, spread = self._context.patience, 1 + self._context.jitter.random()
-        self._in_vain += 1
-        distance_s = min(patience.retry * self._in_vain, patience.quiet)
-        pause_s = max(patience.retry, self.called_at + distance_s - self._context.now)
+        pause_s = patience.retry
         if self._peers.we_fail:
             # until another voter is due, and has asked which peers would follow
             pause_s = patience.quiet + patience.rank + patience.prevote
@@ -102,7 +96,8 @@ class LeaderElection:
         grace_s, branches = context.patience.grace, context.terms.branches
         chosen = electorate(*seen, grace_s, branches, self._given_up())
         self._report_waiting(chosen)
-        if chosen is None or context.now < self._retry_at:
+        heeded_at = context.free_at(context.me) + context.patience.retry
+        if chosen is None or context.now < max(self._retry_at, heeded_at):
             return None
         return chosen if context.now >= self._due(chosen, self._cause_since) else None
 

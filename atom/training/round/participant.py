@@ -104,6 +104,7 @@ class Participant:
         context = self._context
         self._coordinator.attempt = None
         if context.phase in (Phase.PROMISED, Phase.REDUCING, Phase.HOLDING):
+            context.held_by()
             context.enter_phase(Phase.ACCUMULATING)
             context.out.append(Thaw())
 
@@ -177,7 +178,7 @@ class Participant:
         ):
             context.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
-        context.called(sender)
+        context.held_by(sender.peer_id)
         self._notice(sender, ballot)
         context.enter_phase(Phase.PROMISED)
         state.ballot = ballot
@@ -310,7 +311,8 @@ class Participant:
             reason = Reason.BALLOT_TOO_LOW if outdone else Reason.NOT_FOUND
             context.nack(sender, message.ballot, reason)
             return
-        self._notice(sender, message.ballot)
+        if context.phase is Phase.HOLDING:  # it ends; values for one call could come for ever
+            self._notice(sender, message.ballot)
         if (problem := self._problem_of_value(message)) is not None:
             self._refuse(sender, message, problem)
             return

@@ -17,13 +17,16 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, Voter
 from atom.swarm.chain.messages import Accept, Accepted, Message, Nack
 from atom.swarm.chain.succession import Evidence
-from atom.training.round.electorate import ORDINARY, Survivors, same_head
+from atom.training.round.electorate import ORDINARY, Survivors, alive_voters, same_head
 from atom.training.round.events import Action, Offence, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
 _LARGEST_LEAP = 2**20
 """Attempt numbers that one message may skip. A liar that calls for the highest number of all would
 leave none for the other voters."""
+_LEAST_HELD_S, _LONGEST_PAUSE = 2.0, 32
+"""A failed call costs at least so many seconds, and its coordinator is ignored for at most so many
+times its cost. So all calls in vain of one coordinator take a small part of the time."""
 _PROMISE_S, _USUAL_PASSES, _GUEST_PASSES = 60.0, 5, 2
 """Longest wait for a promise: so many seconds, or so many usual passes if they take longer. A peer
 without tenure extends the wait by at most two usual passes."""
@@ -118,6 +121,22 @@ class Acceptor:
         return max(self.promised.values(), default=None)
 
 
+@dataclass(frozen=True)
+class FailedCalls:
+    """Memory of one coordinator's calls that held us and led to no commit, at any head."""
+
+    count: float = 0.0
+    """Number of calls; one is forgotten in each `longest_s`."""
+    ended: float = float("-inf")
+    """Time at which the last one let us go."""
+    pause_s: float = 0.0
+    """Time for which the coordinator is ignored after that."""
+    longest_s: float = 1.0
+
+
+_NO_CALLS = FailedCalls()
+
+
 @dataclass
 class RoundState:
     """All state that is valid only while `head` is our head. A step discards it as a whole."""
@@ -133,8 +152,6 @@ class RoundState:
     led_at: float = float("-inf")
     """Time of the last message from another coordinator."""
     led_by: str = ""
-    calls: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Attempts that each other coordinator called for at this head, and the time of the last."""
     promised: dict[Ballot, int] = field(default_factory=dict)
     """Sequences that we offered to each ballot."""
     held: dict[bytes, float] = field(default_factory=dict)
@@ -173,6 +190,10 @@ class RoundContext:
         self.inbox: deque[Message] = deque()
         """Messages to ourselves, handled after the present event."""
         self.jitter = random.Random(me.incarnation)
+        self.callers: dict[str, FailedCalls] = {}
+        """Failed calls of coordinators, ourselves included, by peer id: restarts change nothing."""
+        self.call = "", self.now
+        """Coordinator whose call holds us (empty: none), and since when."""
         self._left: dict[bytes, Acceptor] = {}
 
     @property
@@ -182,6 +203,7 @@ class RoundContext:
     def enter_head(self, head: Head, state_digest: bytes) -> None:
         """Move to another head. Promises and accepted values at any head bind this process for
         good: a failed catch-up may bring it back to a head that it had left."""
+        self.call = "", self.now
         self._left[self.state.head.digest] = self.state.acceptor
         while len(self._left) > _HEADS_REMEMBERED:
             del self._left[next(iter(self._left))]
@@ -201,17 +223,35 @@ class RoundContext:
         self.highest_attempt = max(self.highest_attempt, min(number, most))
         return number <= most
 
-    def called(self, leader: Voter) -> None:
-        """Note that this voter called for an attempt."""
-        count, _ = self.state.calls.get(leader.peer_id, (0, 0.0))
-        self.state.calls[leader.peer_id] = count + 1, self.now
+    def held_by(self, leader: str = "") -> None:
+        """Note that a call of this coordinator holds us from now on, or that no call does. The call
+        before failed. If the new call ended it, the coordinator with more failures is blamed."""
+        before, since = self.call
+        self.call = leader, self.now
+        if not before:
+            return
+        blamed = max(leader or before, before, key=self._failures)
+        held_s, count = max(self.now - since, _LEAST_HELD_S), self._failures(blamed) + 1
+        longest_s, first_s = _LONGEST_PAUSE * held_s, self.patience.retry * max(held_s / 32, 1.0)
+        pause_s = min(first_s * 2.0 ** (count - 1), longest_s)
+        self.callers = {peer: self.callers[peer] for peer in filter(self._failures, self.callers)}
+        self.callers[blamed] = FailedCalls(count, self.now, pause_s, longest_s)
+
+    def _failures(self, leader: str) -> float:
+        """Return the failed calls of a coordinator that are not forgotten yet."""
+        calls = self.callers.get(leader, _NO_CALLS)
+        return max(calls.count - (self.now - calls.ended) / calls.longest_s, 0.0)
+
+    def free_at(self, leader: Voter) -> float:
+        """Return the time until which the other peers ignore a coordinator. It is never far away
+        while no other voter could lead."""
+        calls = self.callers.get(leader.peer_id, _NO_CALLS)
+        others = alive_voters(self.head, self.me, self.view) - {leader}
+        return calls.ended + min(calls.pause_s, float("inf") if others else self.patience.quiet)
 
     def ignores(self, leader: Voter) -> bool:
-        """Return True while a leader has to wait: after k attempts in vain, for k times the pause
-        between attempts, so that another voter gets its turn."""
-        count, last = self.state.calls.get(leader.peer_id, (0, 0.0))
-        pause_s = min(count * self.patience.retry, self.patience.quiet)
-        return leader != self.me and count > 0 and self.now < last + pause_s
+        """Return True while another coordinator has to wait after failed calls."""
+        return leader != self.me and self.now < self.free_at(leader)
 
     def promise_patience(
         self,

@@ -28,10 +28,10 @@ _SHARED = {"terms", "patience", "sign", "_context", "_participant", "_at_our_hea
 TIMELESS = {
     "now", "entered", "since", "led_at", "led_by", "deadline", "overdue", "jitter", "out", "_lock",
     "_last_tick", "_seek_at", "_retry_at", "_cause_since", "_stalled_s", "_claimed_since",
-    "averages_since", "called_at", "calls", "_in_vain", "_answers",
+    "averages_since", "call", "callers", "_answers",
 }  # fmt: skip
 """Attributes left out of a key. Clocks move only right before a tick, by more than any patience
-and by less than any penalty: so every timer has expired at every tick, whenever it began. Counts of
+and by less than any penalty: so every timer has expired at every tick, whenever it began. Failed
 calls only make pauses longer, which are zero here; peers that answered are counted, as all voters
 are."""
 

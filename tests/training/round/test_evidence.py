@@ -179,7 +179,7 @@ def test_a_leader_that_calls_in_vain_is_ignored_for_longer_each_time() -> None:
         scene.hear(Prepare(HEAD.digest, replace(BALLOT, attempt=attempt)))
         answers += [nack.reason for nack in scene.sent(Nack)[refused:]] or ["heeded"]
     heeded, busy = "heeded", str(Reason.BUSY)
-    assert answers == [heeded, busy, heeded, busy, heeded, busy, heeded]
+    assert answers == [heeded, heeded, busy, heeded, busy, heeded, busy]
 
 
 def test_claims_of_strangers_start_no_round() -> None:
