@@ -29,8 +29,9 @@ class UnreliablePeers:
     late answer still clears the penalty, and so does an exchange with us. A fresh lease does not.
 
     *Newcomers* are peers without a recent contribution. Their identities are free, so a crowd of
-    them could break one exchange each. Once they broke one, no newcomer is in an exchange for a
-    time that doubles, and then one at a time: the one that has answered us for the longest time.
+    them could break one exchange each, or be waited for in vain once each. After such a failure no
+    newcomer is in an exchange or waited for, for a time that doubles, and then one at a time: the
+    one that has answered us for the longest time.
     """
 
     def __init__(self, context: RoundContext) -> None:
@@ -92,6 +93,9 @@ class UnreliablePeers:
         """Exclude peers that did not deliver what this stage asks for. An excluded peer is not
         punished again."""
         now, held = self._context.now, self._excluded.held(self._context.now)
+        peers = set(peers)
+        if stage is Stage.PREPARE and peers - self._context.head.recent:
+            self._suspend_newcomers()
         for peer in peers:
             if peer not in held:
                 self._excluded.fail(peer, now)
@@ -136,10 +140,15 @@ class UnreliablePeers:
             named: Those that members saw fail; of these, only newcomers are excluded.
         """
         newcomers = set(members) - self._context.head.recent - {self._context.me.peer_id}
-        if newcomers and not self._suspension.held(self._context.now):
-            self._suspension.fail(_NEWCOMERS, self._context.now)
+        if newcomers:
+            self._suspend_newcomers()
         self.fail(newcomers.intersection(named), Stage.RING)
         return bool(newcomers)
+
+    def _suspend_newcomers(self) -> None:
+        """Admit no newcomer for a while."""
+        if not self._suspension.held(self._context.now):
+            self._suspension.fail(_NEWCOMERS, self._context.now)
 
     def broke(self, ways: Collection[Way], members: int) -> None:
         """Note that an exchange broke, and exclude the peers that explain it.

@@ -15,7 +15,7 @@ from atom.swarm.chain.messages import Abort, Accept, Message, Prepare, Prevote
 from atom.swarm.chain.succession import Evidence
 from atom.training.round.events import Action, Send
 
-LEARNING_S, SECONDS = 180.0, 240.0
+LEARNING_S, SECONDS = 300.0, 300.0
 """Time in which the honest voters learn which caller wastes theirs, and time that is measured."""
 AIM = 0.8
 

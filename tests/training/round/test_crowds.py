@@ -1,10 +1,12 @@
 """A crowd of identities that promise work and then break the exchange that they are in."""
 
 from scene import MATE, ME, Scene, promise, strangers
+from simulated_peer import Process
+from simulation import Setting, Swarm
 
 from atom.swarm.chain.commit import Voter
-from atom.swarm.chain.messages import Prepare
-from atom.training.round.events import ExchangeFailed, StartExchange
+from atom.swarm.chain.messages import Prepare, Promise
+from atom.training.round.events import Action, ExchangeFailed, Send, StartExchange
 from atom.training.round.faults import FIRST_SUSPENSION_S
 
 KNOWN = {ME.peer_id, MATE.peer_id}
@@ -68,3 +70,32 @@ def test_no_call_is_made_for_work_of_newcomers_that_wait() -> None:
     scene, crowd = crowded(6)
     breaks(scene, next_exchange(scene, crowd), crowd[0].peer_id)
     assert scene.machine.answered == KNOWN
+
+
+class AnswersOnce:
+    """Actions of a stranger that sends one promise and no other."""
+
+    def __init__(self, process: Process) -> None:
+        self._carry_out, self._answered = process._carry_out, False
+        process._carry_out = self.carry_out  # type: ignore[method-assign]
+
+    def carry_out(self, action: Action) -> None:
+        """Carry out an action, unless it sends a further promise."""
+        answers = isinstance(action, Send) and isinstance(action.message, Promise)
+        if not (answers and self._answered):
+            self._carry_out(action)
+        self._answered |= answers
+
+
+def rounds_in_a_minute(newcomers: int) -> int:
+    swarm = Swarm(1, Setting(peers=3, all_trusted=False))
+    swarm.run_until_agreed(60.0, 1)
+    for number in range(newcomers):
+        swarm.agenda.after(2.0 * number, lambda: AnswersOnce(swarm.join()))
+    before = swarm["A"].chain.head.round
+    swarm.run(60.0)
+    return swarm["A"].chain.head.round - before
+
+
+def test_a_new_stranger_every_two_seconds_that_answers_once_slows_no_round_for_long() -> None:
+    assert rounds_in_a_minute(newcomers=23) >= 0.8 * rounds_in_a_minute(newcomers=0)

@@ -262,6 +262,16 @@ def test_newcomers_that_broke_an_exchange_wait_and_then_enter_one_at_a_time() ->
     assert peers.answered == {b, E.peer_id}
 
 
+def test_newcomers_that_answered_once_are_waited_for_in_vain_once() -> None:
+    """Identities are free: a new one for each attempt would make each attempt wait."""
+    peers = newcomers_that_answered(D, E)
+    peers.fail([D.peer_id], Stage.PREPARE)
+    assert peers.answered == {b}
+    peers._context.now += FIRST_SUSPENSION_S
+    peers.forgive(D.peer_id, Stage.PREPARE)
+    assert peers.answered == {b, D.peer_id}, "one at a time"
+
+
 def test_a_newcomer_that_is_named_is_excluded_and_a_known_peer_is_not() -> None:
     peers = newcomers_that_answered(D, E)
     assert peers.newcomers_broke([a, b, c, D.peer_id, E.peer_id], [b, c, D.peer_id])
