@@ -65,10 +65,13 @@ class HeadCandidates:
         could still decide: any peer that once contributed can make such a branch alone."""
         context = self._context
         overdue = context.state.overdue >= OVERDUE_SLACK
+        ours = context.head.branches
+        # a branch of ours that this chain lacks: we have left its voters, and cannot decide there
+        gone = set() if chain.head and chain.head.branches[: len(ours)] == ours else {context.me}
         lively = (
             fork
             for fork in chain.forks
-            if is_quorum(fork.voters, alive_voters(fork, context.me, context.view))
+            if is_quorum(fork.voters, alive_voters(fork, context.me, context.view) - gone)
         )
         return all(overdue and fork.digest == context.head.digest for fork in lively)
 

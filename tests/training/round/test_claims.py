@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from scene import BATCH, HEAD, MATE, ME, STATE, US, Scene, lease, strangers
 
-from atom.swarm.chain.commit import Head, Voter
+from atom.swarm.chain.commit import Branch, Head, Voter
 from atom.swarm.chain.messages import Prevote
 from atom.training.round import RoundMachine, RoundPatience, RoundTerms
 from atom.training.round.events import CatchUp, CaughtUp, ChainFetched, FetchChain, Tick, View
@@ -146,3 +146,24 @@ def test_without_a_state_all_are_asked_in_turn_whatever_chain_is_on_disk(on_disk
         asked.update(fetch.donors)
         machine.handle(CaughtUp(on_disk, b"", fetch.donors), now)
     assert asked == leases.keys()
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["we left by a branch", "we are behind"])
+def test_our_own_vote_keeps_a_branch_away_only_while_we_could_still_use_it(alone: bool) -> None:
+    """The first of two voters is a quorum. On a chain of its own it cannot decide for that head any
+    more: it has to follow the other voter's branch, or each would stay alone for ever."""
+    fork = replace(FAR, digest=b"2" * 32, voters=(ME, MATE))
+    ours = Branch(HEAD.round, 1, b"o" * 8)
+    theirs = replace(FAR, branches=(Branch(FAR.round, 1, b"t" * 8),))
+    head = replace(HEAD, voters=(ME,), branches=(ours,) if alone else ())
+    machine = RoundMachine(ME, head, STATE, RoundTerms(BATCH), US.sign, 0.0)
+    claim = replace(
+        lease(MATE, 0), head=theirs.digest, round=theirs.round, branches=theirs.branches
+    )
+    followed = []
+    for tick in range(20):
+        actions = machine.handle(Tick(View({MATE.peer_id: claim})), tick / 10)
+        followed += [action for action in actions if isinstance(action, CatchUp)]
+        for fetch in [action for action in actions if isinstance(action, FetchChain)]:
+            machine.handle(ChainFetched(fetch.donor, theirs, (fork,)), tick / 10)
+    assert bool(followed) == alone
