@@ -34,7 +34,7 @@ from atom.swarm.chain.messages import (
     Promise,
     Ring,
 )
-from atom.swarm.chain.succession import RESULT_DOMAIN, Evidence, next_voters, result_payload
+from atom.swarm.chain.succession import VOUCH_DOMAIN, Evidence, next_voters, vouch_payload
 from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, RoundTerms
@@ -114,14 +114,24 @@ class Attempt:
         return replace(value, **changes)
 
     def evidence(self, value: Value) -> Evidence:
-        """Return all signatures that the liar has: true promises, and a result of its own."""
-        named = value.parent, value.origin, value.result_digest, value.gradient_norm
-        payload = signed_by(LIAR, result_payload(*named))
+        """Return all signatures that the liar has: true promises, and its own under the value."""
         promises = {v.peer_id: p.signature for v, p in self.promises.items()}
         return Evidence(
             tuple(promises.get(m.peer_id, b"x" * 64) for m in value.contributions),
-            results=(Vote(LIAR, LIARS_KEY.sign(RESULT_DOMAIN, payload)),),
+            vouched=(vouched_by(LIAR, value, BALLOT),),
         )
+
+
+def vouched_by(voter: Voter, value: Value, ballot: Ballot) -> Vote:
+    """Return the signature of a voter that vouches for a value at a ballot."""
+    payload = signed_by(voter, vouch_payload(value.parent, ballot, value.digest()))
+    return Vote(voter, KEY_OF[voter].sign(VOUCH_DOMAIN, payload))
+
+
+def by_all(attempt: "Attempt", value: Value, ballot: Ballot = BALLOT) -> Evidence:
+    """Return the evidence for a value that all voters vouch for."""
+    vouched = tuple(vouched_by(voter, value, ballot) for voter in VOTERS)
+    return replace(attempt.evidence(value), vouched=vouched)
 
 
 LIES: Mapping[str, tuple[Reason, Callable[[Attempt], Value]]] = {
@@ -153,7 +163,7 @@ def test_no_honest_voter_signs_a_lie(lie: str) -> None:
     refusals = set()
     value = lying(attempt)
     for machine in attempt.machines.values():
-        proposal = Accept(HEAD.digest, BALLOT, value, attempt.evidence(value))
+        proposal = Accept(HEAD.digest, BALLOT, value, attempt.evidence(value), BALLOT)
         actions = hears(machine, proposal)
         actions += machine.handle(ResultFetched(RESULT, True, value.gradient_norm), 1.1)
         assert sent(actions, AcceptedVote) == []
@@ -229,13 +239,11 @@ def test_a_voter_that_reported_an_accepted_value_enters_no_new_exchange() -> Non
     machine = next(iter(honest_machines().values()))
     attempt = Attempt.called()
     value = attempt.value()
-    payload = result_payload(value.parent, value.origin, RESULT, NORM)
-    results = tuple(Vote(v, KEY_OF[v].sign(RESULT_DOMAIN, signed_by(v, payload))) for v in VOTERS)
-    evidence = replace(attempt.evidence(value), results=results)
     hears(machine, Prepare(HEAD.digest, BALLOT))
-    hears(machine, Ring(HEAD.digest, BALLOT, value.contributions))
+    hears(machine, Ring(HEAD.digest, BALLOT, value.contributions, (), value.voters_next))
     machine.handle(ExchangeFinished(BALLOT, RESULT, NORM), 1.2)
-    assert sent(hears(machine, Accept(HEAD.digest, BALLOT, value, evidence)), AcceptedVote)
+    proposal = Accept(HEAD.digest, BALLOT, value, by_all(attempt, value), BALLOT)
+    assert sent(hears(machine, proposal), AcceptedVote)
     second = replace(BALLOT, attempt=2)
     (promise,) = sent(hears(machine, Prepare(HEAD.digest, second), 20.0), Promise)
     assert promise.accepted.value == value

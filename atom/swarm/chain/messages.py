@@ -16,7 +16,6 @@ from atom.swarm.chain.commit import (
     Contributions,
     Digest,
     LossSum,
-    Norm,
     OptionalDigest,
     OptionalPeerId,
     Sequences,
@@ -37,7 +36,8 @@ Text = Annotated[str, lambda text: len(text.encode()) <= MAX_TEXT_BYTES]
 
 @dataclass(frozen=True)
 class Accepted:
-    """Value that an acceptor holds, the ballot at which it accepted it, and its evidence."""
+    """Value that an acceptor holds, the ballot at which it accepted it, and its evidence: a quorum
+    vouched for the value at that ballot."""
 
     ballot: Ballot
     value: Value
@@ -106,6 +106,8 @@ class Ring:
     members: Contributions
     shares: Shares = ()
     """Relative size of the part that each member sums; empty: the members form a ring."""
+    voters_next: Voters = ()
+    """Electorate after the round: with the exchange's result, it makes the value."""
 
 
 @dataclass(frozen=True)
@@ -119,25 +121,27 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Averaged:
-    """ "The exchange of this ballot has given me this result." """
+class Vouched:
+    """ "I have the result of this value, and vouch for no other value at this ballot." """
 
     parent: Digest
     ballot: Ballot
-    result_digest: Digest
-    gradient_norm: Norm
+    value: Digest
     signature: Signature
-    """Over `succession.result_payload`: evidence for voters that were not in the exchange."""
+    """Over `succession.vouch_payload`: evidence for all voters."""
 
 
 @dataclass(frozen=True)
 class Accept:
-    """ "Accept this value at this ballot if its evidence holds." """
+    """ "Accept this value at this ballot if its evidence holds." If a quorum vouched for it at a
+    lower ballot: "Vouch for it at this one." """
 
     parent: Digest
     ballot: Ballot
     value: Value
     evidence: Evidence
+    vouched_at: Ballot
+    """Ballot at which the voters of the evidence vouched for the value."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,7 @@ Message = (
     | Nack
     | Ring
     | Suspect
-    | Averaged
+    | Vouched
     | Accept
     | AcceptedVote
     | CommitNotice

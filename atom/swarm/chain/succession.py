@@ -6,9 +6,12 @@ needs only the chain.
 
 A voter asks for more than a reader of the chain, because its vote is what makes a commit valid. The
 coordinator that proposes a value sends *evidence* with it: the members' signed promises, and
-signatures of a quorum under the result. One lying coordinator therefore cannot invent counts, drop
-voters, or name a result that no exchange produced. A voter that was absent from the exchange can
-check the value as well as a voter that took part.
+signatures of a quorum that vouches for the value at one ballot. One lying coordinator therefore
+cannot invent counts, drop voters, or name a result that no exchange produced. A voter that was
+absent from the exchange can check the value as well as a voter that took part.
+
+A voter vouches for at most one value per ballot (`Participant._vouch`), so from four voters on at
+most one value per ballot has evidence, even if one voter lies: two quorums share an honest voter.
 """
 
 import math
@@ -40,8 +43,8 @@ from atom.swarm.chain.tenure import NEVER
 
 PROMISE_DOMAIN = "promise"
 """Signature domain of a promise: over `promise_payload(...)`."""
-RESULT_DOMAIN = "result"
-"""Signature domain of an exchange's result: over `result_payload(...)`."""
+VOUCH_DOMAIN = "vouch"
+"""Signature domain of a voter that vouches for a value: over `vouch_payload(...)`."""
 ABSENCES_TO_DROP = 2
 MAX_SIGNATURES = 512
 """Members of one exchange at most: the evidence for their value has to fit into a message."""
@@ -57,8 +60,8 @@ class Evidence:
     """Signatures of voters that promised and had nothing to contribute."""
     leaving: Annotated[tuple[PeerId, ...], MAX_SIGNATURES] = ()
     """Peers, of either kind, that promised and said that they leave."""
-    results: Votes = ()
-    """Signatures of voters that took part in the exchange, under its result."""
+    vouched: Votes = ()
+    """Signatures of voters that have the result and vouch for the value at one ballot."""
 
 
 def promise_payload(
@@ -77,9 +80,9 @@ def promise_payload(
     return canonical_digest("promise", [parent, ballot, sequences, loss_sum, state, int(leaving)])
 
 
-def result_payload(parent: bytes, ballot: Ballot, result_digest: bytes, norm: float) -> bytes:
-    """Return the bytes that a member signs when the exchange of `ballot` has given it a result."""
-    return canonical_digest("result", [parent, ballot, result_digest, norm])
+def vouch_payload(parent: bytes, ballot: Ballot, value_digest: bytes) -> bytes:
+    """Return the bytes that a voter signs to vouch for a value at a ballot."""
+    return canonical_digest("vouch", [parent, ballot, value_digest])
 
 
 # ---- the next electorate
@@ -206,13 +209,19 @@ def commit_problem(head: Head, commit: Commit) -> Reason | None:
 # ---- the vote
 
 
-def unsupported(head: Head, value: Value, evidence: Evidence) -> Reason | None:
+def unsupported(head: Head, value: Value, evidence: Evidence, ballot: Ballot) -> Reason | None:
     """Return why the evidence does not support a value that `follows` allows; None if it does.
 
+    Args:
+        head: Head that the value follows.
+        value: Value to check.
+        evidence: Signatures behind it.
+        ballot: Ballot at which a quorum is to have vouched for the value.
+
     Returns:
-        BAD_SIGNATURE: a promise or a result is not signed by the peer that it names.
+        BAD_SIGNATURE: a promise is not signed by the peer that it names.
         NOT_A_VOTER: the electorate is not the one that the promises lead to.
-        DIGEST_MISMATCH: no quorum signed the result and its norm.
+        DIGEST_MISMATCH: no quorum vouched for the value, with its result and norm.
     """
     if len(evidence.promises) != len(value.contributions):
         return Reason.BAD_SIGNATURE
@@ -239,13 +248,14 @@ def unsupported(head: Head, value: Value, evidence: Evidence) -> Reason | None:
     due = _next_voters_of(head, value, idle, leaving)
     if _listed(due) != _listed(value.voters_next):
         return Reason.NOT_A_VOTER
-    return None if result_is_vouched(head, value, evidence.results) else Reason.DIGEST_MISMATCH
+    plain = replace(value, survivors=())
+    plain = replace(plain, voters_next=_next_voters_of(head, plain, idle, leaving))
+    by_quorum = is_quorum(head.voters, vouchers(plain, evidence, ballot))
+    by_all = 0 < len(value.survivors) == len(vouchers(value, evidence, ballot) & {*value.survivors})
+    return None if by_quorum or by_all else Reason.DIGEST_MISMATCH
 
 
-def result_is_vouched(head: Head, value: Value, results: Iterable[Vote]) -> bool:
-    """Return True if a quorum of the voters, or all survivors, signed the result as its members."""
-    payload = result_payload(value.parent, value.origin, value.result_digest, value.gradient_norm)
-    members = {member.voter for member in value.contributions}
-    signed = {vote.voter for vote in results if signature_holds(RESULT_DOMAIN, vote, payload)}
-    survivors = set(value.survivors)
-    return is_quorum(head.voters, signed & members) or 0 < len(survivors & signed) == len(survivors)
+def vouchers(value: Value, evidence: Evidence, ballot: Ballot) -> set[Voter]:
+    """Return the voters whose signatures vouch for the value at `ballot`."""
+    payload = vouch_payload(value.parent, ballot, value.digest())
+    return {vote.voter for vote in evidence.vouched if signature_holds(VOUCH_DOMAIN, vote, payload)}

@@ -17,7 +17,7 @@ from atom.swarm.chain.commit import (
     Voter,
     standing,
 )
-from atom.swarm.chain.messages import Accepted, Averaged, Promise
+from atom.swarm.chain.messages import Accepted, Promise, Vouched
 from atom.swarm.chain.succession import Evidence, next_voters
 from atom.swarm.exchange.choice import Choice, choose, line_rates
 from atom.swarm.records.lease import Lease, Link, short_name
@@ -64,10 +64,12 @@ class Attempt:
     """Time at which the exchange was called for."""
     testimonies: dict[str, str] = field(default_factory=dict)
     """Peer that each member saw fail in the broken exchange, by the member's peer id."""
-    results: dict[Voter, Averaged] = field(default_factory=dict)
-    """Result of the exchange, as each voter in it reported."""
+    vouched: dict[Voter, Vouched] = field(default_factory=dict)
+    """Value that each voter vouched for at this ballot."""
     value: Value | None = None
     evidence: Evidence = field(default_factory=Evidence)
+    vouched_at: Ballot | None = None
+    """Ballot at which a quorum vouched for the value; None while none has."""
     votes: dict[Voter, bytes] = field(default_factory=dict)
 
     def broken_ways(self) -> set[Way]:
@@ -109,6 +111,8 @@ class Attempt:
             owing = {voter.peer_id for voter in voters & self.awaited()}
         elif me in self.votes:
             owing = {voter.peer_id for voter in voters - self.votes.keys()}
+        elif me in self.vouched:
+            owing = {voter.peer_id for voter in voters & self.awaited()}
         elif self.value is not None:
             owing = self.holders(self.value.result_digest)
         return owing - self.refused - {me.peer_id}
@@ -168,57 +172,41 @@ class Attempt:
 
     # ---- the value
 
-    def agreeing(self, me: Voter) -> dict[Voter, Averaged]:
-        """Return the reports of results that equal our own; empty while there is none of ours."""
-        ours = self.results.get(me)
-        named = ours and (ours.result_digest, ours.gradient_norm)
-        return {
-            voter: each
-            for voter, each in self.results.items()
-            if (each.result_digest, each.gradient_norm) == named
-        }
-
     def awaited(self) -> set[Voter]:
-        """Return the voters in the exchange that have not reported its result."""
-        members = {member.voter for member in self.members}
-        return members.intersection(self.electorate.voters) - self.results.keys()
+        """Return the voters in the exchange, or all of them to finish an older value, that have not
+        vouched for anything at this ballot."""
+        able = {member.voter for member in self.members} or self.electorate.voters
+        return set(self.electorate.voters).intersection(able) - self.vouched.keys()
 
-    def propose_result(self, head: Head, me: Voter, state_digest: bytes) -> bool:
-        """Make the value of our exchange's result; return False until a quorum reports the same.
-
-        Args:
-            head: Head that the value follows.
-            me: Coordinator, a member of the exchange.
-            state_digest: Digest of the state at `head`.
-        """
-        reports = self.agreeing(me)
-        if not self.electorate.satisfied_by(set(reports)):
-            return False
+    def call(self, head: Head, members: tuple[MemberCount, ...]) -> tuple[Voter, ...]:
+        """Begin the exchange of these members, collect the evidence for its value, and return the
+        electorate after the round."""
         assert self.ballot is not None
-        survivors, members = self.electorate.survivors, {member.voter for member in self.members}
-        idle = {v for v in self.electorate.voters if v in self.promises and v not in members}
+        self.members, them = members, {member.voter for member in members}
+        idle = {v for v in self.electorate.voters if v in self.promises and v not in them}
         idle = {voter for voter in idle if not self.promises[voter].sequences}
-        heard = [*(member.voter for member in self.members), *sorted(idle)]
-        leaving = {voter.peer_id for voter in heard if self.promises[voter].leaving}
-        self.value = Value(
-            parent=head.digest,
-            round=head.round + 1,
-            origin=self.ballot,
-            result_digest=reports[me].result_digest,
-            gradient_norm=reports[me].gradient_norm,
-            parent_state_digest=state_digest,
-            contributions=self.members,
-            voters_next=next_voters(
-                head, survivors, self.members, idle, leaving, self.ballot.coordinator
-            ),
-            survivors=survivors,
-        )
+        leaving = {voter.peer_id for voter in them | idle if self.promises[voter].leaving}
         self.evidence = Evidence(
-            promises=tuple(self.promises[member.voter].signature for member in self.members),
+            promises=tuple(self.promises[member.voter].signature for member in members),
             idle=tuple(Vote(voter, self.promises[voter].signature) for voter in sorted(idle)),
             leaving=tuple(sorted(leaving)),
-            results=tuple(Vote(v, reports[v].signature) for v in sorted(reports)),
         )
+        leader = self.ballot.coordinator
+        return next_voters(head, self.electorate.survivors, members, idle, leaving, leader)
+
+    def certify(self, value: Value | None) -> bool:
+        """Make the value the one to propose once enough voters vouched for it at this ballot.
+
+        Args:
+            value: Value of our exchange, or the one to finish; None if its result is not here yet.
+        """
+        named = value and value.digest()
+        votes = {v: each.signature for v, each in self.vouched.items() if each.value == named}
+        if not self.electorate.satisfied_by(votes.keys()):
+            return False
+        self.value, self.vouched_at = value, self.ballot
+        vouched = tuple(Vote(voter, votes[voter]) for voter in sorted(votes))
+        self.evidence = replace(self.evidence, vouched=vouched)
         return True
 
     def finish(self, head: Head, accepted: Accepted) -> None:
@@ -231,7 +219,7 @@ class Attempt:
             members, leader = value.contributions, value.origin.coordinator
             voters = next_voters(head, survivors, members, idle, leaving, leader)
             value = replace(value, voters_next=voters, survivors=survivors)
-        self.value, self.evidence = value, accepted.evidence
+        self.value, self.evidence, self.vouched_at = value, accepted.evidence, accepted.ballot
 
     def to_finish(self) -> Accepted | None:
         """Return the accepted value that this attempt must finish, if any: only voters accept."""

@@ -1,7 +1,7 @@
 """Leading an attempt: pre-vote, prepare, exchange, accept, commit. Any voter may lead, in turn.
 
-A coordinator holds no authority over what is true. It may only propose a result that a quorum of
-voters got from the exchange of its own ballot, or finish a value that a voter accepted before.
+A coordinator holds no authority over what is true. It may only propose a value that a quorum of
+voters vouches for: the result of its own exchange, or a value that a voter accepted before.
 """
 
 import math
@@ -22,7 +22,6 @@ from atom.swarm.chain.messages import (
     Abort,
     Accept,
     AcceptedVote,
-    Averaged,
     CommitNotice,
     Nack,
     Prepare,
@@ -31,14 +30,15 @@ from atom.swarm.chain.messages import (
     Promise,
     Ring,
     Suspect,
+    Vouched,
 )
 from atom.swarm.chain.succession import (
     PROMISE_DOMAIN,
-    RESULT_DOMAIN,
+    VOUCH_DOMAIN,
     follows,
     promise_payload,
-    result_payload,
     unsupported,
+    vouch_payload,
 )
 from atom.swarm.exchange.choice import MOST_IN_A_RING, MOST_MEMBERS
 from atom.swarm.records.lease import PeerState
@@ -191,7 +191,7 @@ class Coordinator:
         return all(
             each.ballot < promise.ballot
             and follows(head, each.value) is None
-            and unsupported(head, each.value, each.evidence) is None
+            and unsupported(head, each.value, each.evidence, each.ballot) is None
             for each in reports
             if each is not None
         )
@@ -209,9 +209,8 @@ class Coordinator:
         if not attempt.decidable() or context.me not in attempt.promises:
             self._give_up(Reason.SUPERSEDED)
             return
-        accepted = attempt.to_finish()
-        attempt.members = self._members(attempt)
-        counted = sum(member.sequences for member in attempt.members)
+        accepted, members = attempt.to_finish(), self._members(attempt)
+        counted = sum(member.sequences for member in members)
         if accepted is not None:
             context.report("finishing-accepted", attempt=accepted.ballot.attempt)
             attempt.finish(context.head, accepted)
@@ -220,7 +219,7 @@ class Coordinator:
             silent = attempt.invited - attempt.answered.keys()
             self._give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
         else:
-            self._call_exchange(attempt)
+            self._call_exchange(attempt, members)
 
     def _part_with_odd_states(self, attempt: Attempt) -> None:
         """Drop the promises of peers whose state differs: they fetch it again, the others go on."""
@@ -253,13 +252,16 @@ class Coordinator:
         left_out |= guests - {me} if in_a_ring else frozenset()
         return attempt.contributors(me, left_out, context.head, most)
 
-    def _call_exchange(self, attempt: Attempt) -> None:
+    def _call_exchange(self, attempt: Attempt, members: tuple[MemberCount, ...]) -> None:
         context = self._context
         assert attempt.ballot is not None
+        voters_next = attempt.call(context.head, members)
         self._compose(attempt)
         attempt.stage, attempt.deadline = Stage.RING, math.inf
         attempt.averages_since = context.now
-        ring = Ring(context.head.digest, attempt.ballot, attempt.members, attempt.shares)
+        ring = Ring(
+            context.head.digest, attempt.ballot, attempt.members, attempt.shares, voters_next
+        )
         context.send_all([member.peer_id for member in attempt.members], ring)
 
     def _compose(self, attempt: Attempt) -> None:
@@ -300,21 +302,22 @@ class Coordinator:
         self._context.report("exchange-judged", ways=sorted(ways), excluded=excluded)
         self._give_up(Reason.RING_BROKEN)
 
-    def on_averaged(self, sender: Voter, message: Averaged) -> None:
-        """Note that a member has the exchange's result. Propose it once a quorum has the same."""
-        context, attempt = self._context, self._attempt_of(message.ballot, Stage.RING)
-        if attempt is None or sender not in attempt.awaited():
+    def on_vouched(self, sender: Voter, message: Vouched) -> None:
+        """Note that a voter vouches for a value. Propose the value once a quorum does."""
+        context, attempt, ballot = self._context, self.attempt, message.ballot
+        if attempt is None or attempt.ballot != ballot or attempt.vouched_at == ballot:
             return
-        named = message.result_digest, message.gradient_norm
-        payload = result_payload(message.parent, message.ballot, *named)
-        if not signature_holds(RESULT_DOMAIN, Vote(sender, message.signature), payload):
+        if attempt.stage < Stage.RING or sender not in attempt.awaited():
+            return
+        payload = vouch_payload(message.parent, ballot, message.value)
+        if not signature_holds(VOUCH_DOMAIN, Vote(sender, message.signature), payload):
             context.offence(sender, Reason.BAD_SIGNATURE)
             return
-        attempt.results[sender] = message
-        self.peers.forgive(sender.peer_id, Stage.RING)
+        attempt.vouched[sender] = message
+        self.peers.forgive(sender.peer_id, attempt.stage)
         if sender == context.me:
             attempt.deadline = min(attempt.deadline, context.now + context.patience.holding)
-        if attempt.propose_result(context.head, context.me, context.state.state_digest):
+        if attempt.certify(context.state.acceptor.vouched.get(ballot)):
             self._propose(attempt)
 
     # ---- accept and commit
@@ -322,9 +325,10 @@ class Coordinator:
     def _propose(self, attempt: Attempt) -> None:
         assert attempt.ballot is not None
         assert attempt.value is not None
+        assert attempt.vouched_at is not None
         attempt.stage = Stage.ACCEPT
         attempt.deadline = self._context.now + self._context.patience.holding
-        proposed = attempt.ballot, attempt.value, attempt.evidence
+        proposed = attempt.ballot, attempt.value, attempt.evidence, attempt.vouched_at
         message = Accept(self._context.head.digest, *proposed)
         self._context.send_all([voter.peer_id for voter in attempt.electorate.voters], message)
 
@@ -390,7 +394,7 @@ class Coordinator:
         context, attempt = self._context, self.attempt
         if attempt is not None and (attempt.ballot is None or attempt.ballot < ballot):
             late = context.now >= attempt.deadline - context.patience.holding / 2
-            if late and attempt.stage is Stage.RING and context.me in attempt.results:
+            if late and attempt.stage is Stage.RING and context.me in attempt.vouched:
                 self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
             self.attempt = None
             self.election.back_off()

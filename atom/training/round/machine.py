@@ -17,7 +17,6 @@ from atom.swarm.chain.messages import (
     Abort,
     Accept,
     AcceptedVote,
-    Averaged,
     CommitNotice,
     Message,
     Nack,
@@ -27,6 +26,7 @@ from atom.swarm.chain.messages import (
     Promise,
     Ring,
     Suspect,
+    Vouched,
 )
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.events import (
@@ -93,7 +93,7 @@ class RoundMachine:
             Promise: self._coordinator.on_promise,
             Nack: self._coordinator.on_nack,
             Suspect: self._coordinator.on_suspect,
-            Averaged: self._coordinator.on_averaged,
+            Vouched: self._coordinator.on_vouched,
             AcceptedVote: self._coordinator.on_vote,
         }
         self._last_tick = float("inf")  # no gap ends with the first one

@@ -17,23 +17,22 @@ from atom.swarm.chain.messages import (
     Abort,
     Accept,
     AcceptedVote,
-    Averaged,
     Prepare,
     Prevote,
     PrevoteAnswer,
     Promise,
     Ring,
     Suspect,
+    Vouched,
 )
 from atom.swarm.chain.succession import (
     PROMISE_DOMAIN,
-    RESULT_DOMAIN,
-    Evidence,
+    VOUCH_DOMAIN,
     commit_problem,
     follows,
     promise_payload,
-    result_payload,
     unsupported,
+    vouch_payload,
 )
 from atom.swarm.records.lease import LEASE_SECONDS
 from atom.training.round.attempt import Stage, state_is_odd
@@ -54,7 +53,7 @@ from atom.training.round.events import (
     Thaw,
 )
 from atom.training.round.head_candidates import MOST_DONORS
-from atom.training.round.round_state import Averaging, RoundContext
+from atom.training.round.round_state import RoundContext
 
 
 class Participant:
@@ -257,14 +256,14 @@ class Participant:
             return
         keep = self._kept()
         context.enter_phase(Phase.REDUCING)
-        state.acceptor.averaging[message.ballot] = Averaging(message.members)
+        state.acceptor.averaging[message.ballot] = message
         context.out.append(
             StartExchange(message.parent, message.ballot, message.members, message.shares, keep)
         )
 
     def _must_finish(self, ballot: Ballot) -> bool:
-        """Return True if our promise to this ballot reported an accepted value: its coordinator has
-        to finish such a value, and a new exchange would let it replace a decided one."""
+        """Return True if our promise to this ballot reported an accepted value. A voter that has
+        one enters no new exchange, so no quorum vouches for a new result after a decision."""
         state = self._context.state
         survivors = state.acceptor.survivors_of(ballot)
         electors = survivors or self._context.head.voters
@@ -277,13 +276,39 @@ class Participant:
             return
         context.enter_phase(Phase.HOLDING)
         state.held[digest] = norm
-        members = state.acceptor.averaging[ballot].members
-        state.acceptor.averaging[ballot] = Averaging(members, digest, norm)
-        payload = result_payload(context.head.digest, ballot, digest, norm)
-        signature = self._signed(RESULT_DOMAIN, payload)
-        report = Averaged(context.head.digest, ballot, digest, norm, signature)
-        context.send(ballot.coordinator, report)
+        ring = state.acceptor.averaging[ballot]
+        value = Value(
+            parent=context.head.digest,
+            round=context.head.round + 1,
+            origin=ballot,
+            result_digest=digest,
+            gradient_norm=norm,
+            parent_state_digest=state.state_digest,
+            contributions=ring.members,
+            voters_next=ring.voters_next,
+            survivors=state.acceptor.survivors_of(ballot) or ORDINARY,
+        )
+        self._vouch(ballot, value)
         self.go_on()
+
+    def _vouch(self, ballot: Ballot, value: Value) -> None:
+        """Vouch for a value whose result is here, unless we vouched for another one at this ballot.
+
+        Why two values are never decided, with at most one liar from four voters on. Say a quorum
+        accepted v at ballot b. Each of its honest voters saw a quorum vouch for v at b. Let w be
+        the first other value that a quorum vouches for, at a ballot from b on. An honest voter is
+        in both quorums. It vouched for one value at b, so w's ballot is higher, and the voter had
+        accepted v when it promised that ballot. So it entered no exchange there (`_must_finish`),
+        and vouched for w only if a quorum had done so between b and that ballot
+        (`_problem_of_value`): then w was not the first.
+        """
+        context = self._context
+        if context.state.acceptor.vouched.setdefault(ballot, value) != value:
+            return
+        digest = value.digest()
+        payload = vouch_payload(context.head.digest, ballot, digest)
+        signature = self._signed(VOUCH_DOMAIN, payload)
+        context.send(ballot.coordinator, Vouched(context.head.digest, ballot, digest, signature))
 
     def on_exchange_failed(self, failed: ExchangeFailed) -> None:
         context, ballot = self._context, failed.ballot
@@ -324,16 +349,21 @@ class Participant:
         self._context.nack(sender, message.ballot, problem)
 
     def _vote(self, sender: Voter, message: Accept) -> None:
-        """Vote for a value whose result is here, unless we promised a higher ballot meanwhile."""
+        """Vote for a value whose result is here, unless we promised a higher ballot meanwhile. If
+        no quorum has vouched for it at this ballot, vouch instead."""
         context, acceptor, value = self._context, self._context.state.acceptor, message.value
         survivors = acceptor.survivors_of(message.ballot)
         if survivors is None:
             return
-        ours = acceptor.averaging.get(value.origin)
-        entered = None if ours is None else (ours.members, ours.digest or value.result_digest)
-        other = entered not in (None, (value.contributions, value.result_digest))
-        if other or context.state.held[value.result_digest] != value.gradient_norm:
+        entered = acceptor.averaging.get(value.origin)
+        members = value.contributions if entered is None else entered.members
+        ours = acceptor.vouched.get(value.origin, value).result_digest
+        found = members, ours, context.state.held[value.result_digest]
+        if found != (value.contributions, value.result_digest, value.gradient_norm):
             self._refuse(sender, message, Reason.DIGEST_MISMATCH)
+            return
+        if message.vouched_at != message.ballot:
+            self._vouch(message.ballot, value)
             return
         acceptor.accept(message.ballot, value, message.evidence)
         payload = vote_payload(context.head.digest, message.ballot, value.digest(), survivors)
@@ -344,21 +374,22 @@ class Participant:
     def _problem_of_value(self, message: Accept) -> Reason | None:
         """Return why we do not vote for a value, its result apart; None if we may."""
         state, value = self._context.state, message.value
-        if value.survivors != state.acceptor.survivors_of(message.ballot):
+        other_slot = value.survivors != state.acceptor.survivors_of(message.ballot)
+        if other_slot or message.vouched_at > message.ballot:
             return Reason.BAD_CERTIFICATE
         if value.parent_state_digest != state.state_digest:
             return Reason.STATE_MISMATCH  # no true state of our head could be loaded any more
         accepted = state.acceptor.accepted.get(value.survivors)
-        if accepted and accepted.value != value and value.origin <= accepted.ballot:
-            return Reason.SUPERSEDED  # perhaps ours was decided; a quorum of others may go on
-        return self._problem_of_claims(value, message.evidence)
+        if accepted and accepted.value != value and message.vouched_at <= accepted.ballot:
+            return Reason.SUPERSEDED  # perhaps ours was decided
+        return self._problem_of_claims(message)
 
-    def _problem_of_claims(self, value: Value, evidence: Evidence) -> Reason | None:
+    def _problem_of_claims(self, message: Accept) -> Reason | None:
         """Compare the value with the rules, its evidence, and the exchange that we took part in."""
-        context = self._context
+        context, value = self._context, message.value
         if (problem := follows(context.head, value)) is not None:
             return problem
-        if (problem := unsupported(context.head, value, evidence)) is not None:
+        if problem := unsupported(context.head, value, message.evidence, message.vouched_at):
             return problem
         ours = context.state.acceptor.averaging.get(value.origin)
         if ours is None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, Voter
-from atom.swarm.chain.messages import Accept, Accepted, Message, Nack
+from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
+from atom.swarm.chain.messages import Accept, Accepted, Message, Nack, Ring
 from atom.swarm.chain.succession import Evidence
 from atom.training.round.electorate import ORDINARY, Survivors, alive_voters, same_head
 from atom.training.round.events import Action, Offence, Phase, Report, Send, View
@@ -69,15 +69,6 @@ class RoundTerms:
     """Whether the run's codec may be encoded again at every hop of a ring."""
 
 
-@dataclass(frozen=True)
-class Averaging:
-    """One exchange that this replica entered, and its result here; empty while there is none."""
-
-    members: tuple[MemberCount, ...]
-    digest: bytes = b""
-    norm: float = 0.0
-
-
 @dataclass
 class Acceptor:
     """Promises and accepted values of one parent head, by survivors.
@@ -90,8 +81,10 @@ class Acceptor:
 
     promised: dict[Survivors, Ballot] = field(default_factory=dict)
     accepted: dict[Survivors, Accepted] = field(default_factory=dict)
-    averaging: dict[Ballot, Averaging] = field(default_factory=dict)
-    """Exchanges that this replica entered, none of them twice."""
+    averaging: dict[Ballot, Ring] = field(default_factory=dict)
+    """Calls of the exchanges that this replica entered, none of them twice."""
+    vouched: dict[Ballot, Value] = field(default_factory=dict)
+    """Value that this replica vouched for, at each ballot: never two at one ballot."""
 
     def promise(self, survivors: Survivors, ballot: Ballot) -> bool:
         """Promise to ignore lower ballots; return False unless this one is the highest so far."""

@@ -11,6 +11,7 @@ import pytest
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (
     MAX_VOTERS,
+    Ballot,
     ChainRules,
     Commit,
     Head,
@@ -24,14 +25,14 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.chain.succession import (
     PROMISE_DOMAIN,
-    RESULT_DOMAIN,
+    VOUCH_DOMAIN,
     Evidence,
     commit_problem,
     follows,
     next_voters,
     promise_payload,
-    result_payload,
     unsupported,
+    vouch_payload,
 )
 from atom.swarm.chain.tenure import Tenure, from_the_start
 from atom.swarm.identity import Identity
@@ -300,39 +301,43 @@ def promised(
     return key.sign(PROMISE_DOMAIN, signed_by(voter_of(key), payload))
 
 
-def result_of(key: Identity, value: Value = VALUE) -> Vote:
-    named = value.parent, value.origin, value.result_digest, value.gradient_norm
-    signature = key.sign(RESULT_DOMAIN, signed_by(voter_of(key), result_payload(*named)))
-    return Vote(voter_of(key), signature)
+def vouched(key: Identity, value: Value = VALUE, at: Ballot = BALLOT) -> Vote:
+    payload = vouch_payload(value.parent, at, value.digest())
+    return Vote(voter_of(key), key.sign(VOUCH_DOMAIN, signed_by(voter_of(key), payload)))
+
+
+def problem_of(value: Value, evidence: Evidence) -> Reason | None:
+    """Return why the evidence does not support the value, if a quorum is to have vouched at its
+    origin."""
+    return unsupported(HEAD, value, evidence, value.origin)
 
 
 PROMISES = tuple(map(promised, KEYS[:3]))
-RESULTS = tuple(map(result_of, KEYS[:3]))
-TRUE = Evidence(PROMISES, results=RESULTS)
+VOUCHED = tuple(map(vouched, KEYS[:3]))
+TRUE = Evidence(PROMISES, vouched=VOUCHED)
 
 
-def test_true_evidence_supports_a_value_also_with_a_quorum_of_results() -> None:
-    assert unsupported(HEAD, VALUE, TRUE) is None
-    assert unsupported(HEAD, VALUE, replace(TRUE, results=RESULTS[1:])) is None
+def test_true_evidence_supports_a_value_also_with_a_quorum_of_vouchers() -> None:
+    assert problem_of(VALUE, TRUE) is None
+    assert problem_of(VALUE, replace(TRUE, vouched=VOUCHED[1:])) is None
 
 
 def test_idle_and_leaving_voters_are_told_by_their_own_promises() -> None:
     pair = dict.fromkeys(KEYS[:2], 12)
     value = a_commit(HEAD, pair, KEYS[:3]).value
     promises = tuple(promised(key, 12, 24.0) for key in KEYS[:2])
-    results = tuple(result_of(key, value) for key in KEYS[:2])
+    by_two = tuple(vouched(key, value) for key in KEYS[:2])
     idle = (Vote(C, promised(KEYS[2], 0, 0.0)),)
-    assert unsupported(HEAD, value, Evidence(promises, idle, results=results)) is None
-    assert unsupported(HEAD, value, Evidence(promises, results=results)) is Reason.NOT_A_VOTER
+    assert problem_of(value, Evidence(promises, idle, vouched=by_two)) is None
+    assert problem_of(value, Evidence(promises, vouched=by_two)) is Reason.NOT_A_VOTER
     gone = replace(value, voters_next=(A, B))
     assert follows(HEAD, gone) is None
     says_so = (Vote(C, promised(KEYS[2], 0, 0.0, leaving=True)),)
     leaving = (C.peer_id,)
-    assert unsupported(HEAD, gone, Evidence(promises, says_so, leaving, results)) is None
-    assert (
-        unsupported(HEAD, gone, Evidence(promises, idle, leaving, results)) is Reason.BAD_SIGNATURE
-    )
-    assert unsupported(HEAD, gone, Evidence(promises, (), leaving, results)) is Reason.NOT_A_VOTER
+    by_two = tuple(vouched(key, gone) for key in KEYS[:2])
+    assert problem_of(gone, Evidence(promises, says_so, leaving, by_two)) is None
+    assert problem_of(gone, Evidence(promises, idle, leaving, by_two)) is Reason.BAD_SIGNATURE
+    assert problem_of(gone, Evidence(promises, (), leaving, by_two)) is Reason.NOT_A_VOTER
 
 
 FALSE: Mapping[str, tuple[Reason, Evidence]] = {
@@ -357,19 +362,29 @@ FALSE: Mapping[str, tuple[Reason, Evidence]] = {
         Reason.BAD_SIGNATURE,
         replace(TRUE, promises=(promised(KEYS[0], parent_state_digest=b"x" * 32), *PROMISES[1:])),
     ),
-    "no results": (Reason.DIGEST_MISMATCH, replace(TRUE, results=())),
-    "the result of one voter": (Reason.DIGEST_MISMATCH, replace(TRUE, results=RESULTS[:1])),
-    "one result twice": (Reason.DIGEST_MISMATCH, replace(TRUE, results=RESULTS[:1] * 3)),
+    "no vouchers": (Reason.DIGEST_MISMATCH, replace(TRUE, vouched=())),
+    "one voter vouches": (Reason.DIGEST_MISMATCH, replace(TRUE, vouched=VOUCHED[:1])),
+    "one voter vouches three times": (
+        Reason.DIGEST_MISMATCH,
+        replace(TRUE, vouched=VOUCHED[:1] * 3),
+    ),
     "another norm": (
         Reason.DIGEST_MISMATCH,
         replace(
             TRUE,
-            results=tuple(result_of(k, replace(VALUE, gradient_norm=1e-30)) for k in KEYS[:3]),
+            vouched=tuple(vouched(k, replace(VALUE, gradient_norm=1e-30)) for k in KEYS[:3]),
         ),
     ),
-    "results of peers without a vote": (
+    "vouchers at another ballot": (
         Reason.DIGEST_MISMATCH,
-        replace(TRUE, results=tuple(map(result_of, KEYS[3:]))),
+        replace(
+            TRUE,
+            vouched=tuple(vouched(k, at=replace(BALLOT, attempt=4)) for k in KEYS[:3]),
+        ),
+    ),
+    "peers without a vote vouch": (
+        Reason.DIGEST_MISMATCH,
+        replace(TRUE, vouched=tuple(map(vouched, KEYS[3:]))),
     ),
 }
 
@@ -377,13 +392,13 @@ FALSE: Mapping[str, tuple[Reason, Evidence]] = {
 @pytest.mark.parametrize("lie", FALSE)
 def test_false_evidence_is_refused_by_name(lie: str) -> None:
     reason, evidence = FALSE[lie]
-    assert unsupported(HEAD, VALUE, evidence) is reason
+    assert problem_of(VALUE, evidence) is reason
 
 
-def test_results_of_an_ordinary_round_support_its_branch_as_well() -> None:
+def test_vouchers_for_an_ordinary_round_support_its_branch_as_well() -> None:
     """Survivors finish a value that one of them accepted before the others died."""
     electorate = next_voters(HEAD, (A,), VALUE.contributions, set(), set(), LEADER)
     finished = replace(VALUE, survivors=(A,), voters_next=electorate)
     assert follows(HEAD, finished) is None
-    assert unsupported(HEAD, finished, TRUE) is None
-    assert unsupported(HEAD, finished, replace(TRUE, results=())) is Reason.DIGEST_MISMATCH
+    assert problem_of(finished, TRUE) is None
+    assert problem_of(finished, replace(TRUE, vouched=())) is Reason.DIGEST_MISMATCH

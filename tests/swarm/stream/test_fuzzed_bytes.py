@@ -100,7 +100,7 @@ def damaged(raw: bytes, dice: random.Random) -> bytes:
     return bytes(changed)
 
 
-ACCEPT = Accept(b"p" * 32, COMMIT.ballot, COMMIT.value, EVIDENCE)
+ACCEPT = Accept(b"p" * 32, COMMIT.ballot, COMMIT.value, EVIDENCE, COMMIT.ballot)
 DECODERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "message": (messages.encode(ACCEPT), messages.decode),
     "blob manifest": (BLOB, lambda raw: decode_manifest(raw, 1 << 20)),

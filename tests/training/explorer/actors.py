@@ -26,7 +26,7 @@ from atom.swarm.chain.commit import (
     signed_by,
     vote_payload,
 )
-from atom.swarm.chain.messages import Promise
+from atom.swarm.chain.messages import Promise, Ring
 from atom.swarm.chain.succession import next_voters
 from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.identity import Identity
@@ -227,6 +227,13 @@ def value_of(
         contributions=members,
         voters_next=next_voters(place.head, (), members, idle, leaving, ballot.coordinator),
     )
+
+
+def averaged(place: Place, ring: Ring) -> Value:
+    """Return the value of an exchange that was called for."""
+    named = place.head.digest, place.head.round + 1, ring.ballot
+    mean = mean_of(ring.ballot, ring.members)
+    return Value(*named, *mean, place.state_digest, ring.members, ring.voters_next)
 
 
 def vote_of(number: int, value: Value, ballot: Ballot, life: int = 0) -> Vote:

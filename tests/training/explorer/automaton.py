@@ -95,6 +95,17 @@ class Voted:
     survivors: Survivors
 
 
+@dataclass(frozen=True)
+class Vouching:
+    """A process vouched for a value of an ordinary round at a ballot."""
+
+    number: int
+    life: int
+    parent: bytes
+    ballot: Ballot
+    value: bytes
+
+
 @dataclass
 class Outcome:
     """Everything that one act caused."""
@@ -107,6 +118,7 @@ class Outcome:
     averaged: list[StartExchange] = field(default_factory=list)
     made: list[bytes] = field(default_factory=list)
     """Digests of the results that are here now."""
+    vouched: list[Vouching] = field(default_factory=list)
     voted: list[Voted] = field(default_factory=list)
     applied: list[tuple[Place, Commit]] = field(default_factory=list)
     """Commits and the places that they were applied at."""
@@ -284,21 +296,28 @@ class _Run:
         self.outcome.made.append(digest)
 
     def _handle(self, event: Event) -> None:
-        accepted = dict(self.machine._context.state.acceptor.accepted)
+        acceptor = self.machine._context.state.acceptor
+        accepted, vouched = dict(acceptor.accepted), dict(acceptor.vouched)
         parent = self.machine.head.digest
         actions = self.machine.handle(event, self.process.now)
-        self._note_votes(parent, accepted)
+        self._note_votes(parent, accepted, vouched)
         for action in actions:
             self._execute(action)
 
-    def _note_votes(self, parent: bytes, before: dict[Survivors, Any]) -> None:
+    def _note_votes(
+        self, parent: bytes, before: dict[Survivors, Any], vouched: dict[Ballot, Value]
+    ) -> None:
         context = self.machine._context
         acceptor = context.state.acceptor
         if context.head.digest != parent:
             acceptor = context._left[parent]
+        who = self.process.number, self.process.life
+        for ballot, value in acceptor.vouched.items():
+            if vouched.get(ballot) != value and not value.survivors:
+                said = Vouching(*who, parent, ballot, value.digest())
+                self.outcome.vouched.append(said)
         for slot, accepted in acceptor.accepted.items():
             if before.get(slot) != accepted:
-                who = self.process.number, self.process.life
                 self.outcome.voted.append(Voted(*who, accepted.ballot, accepted.value, slot))
 
     def _execute(self, action: Action) -> None:

@@ -53,6 +53,8 @@ class Bounds:
     """Values that the liar proposes, by name (`liar.VALUES`)."""
     lying_ballots: int = 1
     """Ballots that the liar begins."""
+    splits: bool = False
+    """The liar has each half of the others average apart, with itself."""
     depth: int = 1000
     states: int = 0
     """The search finds at least so many: a smaller search would prove less."""

@@ -26,23 +26,23 @@ from atom.swarm.chain.messages import (
     Accept,
     Accepted,
     AcceptedVote,
-    Averaged,
     CommitNotice,
     Message,
     Prepare,
     Promise,
     Ring,
+    Vouched,
 )
 from atom.swarm.chain.succession import (
     PROMISE_DOMAIN,
-    RESULT_DOMAIN,
+    VOUCH_DOMAIN,
     Evidence,
     promise_payload,
-    result_payload,
+    vouch_payload,
 )
 
 from . import actors
-from .actors import BATCH, Place, mean_of, norm_of, sign, value_of, vote_of, voter
+from .actors import BATCH, Place, averaged, norm_of, sign, value_of, vote_of, voter
 
 FORGED = b"f" * 32
 
@@ -55,7 +55,7 @@ class Lead:
     place: Place
     ballot: Ballot
     promises: Mapping[Voter, Promise]
-    reports: Mapping[Voter, Averaged]
+    vouched: Mapping[Voter, Vouched]
     first: "Lead | None" = None
     """The liar's first ballot; None if this is it."""
 
@@ -63,6 +63,21 @@ class Lead:
         """Return the same ballot as if this voter had not answered."""
         promises = {each: p for each, p in self.promises.items() if each != who}
         return replace(self, promises=promises, first=self.first and self.first.without(who))
+
+    def half(self, who: Voter) -> "Lead | None":
+        """Return the same ballot as if only this half of the voters had answered; None until all of
+        it has."""
+        others = [each for each in self.place.head.voters if each != self.me]
+        middle = len(others) // 2
+        half = others[:middle] if who in others[:middle] else others[middle:]
+        if not self.promises.keys() >= set(half):
+            return None
+        return replace(self, promises={each: self.promises[each] for each in half})
+
+    def ring(self) -> Ring:
+        """Return a call for the exchange of all that promised."""
+        voters = self.value().voters_next
+        return Ring(self.place.head.digest, self.ballot, self.members(), (), voters)
 
     def members(self) -> tuple[MemberCount, ...]:
         """Return all that promised, and the liar."""
@@ -84,16 +99,23 @@ class Lead:
         promises = tuple(
             self._promise(part, value, part.peer_id in leaving) for part in value.contributions
         )
-        named = result_payload(value.parent, value.origin, value.result_digest, value.gradient_norm)
-        results = {
-            who: report.signature
-            for who, report in self.reports.items()
-            if (report.result_digest, report.gradient_norm)
-            == (value.result_digest, value.gradient_norm)
-        }
-        results[self.me] = self._sign(RESULT_DOMAIN, named)
-        votes = tuple(Vote(who, results[who]) for who in sorted(results))
-        return Evidence(promises, (), tuple(sorted(leaving)), votes)
+        return Evidence(promises, (), tuple(sorted(leaving)), self.vouchers(value))
+
+    def vouchers(self, value: Value) -> tuple[Vote, ...]:
+        """Return the signatures that vouch for a value at this ballot, its own among them."""
+        digest = value.digest()
+        found = {v: each.signature for v, each in self.vouched.items() if each.value == digest}
+        found[self.me] = self._sign(VOUCH_DOMAIN, vouch_payload(value.parent, self.ballot, digest))
+        return tuple(Vote(who, found[who]) for who in sorted(found))
+
+    def finishing(self) -> Iterator[Accept]:
+        """Yield requests to vouch, and to vote, for each value that was reported as accepted."""
+        for promise in self.promises.values():
+            if (old := promise.accepted) is not None:
+                named = self.place.head.digest, self.ballot, old.value
+                newer = replace(old.evidence, vouched=self.vouchers(old.value))
+                yield Accept(*named, old.evidence, old.ballot)
+                yield Accept(*named, newer, self.ballot)
 
     def _promise(self, part: MemberCount, value: Value, leaves: bool) -> bytes:
         if part.peer_id != self.me.peer_id:
@@ -163,6 +185,7 @@ VALUES: dict[str, Callable[[Lead], Value]] = {
         tuple(_count(who) for who in lead.place.head.voters)
     ),
     "a member that is said to leave": _drops_another,
+    "its first exchange": lambda lead: (lead.first or lead).value(),
     "its first exchange, and it leaves": lambda lead: _without_itself(lead.first or lead),
     "each member twice": lambda lead: lead.value(lead.members() * 2),
     "a count of 2**24": _huge_count,
@@ -176,11 +199,20 @@ VALUES: dict[str, Callable[[Lead], Value]] = {
 class Liar:
     """Everything that one lying voter may say."""
 
-    def __init__(self, number: int, attempts: int, values: Iterable[str]) -> None:
-        """`attempts`: ballots that it begins. `values`: names of its proposals (`VALUES`)."""
-        self.me = voter(number)
+    def __init__(
+        self, number: int, attempts: int, values: Iterable[str], splits: bool = False
+    ) -> None:
+        """Make a liar.
+
+        Args:
+            number: Which of the voters it is.
+            attempts: Ballots that it begins.
+            values: Names of its proposals (`VALUES`).
+            splits: Whether it has each half of the others average apart, with itself.
+        """
+        self.me, self._splits = voter(number), splits
         self._number, self._attempts, self._values = number, attempts, tuple(values)
-        self._highest = (2**63 - 1,) if attempts else ()
+        self._highest = (2**63 - 1,) if attempts and not splits else ()
         self.results = {FORGED}
         """Digests of the results that it serves."""
 
@@ -217,25 +249,32 @@ class Liar:
         lead = self._lead(place, ballot, heard)
         if ballot.attempt > 1:
             lead = replace(lead, first=self._lead(place, replace(ballot, attempt=1), heard))
+        if self._splits:
+            if (crew := lead.half(to)) is not None:
+                yield crew.ring()
+                yield Accept(parent, ballot, crew.value(), crew.evidence(crew.value()), ballot)
+            return
         if to in lead.promises:
-            yield Ring(parent, ballot, lead.members())
+            yield lead.ring()
             yield Abort(parent, ballot, Reason.STATE_MISMATCH)
             yield Abort(parent, ballot, Reason.NO_QUORUM)
+        yield from lead.finishing()
         for name, crew in product(self._values, (lead, lead.without(to))):
             value = VALUES[name](crew)
             self.results.add(value.result_digest)
-            yield Accept(parent, ballot, value, crew.evidence(value))
+            at = min(ballot, value.origin)
+            yield Accept(parent, ballot, value, crew.evidence(value), at)
             ours = (vote_of(self._number, value, ballot),)
             yield from (CommitNotice(Commit(value, ballot, ours * often)) for often in (1, 3))
 
     def _lead(self, place: Place, ballot: Ballot, heard: list[tuple[Voter, Message]]) -> Lead:
-        promises, reports = dict[Voter, Promise](), dict[Voter, Averaged]()
+        promises, vouched = dict[Voter, Promise](), dict[Voter, Vouched]()
         for sender, message in heard:
             if isinstance(message, Promise) and message.ballot == ballot:
                 promises[sender] = message
-            elif isinstance(message, Averaged) and message.ballot == ballot:
-                reports[sender] = message
-        return Lead(self.me, place, ballot, promises, reports)
+            elif isinstance(message, Vouched) and message.ballot == ballot:
+                vouched[sender] = message
+        return Lead(self.me, place, ballot, promises, vouched)
 
     def _answers(self, place: Place, message: Message) -> Iterator[Message]:
         """Yield its answers to an honest coordinator."""
@@ -250,14 +289,19 @@ class Liar:
                 given = BATCH, 1.0, state, signature
                 yield Promise(parent, message.ballot, accepted, None, *given)
         if isinstance(message, Ring) and message.parent == parent:
-            for digest in (mean_of(message.ballot, message.members)[0], FORGED):
-                named = message.ballot, digest, norm_of(digest)
-                payload = result_payload(parent, *named)
-                yield Averaged(parent, *named, self._sign(RESULT_DOMAIN, payload))
+            value = averaged(place, message)
+            for each in (value, replace(value, result_digest=FORGED)):
+                yield self._vouched(message.ballot, each)
         if isinstance(message, Accept) and message.parent == parent:
+            yield self._vouched(message.ballot, message.value)
             signed = vote_of(self._number, message.value, message.ballot)
             for signature in (signed.signature, b"f" * 64):
                 yield AcceptedVote(parent, message.ballot, signature)
+
+    def _vouched(self, ballot: Ballot, value: Value) -> Vouched:
+        digest = value.digest()
+        payload = vouch_payload(value.parent, ballot, digest)
+        return Vouched(value.parent, ballot, digest, self._sign(VOUCH_DOMAIN, payload))
 
     def _sign(self, domain: str, payload: bytes) -> bytes:
         return sign(self._number, domain, signed_by(self.me, payload))

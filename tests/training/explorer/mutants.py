@@ -7,7 +7,7 @@ peers believe the certificates that it makes.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -27,6 +27,7 @@ from atom.training.round import (
 )
 from atom.training.round.electorate import Electorate
 
+from . import liar, world
 from .bounds import Bounds
 from .properties import PROPERTIES
 from .search import Verdict, search
@@ -37,7 +38,7 @@ Patch = tuple[Any, str, Any]
 _BELIEVES = (participant, "commit_problem", lambda head, commit: None)
 
 
-_DECIDERS = (commit, succession, electorate, election, head_candidates)
+_DECIDERS = (commit, succession, electorate, election, head_candidates, liar, world)
 """Modules that ask whether peers are a quorum."""
 
 
@@ -47,6 +48,23 @@ def _quorum(is_quorum: Callable[..., bool]) -> list[Patch]:
 
 def _half(voters: Sequence[Voter], present: AbstractSet[Voter]) -> bool:
     return 2 * sum(voter in present for voter in voters) >= len(voters)
+
+
+def _majority(voters: Sequence[Voter], present: AbstractSet[Voter]) -> bool:
+    """Return True for more than half, or half with the first voter: the earlier rule."""
+    count = sum(voter in present for voter in voters)
+    return 2 * count > len(voters) or (2 * count == len(voters) and voters[0] in present)
+
+
+def _vouch_again(self: Any, ballot: Ballot, value: Any) -> None:
+    """Vouch for a value, also if it is the second at this ballot."""
+    self._context.state.acceptor.vouched.pop(ballot, None)
+    _VOUCH(self, ballot, value)
+
+
+def _vote_at_once(self: Any, sender: Voter, message: Any) -> None:
+    """Vote, although a quorum vouched for the value at an earlier ballot only."""
+    _VOTE(self, sender, replace(message, vouched_at=message.ballot))
 
 
 def _by_peer(voters: Sequence[Voter], present: AbstractSet[Voter]) -> bool:
@@ -95,7 +113,7 @@ def _has_any(self: Any, value: Any, vouchers: Any, committed: bool) -> bool:
 def _awaited_by_peer(self: Any) -> set[Voter]:
     electors = {voter.peer_id for voter in self.electorate.voters}
     members = {member.voter for member in self.members}
-    return {voter for voter in members - self.results.keys() if voter.peer_id in electors}
+    return {voter for voter in members - self.vouched.keys() if voter.peer_id in electors}
 
 
 def _signed_by_a_quorum(head: Head, signed: Commit) -> Reason | None:
@@ -103,9 +121,13 @@ def _signed_by_a_quorum(head: Head, signed: Commit) -> Reason | None:
     return None if is_quorum(head.voters, valid_votes(signed)) else Reason.BAD_CERTIFICATE
 
 
-def _any_origin(self: Any, message: Any) -> Reason | None:
-    found: Reason | None = self._problem_of_claims(message.value, message.evidence)
+def _any_ballot(self: Any, message: Any) -> Reason | None:
+    found: Reason | None = self._problem_of_claims(message)
     return found
+
+
+def _all_vouch(value: Any, evidence: Any, ballot: Ballot) -> set[Voter]:
+    return {*value.voters_next, *value.survivors, *(part.voter for part in value.contributions)}
 
 
 def _any_leap(self: Any, number: int) -> bool:
@@ -169,7 +191,8 @@ _ACCEPTOR, _COORDINATOR = round_state.Acceptor, coordinator.Coordinator
 _PARTICIPANT = participant.Participant
 _AVERAGES_AGAIN = (_PARTICIPANT, "_must_finish", lambda self, ballot: False)
 
-_VOUCHED = (succession, "result_is_vouched", lambda *given: True)
+_NOT_VOUCHED = (succession, "vouchers", _all_vouch)
+_VOUCH, _VOTE = _PARTICIPANT._vouch, _PARTICIPANT._vote
 
 MUTANTS = (
     Mutant("any part of the voters is a quorum", _COMMITS,
@@ -196,7 +219,7 @@ MUTANTS = (
            ((_ACCEPTOR, "survivors_of", lambda self, ballot: ()),), _within(3, 2, sees=_SHARED),
            tidies=False, only="one value chosen"),
     Mutant("a majority of the living decides", _CERTIFICATE,
-           ((election, "electorate", _majority_of_the_rest), _BELIEVES, _VOUCHED),
+           ((election, "electorate", _majority_of_the_rest), _BELIEVES, _NOT_VOUCHED),
            _within(3, 2, branches=True), only="catch-up accepts it"),
     Mutant("messages about any head are heard", "peers with different heads average",
            ((machine.RoundMachine, "_on_message", _hears_of_any_head),),
@@ -219,24 +242,33 @@ MUTANTS = (
            ((participant, "unsupported", lambda *given: None),),
            _within(3, 0, lies=5, liar=2, values=("counts that no peer promised",)),
            only="true statements"),
-    Mutant("no quorum has to vouch for a result", "voted for a result that no quorum averaged",
-           (_VOUCHED,), _within(3, 0, lies=5, liar=2, values=("another result",))),
+    Mutant("no quorum has to vouch for a value", "voted for a result that no quorum averaged",
+           (_NOT_VOUCHED,), _within(3, 0, lies=5, liar=2, values=("another result",))),
     Mutant("a vote asks for evidence only",
            "voted for a value that may not follow: wrong-head",
-           ((participant, "follows", lambda *given: None),),
+           ((participant, "follows", lambda *given: None), _NOT_VOUCHED),
            _within(3, 0, lies=5, liar=2, values=("the last round",))),
     Mutant("a commit asks for votes only", "applied a value that catch-up refuses: wrong-head",
-           ((participant, "follows", lambda *given: None),
+           ((participant, "follows", lambda *given: None), _NOT_VOUCHED,
             (participant, "commit_problem", _signed_by_a_quorum)),
            _within(3, 0, lies=5, liar=2, values=("the last round",)), only="catch-up accepts it"),
     Mutant("a voter averages again", "averages again after it accepted a value",
            (_AVERAGES_AGAIN,),
            _within(2, 0, lies=6, liar=1, lying_ballots=2, values=_FAIR)),
-    Mutant("a value of any origin is accepted",
-           "gave up its value for that of an older exchange",
-           ((_PARTICIPANT, "_problem_of_value", _any_origin),),
-           _within(2, 0, lies=5, liar=1, lying_ballots=2,
-                   values=(*_FAIR, "its first exchange, and it leaves"))),
+    Mutant("a vote does not bind a voter that vouches", "vouches against its own vote",
+           ((_PARTICIPANT, "_problem_of_value", _any_ballot),),
+           _within(2, 0, lies=5, lying_ballots=2, values=("its first exchange",)),
+           only="kept votes"),
+    Mutant("a voter vouches twice at a ballot", "vouches for two values at one ballot",
+           ((_PARTICIPANT, "_vouch", _vouch_again),),
+           _within(2, 0, lies=5, lying_ballots=2, values=("its first exchange",)),
+           only="kept votes"),
+    Mutant("votes for a value that was vouched for earlier",
+           "votes for a value for which no quorum vouches at this ballot",
+           ((_PARTICIPANT, "_vote", _vote_at_once),), _within(3, 2, sees=_SHARED)),
+    *(Mutant(f"a majority of {peers} is a quorum", _CHOSEN, tuple(_quorum(_majority)),
+             _within(peers, 0, lies=12, splits=True, values=_FAIR), only="one value chosen")
+      for peers in (4, 5)),
     Mutant("a ballot may be as high as it likes", "said something that others refuse as malformed",
            ((round_state.RoundContext, "heard_attempt", _any_leap),),
            _within(3, 1, ticks=1, lies=1)),

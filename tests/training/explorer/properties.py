@@ -1,17 +1,18 @@
 """Everything that must never happen, looked at after each move."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import MemberCount, Value, Voter, is_quorum
+from atom.swarm.chain.commit import Ballot, MemberCount, Value, Voter, is_quorum
 from atom.swarm.chain.commit_chain import verified_heads
 from atom.swarm.chain.succession import follows
 
 from . import actors
 from .actors import Place, mean_of, norm_of, offered, voter
-from .automaton import Voted
+from .automaton import Voted, Vouching
 from .world import Applied, Finished, Froze, Holds, Started, Step, World, certifiable
 
 
@@ -137,16 +138,17 @@ def _unfounded(world: World, step: Step) -> str | None:
 
 
 def _reconsidered(world: World, step: Step) -> str | None:
-    """Return a message if a voter gives up a value for one that a decision could not lead to.
+    """Return a message if a voter vouches for two values at a ballot; or averages, or vouches for
+    another value, after a value of its own that perhaps was decided.
 
-    Once a quorum of honest voters has accepted a value, no quorum can average again: each voter
-    that accepted it stays out of later exchanges. So only the results of later exchanges may
-    replace a value that perhaps was decided.
+    A voter gives up its value only for one for which a quorum vouched at a later ballot.
     """
     assert step.outcome is not None
-    if not (step.outcome.voted or step.outcome.started):
+    if not (step.outcome.vouched or step.outcome.started or step.outcome.voted):
         return None
     number, life = step.move[0], voter_life(world, step)
+    said = [each for each in world.known(step.after.facts) if isinstance(each, Vouching)]
+    ours = [each for each in said if (each.number, each.life) == (number, life)]
     votes = [
         fact for fact in world.known(step.after.facts & world.votes)
         if (fact.number, fact.life, fact.survivors) == (number, life, ())
@@ -154,11 +156,42 @@ def _reconsidered(world: World, step: Step) -> str | None:
     for start in step.outcome.started:
         if any(v.value.parent == start.parent and v.ballot < start.ballot for v in votes):
             return "averages again after it accepted a value"
+    for one, other in itertools.combinations(ours, 2):
+        if (one.parent, one.ballot) == (other.parent, other.ballot):
+            return "vouches for two values at one ballot"
     for voted in step.outcome.voted:
-        for other in votes if not voted.survivors else ():
-            same = other.value.parent != voted.value.parent or other.value == voted.value
-            if not same and voted.value.origin <= other.ballot < voted.ballot:
-                return "gave up its value for that of an older exchange"
+        if not voted.survivors and not _vouched_for(world, voted, said):
+            return "votes for a value for which no quorum vouches at this ballot"
+    return _against_its_vote(world, step, votes, said)
+
+
+def _vouched_for(world: World, voted: Voted, said: list[Vouching]) -> bool:
+    named = voted.value.parent, voted.ballot, voted.value.digest()
+    vouchers = {
+        voter(each.number, each.life)
+        for each in said
+        if (each.parent, each.ballot, each.value) == named
+    } | ({world.liar.me} if world.liar else set())
+    return is_quorum(world.places[voted.value.parent].head.voters, vouchers)
+
+
+def _against_its_vote(
+    world: World, step: Step, votes: list[Voted], said: list[Vouching]
+) -> str | None:
+    assert step.outcome is not None
+    liars = {world.liar.me} if world.liar else set()
+    for vouched, vote in itertools.product(step.outcome.vouched, votes):
+        if vouched.parent != vote.value.parent or vouched.value == vote.value.digest():
+            continue
+        if vouched.ballot <= vote.ballot:
+            continue
+        quorums: dict[Ballot, set[Voter]] = {}
+        for each in said:
+            if each.value == vouched.value and vote.ballot < each.ballot < vouched.ballot:
+                quorums.setdefault(each.ballot, set(liars)).add(voter(each.number, each.life))
+        voters = world.places[vouched.parent].head.voters
+        if not any(is_quorum(voters, quorum) for quorum in quorums.values()):
+            return "vouches against its own vote"
     return None
 
 
@@ -231,9 +264,10 @@ def _other_head(world: World, step: Step) -> str | None:
 
 
 def _two_chosen(world: World, step: Step) -> str | None:
-    """A value that a quorum accepted may be committed by now, so nothing else ever may."""
+    """A value that a quorum accepted may be committed by now, so nothing else ever may. Of three
+    voters, a liar can always make two quorums: it votes in both."""
     assert step.outcome is not None
-    if world.liar is not None:
+    if world.liar is not None and world.bounds.peers < 4:
         return None
     for voted in step.outcome.voted:
         place = world.places[voted.value.parent]
@@ -245,10 +279,11 @@ def _two_chosen(world: World, step: Step) -> str | None:
 def _two_applied(world: World, step: Step) -> str | None:
     """Return a message if two quorums' commits follow one head.
 
-    Any two quorums share a voter, so one liar can always make two: it votes in both. That is
-    proof of its lie, as long as no honest voter is in both as well. Nine lies in three ballots,
-    more than the tests search, bring an honest voter into both: it votes with the liar, the liar
-    averages with the third voter later, and the first one accepts that result, as it may.
+    Of three voters, two quorums may share one voter alone, so a liar can make two: it votes in
+    both. That is proof of its lie, as long as no honest voter is in both as well. Nine lies in
+    three ballots, more than the tests search, bring an honest voter into both: it votes with the
+    liar, the liar averages with the third voter later, and the first one accepts that result, as
+    it may.
     """
     assert step.outcome is not None
     if not step.outcome.applied:
@@ -257,7 +292,7 @@ def _two_applied(world: World, step: Step) -> str | None:
     for one in applied:
         for other in applied:
             if one.parent == other.parent and one.value != other.value:
-                if world.liar is None:
+                if world.liar is None or world.bounds.peers > 3:
                     return "two commits by an ordinary quorum on one head"
                 if one.signers & other.signers != {world.liar.me}:
                     return "an honest voter is in two certificates of one head"

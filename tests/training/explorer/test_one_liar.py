@@ -1,8 +1,9 @@
 """One voter of 3 to 5 lies: it sends any message of its alphabet, to any peer, at any time.
 
 Honest voters vote only for values whose statements they can check, and apply only values that
-catch-up accepts. Any two quorums share a voter, so a liar that votes in both can always split the
-others; then it alone is in both certificates, which is the proof of its lie.
+catch-up accepts. From four voters on, no two values are decided. Of three voters, two quorums may
+share the liar alone, so it can split the others; then it alone is in both certificates, which is
+the proof of its lie.
 """
 
 import pytest
@@ -12,7 +13,7 @@ from .fair import progress_problem
 from .liar import VALUES
 from .properties import PROPERTIES, Property
 from .search import search
-from .world import Finished, Step, World
+from .world import Finished, Step, World, certifiable
 
 pytestmark = pytest.mark.timeout(900)  # seconds of a free core; a busy one takes its time
 
@@ -45,6 +46,33 @@ def _is_applied(world: World, step: Step) -> str | None:
     assert step.outcome is not None
     averaged = any(isinstance(fact, Finished) for fact in world.known(step.after.facts))
     return "applied after a true exchange" if step.outcome.applied and averaged else None
+
+
+@pytest.mark.parametrize("peers", [4, 5])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_liar_that_proposes_two_values_at_one_ballot_splits_no_four_voters(
+    peers: int, last: bool
+) -> None:
+    """It averages with each half of the others apart, and proposes to each half its own value."""
+    verdict = search(_two_values(peers, last * (peers - 1)))
+    assert verdict.trouble is None, "\n" + verdict.story()
+    assert verdict.complete
+
+
+def test_of_three_voters_a_liar_can_split_the_others() -> None:
+    """A known limit: three voters survive a crash or a lie, not both."""
+    verdict = search(_two_values(3, 0), properties=[_is_split])
+    assert verdict.trouble == "two values have a quorum"
+
+
+def _two_values(peers: int, liar: int) -> Bounds:
+    values = ("all that promised",)
+    return Bounds("", peers, 0, lies=14, liar=liar, splits=True, values=values)
+
+
+def _is_split(world: World, step: Step) -> str | None:
+    values = certifiable(step.after, world, world.first)
+    return "two values have a quorum" if len(values) > 1 else None
 
 
 def test_nobody_but_the_liar_is_in_two_certificates_of_one_head() -> None:

@@ -15,13 +15,13 @@ from atom.swarm.chain.messages import (
     Accept,
     Accepted,
     AcceptedVote,
-    Averaged,
     CommitNotice,
     Nack,
     Prepare,
     Promise,
     Ring,
     Suspect,
+    Vouched,
 )
 from atom.training.round.attempt import Stage
 from atom.training.round.electorate import Survivors
@@ -125,7 +125,11 @@ class World:
         self.places: dict[bytes, Place] = {self.first.head.digest: self.first}
         self.votes = 0
         """Bits of votes."""
-        self.liar = Liar(bounds.liar, bounds.lying_ballots, bounds.values) if bounds.lies else None
+        self.liar = (
+            Liar(bounds.liar, bounds.lying_ballots, bounds.values, bounds.splits)
+            if bounds.lies
+            else None
+        )
         self._lies: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def start(self) -> State:
@@ -373,6 +377,8 @@ class World:
             facts |= self.bit(Finished(number, local.life, start))
         for digest in outcome.made:
             facts |= self.bit(Holds(number, local.life, digest))
+        for vouching in outcome.vouched:
+            facts |= self.bit(vouching)
         for voted in outcome.voted:
             facts |= self.bit(voted)
         for place, commit in outcome.applied:
@@ -412,8 +418,8 @@ class World:
             return False
         if isinstance(message, Promise):
             return local.attempt != (message.ballot, Stage.PREPARE)
-        if isinstance(message, Averaged):
-            return local.attempt != (message.ballot, Stage.RING)
+        if isinstance(message, Vouched):
+            return local.attempt is None or local.attempt[0] != message.ballot
         if isinstance(message, AcceptedVote):
             return local.attempt is None or local.attempt[0] != message.ballot
         highest = max((ballot for _, ballot in local.promised), default=None)

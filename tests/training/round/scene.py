@@ -22,21 +22,21 @@ from atom.swarm.chain.commit import (
     vote_payload,
 )
 from atom.swarm.chain.messages import (
-    Averaged,
     Message,
     Prepare,
     Prevote,
     PrevoteAnswer,
     Promise,
     Ring,
+    Vouched,
 )
 from atom.swarm.chain.succession import (
     PROMISE_DOMAIN,
-    RESULT_DOMAIN,
+    VOUCH_DOMAIN,
     Evidence,
     next_voters,
     promise_payload,
-    result_payload,
+    vouch_payload,
 )
 from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.identity import Identity
@@ -104,10 +104,16 @@ def promise(
     return Promise(HEAD.digest, ballot, None, None, *work, signature, leaving)
 
 
-def averaged(ballot: Ballot, voter: Voter, result: bytes = RESULT, norm: float = NORM) -> Averaged:
-    """Return a signed report of an exchange's result."""
-    payload = result_payload(HEAD.digest, ballot, result, norm)
-    return Averaged(HEAD.digest, ballot, result, norm, signed(voter, RESULT_DOMAIN, payload))
+def vouched(ballot: Ballot, voter: Voter, value: Value) -> Vouched:
+    """Return a message of a voter that vouches for a value at a ballot."""
+    payload = vouch_payload(HEAD.digest, ballot, value.digest())
+    return Vouched(HEAD.digest, ballot, value.digest(), signed(voter, VOUCH_DOMAIN, payload))
+
+
+def averaged(ring: Ring, result: bytes = RESULT, norm: float = NORM) -> Value:
+    """Return the value of an exchange at the head."""
+    named = HEAD.digest, HEAD.round + 1, ring.ballot, result, norm, STATE
+    return Value(*named, ring.members, ring.voters_next)
 
 
 def decided(
@@ -157,8 +163,16 @@ def certified(value: Value, *signers: Voter) -> Commit:
     return Commit(value, BALLOT, tuple(votes))
 
 
-def supported(value: Value, results: tuple[Voter, ...] = (MATE, ME)) -> Evidence:
-    """Return true evidence for a value whose contributors all have keys here."""
+def supported(
+    value: Value, by: tuple[Voter, ...] = (MATE, ME), ballot: Ballot | None = None
+) -> Evidence:
+    """Return true evidence for a value whose contributors all have keys here.
+
+    Args:
+        value: Value that the evidence is about.
+        by: Voters that vouch for it.
+        ballot: Ballot at which they do; None: the value's origin.
+    """
     parts = value.contributions
     promises = [
         promise(value.origin, part.sequences, STATE, part.voter, part.loss_sum).signature
@@ -166,9 +180,8 @@ def supported(value: Value, results: tuple[Voter, ...] = (MATE, ME)) -> Evidence
     ]
     idle = {v for v in value.voters_next if not v.absences} - {part.voter for part in parts}
     empty = [Vote(v, promise(value.origin, 0, STATE, v, 0.0).signature) for v in sorted(idle)]
-    payload = result_payload(value.parent, value.origin, value.result_digest, value.gradient_norm)
-    reports = tuple(Vote(voter, signed(voter, RESULT_DOMAIN, payload)) for voter in results)
-    return Evidence(tuple(promises), tuple(empty), (), reports)
+    vouchers = [Vote(v, vouched(ballot or value.origin, v, value).signature) for v in by]
+    return Evidence(tuple(promises), tuple(empty), (), tuple(vouchers))
 
 
 def strangers(count: int) -> dict[str, Voter]:
@@ -231,7 +244,7 @@ class Scene:
         elif isinstance(message, Prepare):
             self.hear(promise(message.ballot, self.mate_counts))
         elif isinstance(message, Ring) and self.mate_reports:
-            self.hear(averaged(message.ballot, MATE))
+            self.hear(vouched(message.ballot, MATE, averaged(message)))
 
     def done(self, kind: type[Kind]) -> list[Kind]:
         """Return the machine's actions of one kind, in order."""

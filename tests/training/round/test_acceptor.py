@@ -41,6 +41,9 @@ def ballot(attempt: int, voter: Voter = MATE) -> Ballot:
     return Ballot(attempt, voter.peer_id, voter.incarnation)
 
 
+AT_FIVE = supported(VALUE, (MATE, GONE), ballot(5))
+
+
 def test_a_promise_binds_when_a_catch_up_brings_us_back_to_a_head_that_we_had_left() -> None:
     terms, state = RoundTerms(BATCH), RoundState(HEAD, STATE, 0.0)
     context = RoundContext(ME, terms, US.sign, state)
@@ -121,18 +124,18 @@ def test_counting_that_stands_still_for_another_ballot_is_no_promise() -> None:
 
 def test_what_was_accepted_is_said_with_every_promise_and_a_branch_hears_of_it() -> None:
     scene = promised()
-    scene.hear(Accept(HEAD.digest, ballot(5), VALUE, EVIDENCE))
+    scene.hear(Accept(HEAD.digest, ballot(5), VALUE, AT_FIVE, ballot(5)))
     scene.tell(ResultFetched(RESULT, is_here=True, norm=NORM))
     scene.hear(Prepare(HEAD.digest, ballot(6, GONE)), GONE)
     call_for_a_branch(scene)
     told = [(said.accepted, said.accepted_before_branch) for said in scene.sent(Promise)]
-    accepted = Accepted(ballot(5), VALUE, EVIDENCE)
+    accepted = Accepted(ballot(5), VALUE, AT_FIVE)
     assert told == [(None, None), (accepted, None), (None, accepted)]
 
 
 def test_a_result_that_arrives_after_a_higher_promise_is_not_voted_for() -> None:
     scene = promised()
-    scene.hear(Accept(HEAD.digest, ballot(5), VALUE, EVIDENCE))
+    scene.hear(Accept(HEAD.digest, ballot(5), VALUE, AT_FIVE, ballot(5)))
     scene.hear(Prepare(HEAD.digest, ballot(6, GONE)), GONE)
     scene.tell(ResultFetched(RESULT, is_here=True, norm=NORM))
     assert not scene.sent(AcceptedVote)

@@ -26,6 +26,7 @@ from scene import (
     promise,
     signed,
     supported,
+    vouched,
 )
 
 from atom.base.errors import PeerRefused
@@ -49,7 +50,6 @@ from atom.swarm.chain.messages import (
     Accept,
     Accepted,
     AcceptedVote,
-    Averaged,
     CommitNotice,
     Message,
     Nack,
@@ -59,10 +59,11 @@ from atom.swarm.chain.messages import (
     Promise,
     Ring,
     Suspect,
+    Vouched,
     decode,
     encode,
 )
-from atom.swarm.chain.succession import RESULT_DOMAIN, Evidence, next_voters, result_payload
+from atom.swarm.chain.succession import Evidence, next_voters
 from atom.training.round import RoundMachine, RoundTerms
 from atom.training.round.events import (
     Apply,
@@ -144,14 +145,14 @@ class Forger:
             survivors=survivors,
         )
 
-    def evidence(self, value: Value) -> Evidence:
-        """Draw true signatures, perhaps under another value."""
-        true = supported(value, self.one(VOTERS, self.some()))
+    def evidence(self, value: Value, ballot: Ballot) -> Evidence:
+        """Draw true signatures, mostly with vouchers at that ballot."""
+        true = supported(value, self.one(VOTERS, self.some()), self.one(ballot, value.origin))
         return self.one(true, Evidence(), replace(true, leaving=(MATE.peer_id,)))
 
     def accepted(self) -> Accepted | None:
-        value = self.value()
-        return self.one(None, Accepted(self.ballot(), value, self.evidence(value)))
+        value, ballot = self.value(), self.ballot()
+        return self.one(None, Accepted(ballot, value, self.evidence(value, ballot)))
 
     def commit(self) -> Commit:
         """Draw true signatures, mostly of all voters, and perhaps a false one."""
@@ -179,11 +180,9 @@ class Forger:
             leaving=self.one(False, True),
         )
 
-    def averaged(self, sender: Voter) -> Averaged:
-        named = self.ballot(), self.digest(), self.one(NORM, 0.0, 1e300)
-        payload = result_payload(HEAD.digest, *named)
-        signature = self.one(signed(sender, RESULT_DOMAIN, payload), b"f" * 64)
-        return Averaged(self.parent(), *named, signature)
+    def vouched(self, sender: Voter) -> Vouched:
+        given = vouched(self.ballot(), sender, self.value())
+        return replace(given, parent=self.parent(), signature=self.one(given.signature, b"f" * 64))
 
     def message(self, sender: Voter) -> Message:
         parent, ballot, word = self.parent(), self.ballot(), self.dice.choice(WORDS)
@@ -200,14 +199,17 @@ class Forger:
             case "Nack":
                 return Nack(parent, ballot, self.one(None, self.ballot()), word)
             case "Ring":
-                return Ring(parent, ballot, self.members())
+                return Ring(
+                    parent, ballot, self.members(), voters_next=self.one(VOTERS, self.some())
+                )
             case "Suspect":
                 return Suspect(parent, ballot, self.dice.choice(["", *KEYS]))
-            case "Averaged":
-                return self.averaged(sender)
+            case "Vouched":
+                return self.vouched(sender)
             case "Accept":
                 value = self.value()
-                return Accept(parent, ballot, value, self.evidence(value))
+                at = self.one(ballot, value.origin, self.ballot())
+                return Accept(parent, ballot, value, self.evidence(value, at), at)
             case "AcceptedVote":
                 return AcceptedVote(parent, ballot, b"f" * 64)
             case "Abort":

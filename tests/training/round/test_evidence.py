@@ -18,11 +18,12 @@ from scene import (
     proposed,
     strangers,
     supported,
+    vouched,
 )
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Value, Vote
-from atom.swarm.chain.messages import Accept, AcceptedVote, Nack, Prepare, Ring
+from atom.swarm.chain.messages import Accept, AcceptedVote, Nack, Prepare, Ring, Vouched
 from atom.swarm.chain.succession import Evidence
 from atom.training.round.events import ResultFetched, Send
 
@@ -34,20 +35,36 @@ Proposal = tuple[Value, Evidence]
 
 
 def hear_of(value: Value, evidence: Evidence, norm: float = NORM) -> Scene:
-    """Promise to the mate's successor, which proposes this value; deliver its result."""
+    """Promise to the mate's successor, which asks to finish this value; deliver its result."""
     scene = Scene()
     scene.tick()
     scene.hear(Prepare(HEAD.digest, SUCCESSOR), GONE)
-    scene.hear(Accept(HEAD.digest, SUCCESSOR, value, evidence), GONE)
+    scene.hear(Accept(HEAD.digest, SUCCESSOR, value, evidence, value.origin), GONE)
     scene.tell(ResultFetched(value.result_digest, is_here=True, norm=norm))
     return scene
 
 
-def test_a_voter_that_was_absent_votes_for_the_value_that_a_successor_finishes() -> None:
+def test_a_voter_that_was_absent_vouches_and_votes_for_the_value_that_a_successor_finishes() -> (
+    None
+):
     """The mate died after the successor had accepted its value."""
     scene = hear_of(VALUE, EVIDENCE)
+    assert scene.sent(Vouched) == [vouched(SUCCESSOR, ME, VALUE)]
+    assert scene.sent(AcceptedVote) == []
+    evidence = supported(VALUE, (ME, GONE), SUCCESSOR)
+    scene.hear(Accept(HEAD.digest, SUCCESSOR, VALUE, evidence, SUCCESSOR), GONE)
     assert [vote.ballot for vote in scene.sent(AcceptedVote)] == [SUCCESSOR]
     assert scene.sent(Nack) == []
+
+
+def test_a_voter_vouches_for_one_value_at_a_ballot() -> None:
+    """A coordinator that lies asks for two values, and each is true."""
+    scene = hear_of(VALUE, EVIDENCE)
+    other = proposed(part(MATE, 64), part(GONE, 64))
+    evidence = supported(other, (MATE, GONE))
+    scene.hear(Accept(HEAD.digest, SUCCESSOR, other, evidence, other.origin), GONE)
+    assert scene.sent(Vouched) == [vouched(SUCCESSOR, ME, VALUE)]
+    assert scene.sent(AcceptedVote) == []
 
 
 # ---- lies
@@ -112,7 +129,7 @@ def a_voter_without_tenure() -> Proposal:
 
 
 def a_result_that_one_member_signed() -> Proposal:
-    return VALUE, replace(EVIDENCE, results=EVIDENCE.results[:1])
+    return VALUE, replace(EVIDENCE, vouched=EVIDENCE.vouched[:1])
 
 
 def another_result() -> Proposal:
@@ -156,14 +173,14 @@ def test_each_lie_of_a_coordinator_is_refused_by_name(
     scene = hear_of(*lie())
     assert [nack.reason for nack in scene.sent(Nack)] == [reason]
     assert f"value-refused {reason}" in scene.reports
-    assert scene.sent(AcceptedVote) == []
+    assert scene.sent(Vouched) == scene.sent(AcceptedVote) == []
 
 
 def test_a_norm_that_the_result_does_not_have_is_refused() -> None:
     """Even a quorum of members may have signed it."""
     scene = hear_of(VALUE, EVIDENCE, norm=2.0)
     assert [nack.reason for nack in scene.sent(Nack)] == [Reason.DIGEST_MISMATCH]
-    assert scene.sent(AcceptedVote) == []
+    assert scene.sent(Vouched) == scene.sent(AcceptedVote) == []
 
 
 # ---- calls in vain, and strangers

@@ -24,6 +24,7 @@ from scene import (
     proposed,
     strangers,
     supported,
+    vouched,
 )
 
 from atom.base.reasons import Reason
@@ -71,7 +72,7 @@ def value(digest: bytes = RESULT, **changes: object) -> Value:
 
 
 def accept(whole: Value) -> Accept:
-    return Accept(HEAD.digest, BALLOT, whole, supported(whole))
+    return Accept(HEAD.digest, BALLOT, whole, supported(whole), BALLOT)
 
 
 def in_the_ring(scene: Scene) -> None:
@@ -99,10 +100,10 @@ def a_vote_that_nobody_signed(scene: Scene) -> None:
 
 
 def lead_to_accept(scene: Scene) -> Ballot:
-    ballot = scene.until_sent(Ring).ballot
-    scene.tell(ExchangeFinished(ballot, RESULT, NORM))
-    scene.hear(averaged(ballot, MATE))
-    return ballot
+    ring = scene.until_sent(Ring)
+    scene.tell(ExchangeFinished(ring.ballot, RESULT, NORM))
+    scene.hear(vouched(ring.ballot, MATE, averaged(ring)))
+    return ring.ballot
 
 
 def a_forged_certificate(scene: Scene) -> None:
