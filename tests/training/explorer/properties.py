@@ -93,6 +93,7 @@ def _against_own_view(voted: Voted, facts: frozenset[object]) -> str | None:
         for fact in facts
         if isinstance(fact, Started)
         and (fact.number, fact.life, fact.start.ballot) == (voted.number, voted.life, value.origin)
+        and fact.start.parent == value.parent
     }
     if not entered:
         named = any(
@@ -104,6 +105,7 @@ def _against_own_view(voted: Voted, facts: frozenset[object]) -> str | None:
     averaged = any(
         isinstance(fact, Finished)
         and (fact.number, fact.life, fact.start.ballot) == (voted.number, voted.life, value.origin)
+        and fact.start.parent == value.parent
         for fact in facts
     )
     result = mean_of(value.origin, value.contributions)[0]
