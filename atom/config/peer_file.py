@@ -135,8 +135,6 @@ class Schedule(Section):
     """Time without user input before work starts: "10 min"; omitted: user input does not matter."""
     pause_on_battery: bool = True
     """True: pause while the machine runs on battery."""
-    pause_for_gpu_programs: bool = False
-    """True: pause while another program uses the GPU."""
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:

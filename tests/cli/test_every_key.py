@@ -137,7 +137,6 @@ BAD_OF_A_PEER: dict[str, tuple[str, ...]] = {
                        '["xyz 1:00-2:00"]'),
     "schedule.idle_for": ("10", '"10 parsecs"', '"-3 s"', '"0 s"'),
     "schedule.pause_on_battery": SWITCH,
-    "schedule.pause_for_gpu_programs": SWITCH,
     "state.directory": PATH,
     "state.snapshots": count(64),
     "checkpoints.every_rounds": count(2**31),

@@ -118,9 +118,6 @@ def _wishes(wishes: Info) -> Iterator[str]:
     if wishes["idle_for_s"] is not None:
         yield f"when nobody sat at the machine for {format_seconds(wishes['idle_for_s'])}"
     yield f"{'not ' if wishes['pause_on_battery'] else ''}on battery"
-    gpu = wishes["pause_for_gpu_programs"]
-    if gpu:
-        yield "not beside GPU programs" + (f" (not seen: {gpu})" if isinstance(gpu, str) else "")
 
 
 def _others(peers: Sequence[str], ways: Mapping[str, Info], names: Mapping[str, str]) -> str:

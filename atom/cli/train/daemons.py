@@ -20,7 +20,7 @@ from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.setup import run_join, run_start
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.monitors.metrics import open_monitors
-from atom.extras.owner.wishes import open_wishes
+from atom.extras.owner.wishes import OwnersWishes
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.dht.directory import entrance
 from atom.swarm.dht.p2pd import NodeSettings
@@ -29,7 +29,7 @@ DEFAULT_LISTEN = "0.0.0.0:31337"
 """Address of a bootstrap node; its port is fixed, because people write the address down."""
 
 
-ALL_EXTENSIONS = Extensions(open_monitors, open_wishes)
+ALL_EXTENSIONS = Extensions(open_monitors, OwnersWishes)
 
 
 def start_daemon(options: StartOptions) -> ExitCode:

@@ -1,19 +1,9 @@
-"""Whether this machine runs on battery, how long nobody has sat at it, as far as logind knows, and
-who else uses its GPU."""
+"""Observations of this machine: does it run on battery, and how long has no session been in use."""
 
-import contextlib
 import math
-import os
 import subprocess
 import time
-from importlib import import_module
 from pathlib import Path
-from typing import Any
-
-import psutil
-import torch
-
-from atom.models.installing import install_extra
 
 SUPPLIES = Path("/sys/class/power_supply")
 _STORES = ("Battery", "UPS")
@@ -61,70 +51,3 @@ def _said(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-IN_USE_PERCENT = 10
-"""Of its multiprocessors' time, in the driver's latest samples. A desktop that draws windows takes
-less, a game or another training much more."""
-
-
-class Gpu:
-    """One GPU, by its handle in the driver's library. From one thread at a time."""
-
-    def __init__(self, blind: str, library: Any = None, handle: Any = None) -> None:
-        self.blind = blind
-        """Why programs on it cannot be seen; empty: they can."""
-        self._nvml, self._handle = library, handle
-        self._seen_until_us = 0
-
-    def other_user(self) -> str:
-        """Name of a program that is not ours and used it since the last call; empty: none is
-        seen."""
-        if self._nvml is None:
-            return ""
-        ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-        computing = {process.pid for process in self._listed()}
-        # In a container the driver may list programs by numbers that mean nothing here.
-        self.blind = "" if computing & ours else "the driver does not list this program"
-        if self.blind:
-            return ""
-        others = self._users(computing) - ours
-        return _name(min(others)) if others else ""
-
-    def _listed(self) -> list[Any]:
-        with contextlib.suppress(self._nvml.NVMLError):
-            return list(self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
-        return []
-
-    def _users(self, computing: set[int]) -> set[int]:
-        """Where the driver does not count (some laptops, WSL2): all that compute, busy or not."""
-        nvml = self._nvml
-        try:
-            samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, self._seen_until_us)
-        except nvml.NVMLError as refusal:
-            return set() if refusal.value == nvml.NVML_ERROR_NOT_FOUND else computing
-        self._seen_until_us = max([self._seen_until_us, *(each.timeStamp for each in samples)])
-        return {each.pid for each in samples if each.smUtil >= IN_USE_PERCENT}
-
-
-def open_gpu(device: torch.device) -> Gpu:
-    """The one that this device is, as the driver knows it."""
-    if device.type != "cuda":
-        return Gpu("no GPU")
-    try:
-        nvml = import_module("pynvml")
-    except ImportError:
-        return Gpu(f"the driver's library for Python is missing: {install_extra('gpu')}")
-    try:
-        nvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        return Gpu("", nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
-    except nvml.NVMLError as refusal:
-        return Gpu(f"the driver says: {refusal}")
-
-
-def _name(pid: int) -> str:
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:
-        return f"process {pid}"

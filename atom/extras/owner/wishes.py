@@ -4,21 +4,16 @@ decides, and is pure."""
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from atom.base.clock import BootClock, Clock
 from atom.base.units import format_seconds
 from atom.config.hours import next_opening
 from atom.config.peer_file import PeerFile, Schedule
 from atom.daemon.extensions import Wishes
-from atom.daemon.model.devices import named_devices
-from atom.extras.owner.machine import Gpu, on_battery, open_gpu, sessions_idle_s
-
-GPU_QUIET_S = 30.0
-"""Nobody else has used the GPU for so long: then it is free. (A game pauses, too.)"""
+from atom.extras.owner.machine import on_battery, sessions_idle_s
 
 
 @dataclass(frozen=True)
@@ -28,10 +23,6 @@ class Observations:
     on_battery: bool = False
     idle_s: float = math.inf
     """Since somebody sat at the box."""
-    gpu_idle_s: float = math.inf
-    """Since another program used the GPU."""
-    gpu_user: str = ""
-    """Its name."""
 
 
 def why_not(now: datetime, wishes: Schedule, seen: Observations) -> str:
@@ -43,8 +34,6 @@ def why_not(now: datetime, wishes: Schedule, seen: Observations) -> str:
         return f"outside its hours, until {opens:{'%a %H:%M' if far else '%H:%M'}}"
     if wishes.pause_on_battery and seen.on_battery:
         return "on battery"
-    if wishes.pause_for_gpu_programs and seen.gpu_idle_s < GPU_QUIET_S:
-        return f"another program uses the GPU: {seen.gpu_user or 'unknown'}"
     if wishes.idle_for_s is not None and seen.idle_s < wishes.idle_for_s:
         wanted = format_seconds(wishes.idle_for_s)
         return f"the machine is in use, or not yet idle for {wanted}"
@@ -66,15 +55,12 @@ class OwnersWishes(Wishes):
     def __init__(
         self,
         peer: PeerFile,
-        gpus: Sequence[Gpu],
         told: Callable[[str], None],
         failed: Callable[[BaseException], None],
-        clock: Clock,
         wall: Callable[[], datetime] = wall_clock,
     ) -> None:
-        self._peer, self._gpus, self._clock, self._wall = peer, gpus, clock, wall
+        self._peer, self._wall = peer, wall
         self._told, self._failed = told, failed
-        self._gpu_used_at_s, self._gpu_user = -math.inf, ""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wishes", daemon=True)
@@ -98,26 +84,19 @@ class OwnersWishes(Wishes):
             self._told(why_not(now, wishes, self.seen(wishes)))
 
     def seen(self, wishes: Schedule) -> Observations:
-        """No more is looked at than the wishes ask for."""
-        users = [gpu.other_user() for gpu in self._gpus if wishes.pause_for_gpu_programs]
-        if any(users):
-            self._gpu_used_at_s, self._gpu_user = self._clock.now(), max(users)
+        """Return what the wishes ask about, and look at nothing else."""
         return Observations(
             on_battery=wishes.pause_on_battery and on_battery(),
             idle_s=math.inf if wishes.idle_for_s is None else sessions_idle_s(),
-            gpu_idle_s=self._clock.now() - self._gpu_used_at_s,
-            gpu_user=self._gpu_user,
         )
 
     def figures(self) -> Mapping[str, Any]:
-        """[schedule] as it holds, for `atom info`; in words where it cannot."""
+        """Return the [schedule] in force, for `atom info`."""
         schedule = self._peer.schedule
-        beside, blind = schedule.pause_for_gpu_programs, max(gpu.blind for gpu in self._gpus)
         return {
             "hours": list(schedule.hours),
             "idle_for_s": schedule.idle_for_s,
             "pause_on_battery": schedule.pause_on_battery,
-            "pause_for_gpu_programs": (beside and blind) or beside,
         }
 
     def close(self) -> None:
@@ -131,11 +110,3 @@ class OwnersWishes(Wishes):
                 self.look()
         except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
             self._failed(failure)
-
-
-def open_wishes(
-    peer: PeerFile, told: Callable[[str], None], failed: Callable[[BaseException], None]
-) -> OwnersWishes:
-    """Of the owner of this machine. Starts nothing."""
-    gpus = [open_gpu(each) for each in named_devices(peer.device.use)]
-    return OwnersWishes(peer, gpus, told, failed, BootClock())

@@ -17,8 +17,7 @@ def info(**more: Any) -> dict[str, Any]:
         "traffic": {"today_bytes": 1 << 30, "month_bytes": 3 << 30, "per_month_bytes": 9 << 30},
         "name": None, "peer_names": {OTHER: "ann"},
         "text": None, "validation": None, "sample": None, "last_round": None,
-        "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True,
-                   "pause_for_gpu_programs": False},
+        "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True},
         "devices": {"cpu": None},
         "round": 1076, "rounds": 10_000, "global_batch": 8,
         "data": {"tokens": 1880, "samples": 234, "held_back": 0}, "epochs": {"": 1.5},
@@ -90,8 +89,7 @@ def test_of_others_only_peers_are_shown_and_of_many_how_many() -> None:
 
 
 def test_what_is_not_as_usual_is_said() -> None:
-    wishes = {"hours": ["mon-fri 18:00-08:00"], "idle_for_s": 600.0, "pause_on_battery": False,
-              "pause_for_gpu_programs": "no GPU"}  # fmt: skip
+    wishes = {"hours": ["mon-fri 18:00-08:00"], "idle_for_s": 600.0, "pause_on_battery": False}
     odd = info(
         rounds=None, loss=None, last_pass=None, wishes=wishes, rounds_joined=1,
         paused="outside its hours", passes_voided={"loss-not-finite": 12},
@@ -111,8 +109,7 @@ def test_what_is_not_as_usual_is_said() -> None:
     assert shown["checkpoints"] == "1,200, 1,000 (2.5000), 900 (2.2500, the best)"
     assert shown["disk paused"] == "snapshots: no room; tokens: x"
     assert shown["works"] == (
-        "in the hours mon-fri 18:00-08:00, when nobody sat at the machine for 10 min, on battery, "
-        "not beside GPU programs (not seen: no GPU)"
+        "in the hours mon-fri 18:00-08:00, when nobody sat at the machine for 10 min, on battery"
     )
 
 

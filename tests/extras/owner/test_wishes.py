@@ -9,15 +9,13 @@ import pytest
 
 from atom.config.peer_file import PeerFile, Schedule
 from atom.extras.owner import machine, wishes
-from atom.extras.owner.machine import Gpu, idle_hint_s, sessions_idle_s
+from atom.extras.owner.machine import idle_hint_s, sessions_idle_s
 from atom.extras.owner.wishes import (
-    GPU_QUIET_S,
     Observations,
     OwnersWishes,
     wall_clock,
     why_not,
 )
-from tests.manual_clock import ManualClock
 
 WAIT_S = 10.0
 
@@ -29,7 +27,7 @@ def schedule(**keys: object) -> Schedule:
     return Schedule.model_validate_json(json.dumps(keys))
 
 
-BUSY = Observations(on_battery=True, idle_s=0.0, gpu_idle_s=0.0, gpu_user="game")
+BUSY = Observations(on_battery=True, idle_s=0.0)
 QUIET = Observations()
 
 
@@ -43,13 +41,6 @@ QUIET = Observations()
         ({"hours": ["tue 18:00-19:00"]}, QUIET, "outside its hours, until Tue 18:00"),
         ({"hours": ["mon 08:00-18:00"]}, QUIET, None),
         ({"hours": ["mon 18:00-19:00"]}, BUSY, "outside its hours, until 18:00"),
-        ({"pause_on_battery": False, "pause_for_gpu_programs": True}, BUSY, "GPU: game"),
-        (
-            {"pause_for_gpu_programs": True},
-            Observations(gpu_idle_s=GPU_QUIET_S - 1, gpu_user="game"),
-            "another program uses the GPU: game",
-        ),
-        ({"pause_for_gpu_programs": True}, Observations(gpu_idle_s=GPU_QUIET_S), None),
         ({"idle_for": "10 min"}, Observations(idle_s=599.0), "not yet idle for 10 min"),
         ({"idle_for": "10 min"}, Observations(idle_s=600.0), None),
         ({"idle_for": "10 min"}, BUSY, "on battery"),
@@ -59,16 +50,6 @@ def test_what_is_said(given: dict[str, object], seen: Observations, said: str | 
     refusal = why_not(NOON, schedule(**given), seen)
     assert refusal.endswith(said or "")
     assert bool(refusal) == (said is not None)
-
-
-class Used(Gpu):
-    def __init__(self) -> None:
-        super().__init__("")
-        self.user, self.asked = "game", 0
-
-    def other_user(self) -> str:
-        self.asked += 1
-        return self.user
 
 
 def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +64,8 @@ def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.Monke
 
     looking = OwnersWishes(
         PeerFile(schedule=Schedule(hours=("tue 01:00-02:00",))),
-        [Gpu("no GPU")],
         tell,
         lambda failure: None,
-        ManualClock(),
         lambda: NOON,
     )
     looking.keep_looking()
@@ -106,7 +85,7 @@ def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> N
         failures.append(failure)
         failed.set()
 
-    looking = OwnersWishes(PeerFile(), [Gpu("")], lambda reason: None, fail, ManualClock())
+    looking = OwnersWishes(PeerFile(), lambda reason: None, fail)
     looking.keep_looking()
     assert failed.wait(WAIT_S)
     looking.close()
@@ -115,18 +94,10 @@ def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_only_what_is_wished_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wishes, "on_battery", lambda: True)
-    gpu, clock = Used(), ManualClock(100.0)
-    quiet = Used()
-    quiet.user = ""
-    observer = OwnersWishes(PeerFile(), [quiet, gpu], str, repr, clock)
+    observer = OwnersWishes(PeerFile(), str, repr)
     nothing = Schedule(pause_on_battery=False)
-    assert observer.seen(nothing) == Observations(gpu_idle_s=math.inf)
-    assert gpu.asked == 0
-    seen = observer.seen(Schedule(pause_for_gpu_programs=True))
-    assert (seen.on_battery, seen.gpu_idle_s, seen.gpu_user) == (True, 0.0, "game")
-    gpu.user = ""
-    clock.advance(7.0)
-    assert observer.seen(Schedule(pause_for_gpu_programs=True)).gpu_idle_s == 7.0
+    assert observer.seen(nothing) == Observations()
+    assert observer.seen(Schedule()).on_battery
     monkeypatch.setattr(wishes, "sessions_idle_s", lambda: 9.0)
     assert observer.seen(Schedule(idle_for="1 s")).idle_s == 9.0
     assert observer.seen(nothing).idle_s == math.inf
@@ -151,22 +122,17 @@ def test_without_logind_the_desktop_tells_nothing(monkeypatch: pytest.MonkeyPatc
     assert sessions_idle_s() == math.inf
 
 
-def test_the_owner_is_told_what_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wishes_in_force_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wishes, "on_battery", lambda: True)
     monkeypatch.setattr(wishes, "sessions_idle_s", lambda: 9.0)
     told = list[str]()
-    held = OwnersWishes(
-        PeerFile(), [Gpu("no GPU")], told.append, lambda failure: None, ManualClock()
-    )
+    held = OwnersWishes(PeerFile(), told.append, lambda failure: None)
     held.keep_looking()
     assert told[-1] == "on battery"
-    wished = {"idle_for": "9 s", "pause_for_gpu_programs": True, "pause_on_battery": False}
+    wished = {"idle_for": "9 s", "pause_on_battery": False}
     held.change(PeerFile(schedule=Schedule.model_validate(wished)))
     assert told[-1] == ""
-    assert held.figures() == {
-        "hours": [], "idle_for_s": 9.0, "pause_on_battery": False,
-        "pause_for_gpu_programs": "no GPU",
-    }  # fmt: skip
+    assert held.figures() == {"hours": [], "idle_for_s": 9.0, "pause_on_battery": False}
     held.close()
     held.change(PeerFile())
     assert held.figures()["idle_for_s"] == 9.0, "it has ended"
