@@ -25,9 +25,6 @@ class Wishes:
     def change(self, peer: PeerFile) -> None:
         """What `peer` wishes holds from now on."""
 
-    def figures(self) -> Mapping[str, Any]:
-        return {}
-
     def close(self) -> None:
         """Ends what `keep_looking` began."""
 

@@ -6,7 +6,7 @@ What is as usual takes no line: nothing in the way, no pass void, nobody else on
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from atom.base.units import format_bytes, format_seconds
+from atom.base.units import format_bytes
 from atom.daemon.owner.traffic import used_text
 from atom.models.data.corpus import Amount
 from atom.swarm.identity import short_id
@@ -32,7 +32,6 @@ def rows(info: Info) -> Iterator[Row]:
     yield "traffic", used_text(**info["traffic"])
     yield from _work(info)
     yield "device", _device(info)
-    yield "works", ", ".join(_wishes(info["wishes"]))
     disk = info["disk"]
     snapshots = ", ".join(f"{number:,}" for number in disk["snapshots"]) or "none yet"
     yield "disk", f"{format_bytes(disk['free_bytes'])} free, snapshots of rounds: {snapshots}"
@@ -111,13 +110,6 @@ def _device(info: Info) -> str:
             *([f"waits for {', '.join(waits)}"] if waits else []),
         ]
     return "; ".join(said)
-
-
-def _wishes(wishes: Info) -> Iterator[str]:
-    yield f"in the hours {', '.join(wishes['hours'])}" if wishes["hours"] else "at all hours"
-    if wishes["idle_for_s"] is not None:
-        yield f"when nobody sat at the machine for {format_seconds(wishes['idle_for_s'])}"
-    yield f"{'not ' if wishes['pause_on_battery'] else ''}on battery"
 
 
 def _others(peers: Sequence[str], ways: Mapping[str, Info], names: Mapping[str, str]) -> str:

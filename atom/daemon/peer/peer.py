@@ -394,7 +394,6 @@ class Peer:
             **self._status.info(self._life.facts, self._loop.view),
             "clock": self._clock_watch.problem or None,
             "versions": self._other_versions or None,
-            "wishes": self._wishes.figures(),
             "traffic": self._traffic.traffic.to_json(),
             "text": None if self._text is None else self._text.figures(),
             # with the entrances of other peers: ours may be gone before the run is

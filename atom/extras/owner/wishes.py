@@ -4,10 +4,9 @@ decides, and is pure."""
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from atom.base.units import format_seconds
 from atom.config.hours import next_opening
@@ -89,15 +88,6 @@ class OwnersWishes(Wishes):
             on_battery=wishes.pause_on_battery and on_battery(),
             idle_s=math.inf if wishes.idle_for_s is None else sessions_idle_s(),
         )
-
-    def figures(self) -> Mapping[str, Any]:
-        """Return the [schedule] in force, for `atom info`."""
-        schedule = self._peer.schedule
-        return {
-            "hours": list(schedule.hours),
-            "idle_for_s": schedule.idle_for_s,
-            "pause_on_battery": schedule.pause_on_battery,
-        }
 
     def close(self) -> None:
         self._closing.set()

@@ -17,7 +17,6 @@ def info(**more: Any) -> dict[str, Any]:
         "traffic": {"today_bytes": 1 << 30, "month_bytes": 3 << 30, "per_month_bytes": 9 << 30},
         "name": None, "peer_names": {OTHER: "ann"},
         "text": None, "validation": None, "sample": None, "last_round": None,
-        "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True},
         "devices": {"cpu": None},
         "round": 1076, "rounds": 10_000, "global_batch": 8,
         "data": {"tokens": 1880, "samples": 234, "held_back": 0}, "epochs": {"": 1.5},
@@ -51,7 +50,6 @@ def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     waits = "waits for host 21%, end 3%"
     assert shown["device"] == f"cpu; computes 64% of a pass of 0.006 s; {waits}"
     assert shown["disk"] == "62.5 GiB free, snapshots of rounds: 1,050, 1,000"
-    assert shown["works"] == "at all hours, not on battery"
     assert shown["other peers"] == "1: ann …Kwxyzq (12.3 ms)"
     assert shown["reachable"] == "unknown: 127.0.0.1:39669"
     assert not {"last round", "trouble", "paused", "void passes", "disk paused"} & set(shown)
@@ -89,9 +87,8 @@ def test_of_others_only_peers_are_shown_and_of_many_how_many() -> None:
 
 
 def test_what_is_not_as_usual_is_said() -> None:
-    wishes = {"hours": ["mon-fri 18:00-08:00"], "idle_for_s": 600.0, "pause_on_battery": False}
     odd = info(
-        rounds=None, loss=None, last_pass=None, wishes=wishes, rounds_joined=1,
+        rounds=None, loss=None, last_pass=None, rounds_joined=1,
         paused="outside its hours", passes_voided={"loss-not-finite": 12},
         disk={"snapshots": [], "free_bytes": 0, "paused": {"snapshots": "no room", "tokens": "x"},
               "checkpoints": [{"round": 1200, "validation_loss": None},
@@ -108,9 +105,6 @@ def test_what_is_not_as_usual_is_said() -> None:
     assert shown["disk"] == "0 B free, snapshots of rounds: none yet"
     assert shown["checkpoints"] == "1,200, 1,000 (2.5000), 900 (2.2500, the best)"
     assert shown["disk paused"] == "snapshots: no room; tokens: x"
-    assert shown["works"] == (
-        "in the hours mon-fri 18:00-08:00, when nobody sat at the machine for 10 min, on battery"
-    )
 
 
 def test_it_is_printed_with_its_folder_whole(
