@@ -221,10 +221,6 @@ class Round(NamedTuple):
     """Voters that were not there. Who was may have given nothing: it is no member then."""
     branch: int
     """How many survivors went on without a quorum; 0: an ordinary round."""
-    parent: bytes = b""
-    """Digest of the head before it."""
-    parent_state: bytes = b""
-    """Digest of the state at that head, which this round's voters vouched for."""
 
 
 class Share(NamedTuple):
@@ -256,12 +252,6 @@ class Ledger:
         new = map(_round_of, heads, commits)
         return Ledger(heads[-1], (*self.rounds, *new), shares)
 
-    def states(self, first: bytes) -> dict[bytes, tuple[int, bytes]]:
-        """Of each state that a commit vouches for, by its head's digest: round, and the state's
-        digest. `first`: of round 0."""
-        heads = {each.parent: (each.number - 1, each.parent_state) for each in self.rounds}
-        return heads or {self.head.digest: (0, first)}
-
     @property
     def sequences(self) -> int:
         """In all committed rounds."""
@@ -282,8 +272,6 @@ def _round_of(parent: Head, commit: Commit) -> Round:
         members=len({part.peer_id for part in value.contributions if part.sequences}),
         absent=sum(voter.peer_id not in present for voter in parent.voters),
         branch=len(commit.survivors),
-        parent=value.parent,
-        parent_state=value.parent_state_digest,
     )
 
 
