@@ -44,7 +44,6 @@ from atom.training.round.events import (
     Apply,
     CatchUp,
     ExchangeFailed,
-    FetchResult,
     Freeze,
     Frozen,
     Phase,
@@ -53,6 +52,7 @@ from atom.training.round.events import (
     Thaw,
 )
 from atom.training.round.head_candidates import MOST_DONORS
+from atom.training.round.results_in_memory import result_is_here, results_in_use
 from atom.training.round.round_state import RoundContext
 
 
@@ -254,7 +254,7 @@ class Participant:
         if ours != [state.promised.get(message.ballot)]:
             context.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
-        keep = self._kept()
+        keep = results_in_use(context)
         context.enter_phase(Phase.REDUCING)
         state.acceptor.averaging[message.ballot] = message
         context.out.append(
@@ -295,12 +295,13 @@ class Participant:
         """Vouch for a value whose result is here, unless we vouched for another one at this ballot.
 
         Why two values are never decided, with at most one liar from four voters on. Say a quorum
-        accepted v at ballot b. Each of its honest voters saw a quorum vouch for v at b. Let w be
-        the first other value that a quorum vouches for, at a ballot from b on. An honest voter is
-        in both quorums. It vouched for one value at b, so w's ballot is higher, and the voter had
-        accepted v when it promised that ballot. So it entered no exchange there (`_must_finish`),
-        and vouched for w only if a quorum had done so between b and that ballot
-        (`_problem_of_value`): then w was not the first.
+        accepted v at ballot b: a quorum had vouched for v at b. Let w be the first other value for
+        which a quorum vouches at a ballot from b on. That ballot is not b, because an honest voter
+        is in both quorums of vouchers and vouches once per ballot. So it is higher, and an honest
+        voter that vouched for w had accepted v, before it promised that ballot. It entered no
+        exchange there (`_must_finish`), and vouched against what it had accepted only because a
+        quorum had vouched for w between b and that ballot (`_problem_of_value`): then w was not the
+        first at that ballot.
         """
         context = self._context
         if context.state.acceptor.vouched.setdefault(ballot, value) != value:
@@ -421,54 +422,23 @@ class Participant:
 
     def go_on(self) -> None:
         """Continue with the commit or the vote that waits for a result, if the result is here."""
-        state = self._context.state
-        if self._context.phase in BETWEEN_STATES:
+        context, state = self._context, self._context.state
+        if context.phase in BETWEEN_STATES:
             return  # the state itself is being written: a tick asks again once it is whole
         commit = state.pending_commit
         if commit is not None:
             vouchers = tuple(vote.voter for vote in commit.votes)
-            if self._is_here(commit.value, vouchers, committed=True):
+            if result_is_here(context, commit.value, vouchers, committed=True):
                 self._apply(commit)
                 return
         # The commit's result may never come: the peer with the only copy may be frozen. Peers that
         # agreed to go on without it do not wait for it.
         if state.pending_accept is not None:
             sender, message = state.pending_accept
-            vouchers = state.acceptor.survivors_of(message.ballot) or self._context.head.voters
-            if self._is_here(message.value, vouchers, committed=False):
+            vouchers = state.acceptor.survivors_of(message.ballot) or context.head.voters
+            if result_is_here(context, message.value, vouchers, committed=False):
                 state.pending_accept = None
                 self._vote(sender, message)
-
-    def _is_here(self, value: Value, vouchers: tuple[Voter, ...], committed: bool) -> bool:
-        """Return True if the value's result is in memory. Fetch it if no exchange of ours brings
-        it: from its contributors, which may be gone by now, or from peers that accepted it."""
-        context, state = self._context, self._context.state
-        if value.result_digest in state.held:
-            return True
-        coming = context.phase is Phase.REDUCING and state.ballot == value.origin
-        if not coming and value.result_digest not in state.fetching:
-            keep = self._kept()
-            state.fetching.add(value.result_digest)
-            contributors = [part.peer_id for part in value.contributions]
-            holders = dict.fromkeys(contributors + [voter.peer_id for voter in vouchers])
-            holders.pop(context.me.peer_id, None)
-            context.out.append(FetchResult(value.result_digest, tuple(holders), committed, keep))
-        return False
-
-    def _kept(self) -> frozenset[bytes] | None:
-        """Return the results that stay in memory before another one comes: each is as large as the
-        model. Peers that accepted a value hold its result, in case it is committed after all."""
-        context, state = self._context, self._context.state
-        if context.phase is Phase.REDUCING:
-            return None  # its result may be here already, and we do not know its name
-        values = [accepted.value for accepted in state.acceptor.accepted.values()]
-        if state.pending_accept is not None:
-            values.append(state.pending_accept[1].value)
-        if state.pending_commit is not None:
-            values.append(state.pending_commit.value)
-        wanted = {value.result_digest for value in values}
-        state.held = {digest: state.held[digest] for digest in state.held.keys() & wanted}
-        return frozenset(wanted | state.fetching)
 
     def on_fetched(self, fetched: ResultFetched) -> None:
         state = self._context.state

@@ -105,8 +105,8 @@ def _hears_of_any_head(self: Any, sender: Voter, message: Any) -> None:
         self._at_our_head[type(message)](sender, message)
 
 
-def _has_any(self: Any, value: Any, vouchers: Any, committed: bool) -> bool:
-    self._context.state.held.setdefault(value.result_digest, value.gradient_norm)
+def _has_any(context: Any, value: Any, vouchers: Any, committed: bool) -> bool:
+    context.state.held.setdefault(value.result_digest, value.gradient_norm)
     return True
 
 
@@ -225,7 +225,7 @@ MUTANTS = (
            ((machine.RoundMachine, "_on_message", _hears_of_any_head),),
            _within(2, 2, sees=("", "A")), tidies=False),
     Mutant("votes without the result", "voted for a result that is not here",
-           ((_PARTICIPANT, "_is_here", _has_any),), _within(3, 1)),
+           ((participant, "result_is_here", _has_any),), _within(3, 1)),
     Mutant("the chain with more samples is preferred",
            "a quorum's round was given up for a branch",
            ((Head, "rank", property(_rank_by_work)),
