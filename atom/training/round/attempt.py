@@ -50,6 +50,8 @@ class Attempt:
     """Peers whose promise counts."""
     expected: set[str] = field(default_factory=set)
     """Peers whose promise is waited for, even if there is a quorum without it."""
+    claimed: dict[str, int] = field(default_factory=dict)
+    """Sequences that leases showed when the peers were called, by peer id."""
     agreeable: set[Voter] = field(default_factory=set)
     """Voters that answered the pre-vote with yes."""
     promises: dict[Voter, Promise] = field(default_factory=dict)
@@ -72,12 +74,18 @@ class Attempt:
     """Ballot at which a quorum vouched for the value; None while none has."""
     votes: dict[Voter, bytes] = field(default_factory=dict)
 
-    def broken_ways(self) -> set[Way]:
+    def broken_ways(self, me: str) -> set[Way]:
         """Return the connections on which members saw the exchange fail. A member that blames
-        itself is paired with itself."""
+        itself is paired with itself, and so is one that names no member while our exchange goes on.
+
+        Args:
+            me: Peer id of the coordinator.
+        """
         members = {member.peer_id for member in self.members}
-        pairs = filter(members.issuperset, self.testimonies.items())
-        return {(min(pair), max(pair)) for pair in pairs}
+        words = dict(self.testimonies)
+        if me not in words:
+            words = {peer: other if other in members else peer for peer, other in words.items()}
+        return {(min(pair), max(pair)) for pair in filter(members.issuperset, words.items())}
 
     # ---- answers
 
@@ -128,6 +136,13 @@ class Attempt:
         """Return True if enough voters have promised to decide the round."""
         return self.electorate.satisfied_by(set(self.promises))
 
+    def overstated(self) -> set[str]:
+        """Return the peers that promised or refused less work than they claimed when called: an
+        honest count only grows."""
+        promised = {voter.peer_id: each.sequences for voter, each in self.promises.items()}
+        answered = self.claimed.keys() & (self.answered.keys() | self.refused)
+        return {peer for peer in answered if promised.get(peer, 0) < self.claimed[peer]}
+
     # ---- the exchange's members
 
     def contributors(
@@ -177,6 +192,19 @@ class Attempt:
         vouched for anything at this ballot."""
         able = {member.voter for member in self.members} or self.electorate.voters
         return set(self.electorate.voters).intersection(able) - self.vouched.keys()
+
+    def with_other_results(self, me: Voter) -> set[str]:
+        """Return the voters that vouched for another value than this process did."""
+        ours = self.vouched.get(me)
+        if ours is None:
+            return set()
+        return {v.peer_id for v, each in self.vouched.items() if each.value != ours.value}
+
+    def sole_owner(self) -> str:
+        """Return the peer that summed all parts; empty in a ring or if several peers did."""
+        pairs = zip(self.members, self.shares, strict=False)
+        owners = [member.peer_id for member, share in pairs if share]
+        return owners[0] if len(owners) == 1 else ""
 
     def call(self, head: Head, members: tuple[MemberCount, ...]) -> tuple[Voter, ...]:
         """Begin the exchange of these members, collect the evidence for its value, and return the

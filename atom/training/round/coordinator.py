@@ -152,7 +152,8 @@ class Coordinator:
             context.report("branch-attempt", survivors=[v.peer_id for v in chosen.survivors])
         context.highest_attempt += 1
         ballot = Ballot(context.highest_attempt, context.me.peer_id, context.me.incarnation)
-        invited = set(same_head(context.head, context.view))
+        there = same_head(context.head, context.view)
+        invited = set(there)
         invited |= {voter.peer_id for voter in agreeable}
         excluded, counted = self.peers.excluded, context.head.recent | self.peers.answered
         if trusted_peers_rest(context.head, context.view):
@@ -164,6 +165,7 @@ class Coordinator:
             ballot=ballot,
             invited=invited,
             expected=invited & counted - excluded,
+            claimed={peer: lease.sequences for peer, lease in there.items()},
         )
         context.send_all(invited, Prepare(context.head.digest, ballot, chosen.survivors))
 
@@ -216,6 +218,7 @@ class Coordinator:
             attempt.finish(context.head, accepted)
             self._propose(attempt)
         elif counted < context.terms.global_batch:
+            self.peers.claimed_in_vain(attempt.overstated(), attempt.refused)
             silent = attempt.invited - attempt.answered.keys()
             self._give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
         else:
@@ -295,7 +298,13 @@ class Coordinator:
         """End the attempt of a broken exchange, and decide which peers are at fault."""
         if not attempt.testimonies:
             self.peers.fail(attempt.owing(self._context.me, self._context.view), Stage.RING)
-        ways, members = attempt.broken_ways(), [member.peer_id for member in attempt.members]
+        me, members = self._context.me.peer_id, [member.peer_id for member in attempt.members]
+        ways = attempt.broken_ways(me)
+        if others := attempt.with_other_results(self._context.me):
+            if attempt.sole_owner() == me:
+                self.peers.fail(others, Stage.RING)  # the result came from us
+            else:
+                self.peers.own_alone(members)
         if not self.peers.newcomers_broke(members, {peer for way in ways for peer in way}):
             self.peers.broke(ways, len(members))
         excluded = sorted(self.peers.excluded)
@@ -319,6 +328,8 @@ class Coordinator:
             attempt.deadline = min(attempt.deadline, context.now + context.patience.holding)
         if attempt.certify(context.state.acceptor.vouched.get(ballot)):
             self._propose(attempt)
+        elif attempt.stage is Stage.RING and not attempt.awaited():
+            self._judge(attempt)  # all results are known, and they differ
 
     # ---- accept and commit
 

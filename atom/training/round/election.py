@@ -9,6 +9,7 @@ from atom.training.round.electorate import (
     counted_leases,
     counted_sequences,
     electorate,
+    is_backed,
     objection_to_branch,
     place_in_line,
     present_at,
@@ -31,7 +32,10 @@ must have waited for all of it."""
 def objects_to_branch(context: RoundContext, survivors: Survivors) -> bool:
     """Return True if our own view contradicts these survivors: they need not go on alone."""
     if context.state.overdue >= OVERDUE_SLACK:
-        return False  # a voter that was left out may be alive: it does not help us
+        # a voter that was left out may be alive: it does not help us
+        backing = len({v.peer_id for v in context.head.voters} & {v.peer_id for v in survivors})
+        agrees = context.me in survivors
+        return not (agrees or is_backed(context.head, context.me, context.view, backing))
     grace_s = context.patience.grace - _VIEW_SLACK_S if context.terms.branches else float("inf")
     return objection_to_branch(context.head, context.me, context.view, survivors, max(grace_s, 0.0))
 

@@ -96,6 +96,16 @@ def alive_voters(head: Head, me: Voter, view: View) -> set[Voter]:
     return {voter for voter, lease in fresh.items() if lease is None or not has_left(lease, head)}
 
 
+def is_backed(head: Head, me: Voter, view: View, backing: int) -> bool:
+    """Return True if more than half of the visible voters, at any head, signed a branch from
+    `head`: fewer could be one liar that made the head overdue.
+
+    Args:
+        backing: Voters of the head that signed the branch.
+    """
+    return 2 * backing > len(_fresh_voters(head, me, view))
+
+
 def _fresh_voters(head: Head, me: Voter, view: View) -> dict[Voter, Lease | None]:
     """Return the visible voters with their leases; None in place of our own lease."""
     found: dict[Voter, Lease | None] = {}

@@ -6,6 +6,7 @@ true.
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
 
 from atom.swarm.chain.commit import Voter
 from atom.swarm.chain.tenure import ROUNDS_TO_LOSE
@@ -41,6 +42,8 @@ class UnreliablePeers:
         """Latest stage at which each peer failed, by peer id."""
         self.owing = set[Voter]()
         """Processes that failed since all peers were asked again, and did not make up for it."""
+        self._refused = set[str]()
+        """Peers that claimed work at this head and refused to promise it, once at least."""
         self._broken: list[Way] = []
         """Connections on which exchanges of this round broke, unless a culprit explains them."""
         self._ways: dict[Way, float] = {}
@@ -57,6 +60,7 @@ class UnreliablePeers:
             averaged: Members of the exchange that led to it, if we were one of them.
         """
         self._broken.clear()
+        self._refused.clear()
         self.ask_all_again()
         for peer in averaged:
             self.forgive(peer, Stage.ACCEPT)
@@ -70,6 +74,11 @@ class UnreliablePeers:
             self._answers = {peer: self._answers[peer] for peer in self._lately()}
         if len(self._answers) > MOST_REMEMBERED:
             self._answers.popitem()
+
+    def _to_the_end(self, peers: AbstractSet[str]) -> None:
+        """Make these newcomers the last in line: another one is admitted first."""
+        moved = {peer: at for peer, at in self._answers.items() if peer in peers}
+        self._answers = {p: at for p, at in self._answers.items() if p not in peers} | moved
 
     def _lately(self) -> list[str]:
         oldest = self._context.head.round - ROUNDS_TO_LOSE
@@ -94,8 +103,9 @@ class UnreliablePeers:
         punished again."""
         now, held = self._context.now, self._excluded.held(self._context.now)
         peers = set(peers)
-        if stage is Stage.PREPARE and peers - self._context.head.recent:
+        if stage is Stage.PREPARE and (newcomers := peers - self._context.head.recent):
             self._suspend_newcomers()
+            self._to_the_end(newcomers)
         for peer in peers:
             if peer not in held:
                 self._excluded.fail(peer, now)
@@ -104,6 +114,17 @@ class UnreliablePeers:
                 self.owing.add(Voter(peer, lease.incarnation))
             while len(self._owes) > MOST_REMEMBERED:
                 del self._owes[next(iter(self._owes))]
+
+    def claimed_in_vain(self, peers: AbstractSet[str], refused: AbstractSet[str]) -> None:
+        """Exclude peers whose leases made a round due with work that they did not promise. A peer
+        may be busy once, so who refuses is excluded the second time.
+
+        Args:
+            peers: Peers that promised less than they claimed, or refused.
+            refused: Peers that refused.
+        """
+        self.fail(peers - refused | peers & self._refused, Stage.RING)
+        self._refused |= peers & refused
 
     def forgive(self, peer: str, stage: Stage) -> None:
         """Clear the penalty of a peer that did what this stage asks for."""
@@ -142,6 +163,7 @@ class UnreliablePeers:
         newcomers = set(members) - self._context.head.recent - {self._context.me.peer_id}
         if newcomers:
             self._suspend_newcomers()
+        self._to_the_end(newcomers)
         self.fail(newcomers.intersection(named), Stage.RING)
         return bool(newcomers)
 
@@ -168,6 +190,13 @@ class UnreliablePeers:
         found = culprits(self._broken, me)
         self._broken = [way for way in self._broken if found.isdisjoint(way)]
         self.fail(found, Stage.RING)
+
+    def own_alone(self, members: Collection[str]) -> None:
+        """Note that members of an exchange had different results: an owner of parts, or a member of
+        a ring, gave each of them other bytes. Until that is forgotten no other member owns a part
+        of our exchanges, so a result that differs again shows who is at fault."""
+        others = set(members) - {self._context.me.peer_id}
+        self._ways |= dict.fromkeys([(peer, peer) for peer in others], self._context.now)
 
     @property
     def apart(self) -> list[Way]:

@@ -6,7 +6,7 @@ from atom.swarm.chain.commit import is_quorum
 from atom.swarm.records.lease import Lease, claims_better, preferred
 from atom.swarm.transport.limits import Backoff
 from atom.training.round.election import OVERDUE_SLACK
-from atom.training.round.electorate import alive_voters
+from atom.training.round.electorate import alive_voters, is_backed
 from atom.training.round.events import CaughtUp, ChainFetched, FetchChain
 from atom.training.round.round_state import RoundContext
 
@@ -64,7 +64,11 @@ class HeadCandidates:
         """Return False while the voters that a branch of this chain left behind are a quorum that
         could still decide: any peer that once contributed can make such a branch alone."""
         context = self._context
+        branches = chain.head.branches if chain.head else ()
+        next_round = context.head.round + 1
+        backing = sum(each.backing for each in branches if each.round == next_round)
         overdue = context.state.overdue >= OVERDUE_SLACK
+        overdue &= is_backed(context.head, context.me, context.view, backing)
         ours = context.head.branches
         # a branch of ours that this chain lacks: we have left its voters, and cannot decide there
         gone = set() if chain.head and chain.head.branches[: len(ours)] == ours else {context.me}

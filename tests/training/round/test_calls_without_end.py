@@ -96,7 +96,7 @@ class Caller:
             self._later(seconds, functools.partial(self._send, targets, abort))
         value = me.chain.commits[-1].value
         for second in range(self._attack.values):
-            accept = Accept(head, ballot, value, Evidence())
+            accept = Accept(head, ballot, value, Evidence(), ballot)
             self._later(second, functools.partial(self._send, targets, accept))
 
     def _send(self, targets: Sequence[str], message: Message) -> None:

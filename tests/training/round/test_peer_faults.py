@@ -269,7 +269,7 @@ def test_newcomers_that_answered_once_are_waited_for_in_vain_once() -> None:
     assert peers.answered == {b}
     peers._context.now += FIRST_SUSPENSION_S
     peers.forgive(D.peer_id, Stage.PREPARE)
-    assert peers.answered == {b, D.peer_id}, "one at a time"
+    assert peers.answered == {b, E.peer_id}, "one at a time, and the other one first"
 
 
 def test_a_newcomer_that_is_named_is_excluded_and_a_known_peer_is_not() -> None:
