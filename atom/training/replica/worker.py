@@ -42,7 +42,7 @@ class Pause(StrEnum):
 
     OWNER = "owner"
     SCHEDULE = "schedule"
-    """Hours, battery or programs of the owner's, as the peer file wishes."""
+    """Hours, battery or use of the machine, by [schedule] in the peer file."""
 
 
 class RunGate:
