@@ -152,7 +152,11 @@ def short_name(peer_id: str) -> bytes:
 
 @dataclass(frozen=True)
 class Lease:
-    """A peer's heartbeat. A hint: it may trigger a round, it never votes in one."""
+    """A peer's heartbeat. A hint: it may trigger a round, it never votes in one.
+
+    Fields are numbered on the wire in this order (`atom.swarm.schema`). A change of the order would
+    hide the peers of older versions, whose leases would be refused: a new field goes to the end.
+    """
 
     peer_id: PeerId
     incarnation: Incarnation
@@ -178,6 +182,8 @@ class Lease:
     """Whether others can dial it, as far as it knows."""
     links: Annotated[tuple[Link, ...], MAX_LINKS] = ()
     """What it measured of its ways to others."""
+    version: int = PROTOCOL_VERSION
+    """Protocol version of the publisher; 0 if it is older than this field."""
     branches: Annotated[tuple[Branch, ...], SHOWN] = ()
     """The newest rounds on its chain that no quorum decided (fork choice)."""
     branches_before: int = 0
@@ -194,8 +200,6 @@ class Lease:
     """The newest of this process, if its owner wants any."""
     name: PeerName = ""
     """What its owner calls it. For display: nothing keeps two peers from the same one."""
-    version: int = PROTOCOL_VERSION
-    """Protocol version of the publisher; 0 if it is older than this field."""
 
 
 class SignedLease(NamedTuple):
@@ -214,7 +218,7 @@ def of_our_version(leases: Mapping[str, Lease]) -> dict[str, Lease]:
 
 
 def versions_text(leases: Iterable[Lease]) -> str:
-    """Return "3 peers run protocol version 19"; empty if all peers run ours."""
+    """Return "3 peers run protocol version 21"; empty if all peers run ours."""
     counts = Counter(lease.version for lease in leases if lease.version != PROTOCOL_VERSION)
     return ", ".join(
         f"{'1 peer runs' if count == 1 else f'{count:,} peers run'} protocol version {version}"

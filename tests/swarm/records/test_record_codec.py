@@ -1,8 +1,8 @@
 import math
 import random
 import zlib
-from dataclasses import replace
-from typing import Any
+from dataclasses import make_dataclass, replace
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import pytest
 from swarm_samples import a_lease, a_manifest, payload_of, signed
@@ -20,6 +20,7 @@ from atom.swarm.records.lease import (
     MAX_SAMPLE_BYTES,
     MAX_TEXT_CHARACTERS,
     SHOWN,
+    Lease,
     Link,
     PeerState,
     Reached,
@@ -104,6 +105,31 @@ def test_a_lease_of_a_newer_version_is_read_if_it_is_not_too_long(
         assert refusal(read_claim, record) == Reason.TOO_LARGE
     else:
         assert read_claim(record).author == PEER.peer_id
+
+
+class EndedAttempt(NamedTuple):
+    """Message in the leases of version 19."""
+
+    round: int
+    reason: Annotated[str, lambda text: True]
+
+
+VERSION_19 = (
+    "peer_id incarnation serial issued_at state head round sequences sequences_per_s tokens_per_s "
+    "pass_seconds loss state_digest addresses reached links ended_attempts branches "
+    "branches_before void_passes void_cause last_round validation sample name"
+)
+
+
+def test_a_lease_of_version_19_is_read_as_one_of_an_older_version() -> None:
+    """Otherwise its peer would be invisible, and nobody would hear that it runs another version."""
+    kinds = get_type_hints(Lease, include_extras=True)
+    kinds["ended_attempts"] = Annotated[tuple[EndedAttempt, ...], 4]
+    old = make_dataclass("LeaseOf19", [(name, kinds[name]) for name in VERSION_19.split()])
+    shown = a_lease(PEER.peer_id, **LONGEST, name="box")
+    values = vars(shown) | {"ended_attempts": (EndedAttempt(3, "early"),)}
+    raw = schema.encode(old(**{name: values[name] for name in VERSION_19.split()}))
+    assert schema.decode(Lease, raw, MAX_LEASE_BYTES) == replace(shown, version=0)
 
 
 @pytest.mark.parametrize(
