@@ -1,5 +1,5 @@
-"""What may stand on top of a peer, as the peer sees it: each of them may be left out. The command
-line plugs them in."""
+"""Interfaces of optional extensions of a peer: monitors and wishes. The command line plugs them
+in."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,38 +11,38 @@ from atom.config.peer_file import PeerFile
 from atom.daemon.console import Console
 
 Info = Callable[[], Mapping[str, Any]]
-"""What `atom info` shows."""
+"""Function that returns the figures of `atom info`."""
 Monitors = tuple[Sequence[EventSink], Callable[[Info], None]]
-"""Who else hears of a daemon's events than its log, and what is called once there is a daemon."""
+"""Event sinks besides the log, and a function to call once the daemon exists."""
 
 
 class Wishes:
-    """When the machine's owner lets it work; here: whenever."""
+    """Conditions under which the owner lets the machine work. This base class has none."""
 
     def keep_looking(self) -> None:
-        """Looks for the first time before it returns."""
+        """Check the conditions once, then again and again in the background."""
 
     def change(self, peer: PeerFile) -> None:
-        """What `peer` wishes holds from now on."""
+        """Use the conditions of this peer file from now on. Thread-safe."""
 
     def close(self) -> None:
-        """Ends what `keep_looking` began."""
+        """Stop the checks that `keep_looking` began."""
 
 
 OpenWishes = Callable[[PeerFile, Callable[[str], None], Callable[[BaseException], None]], Wishes]
-"""The two hear why the peer is to stand still (empty: it is not), and with what a look fails.
-Raises: UserError."""
+"""Constructor of wishes. The first callback gets the reason to pause (empty: none), the second one
+the exception of a failed check. Raises: UserError."""
 
 
 @dataclass(frozen=True)
 class Extensions:
-    """How each is made, nothing of it started; here: none does anything."""
+    """Constructors of the extensions; by default of extensions that do nothing."""
 
     monitors: Callable[[PeerFile, ExitStack, Console], Monitors] = lambda peer, stack, console: (
         (),
         lambda info: None,
     )
-    """Takes ports and folders. Raises: UserError."""
+    """Function that takes the ports of monitors. Raises: UserError."""
     wishes: OpenWishes = lambda peer, told, failed: Wishes()
 
 

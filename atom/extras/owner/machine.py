@@ -1,4 +1,4 @@
-"""Observations of this machine: does it run on battery, and how long has no session been in use."""
+"""Observations of this machine: whether it runs on battery, and since when it is idle."""
 
 import math
 import subprocess
@@ -13,7 +13,7 @@ _LOGINCTL_S = 2.0
 
 
 def sessions_idle_s() -> float:
-    """What logind says of all its sessions; infinite where there is none to ask."""
+    """Return the seconds since any session was in use, by logind; infinite without logind."""
     try:
         said = subprocess.run(_LOGINCTL, capture_output=True, text=True, timeout=_LOGINCTL_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -22,7 +22,10 @@ def sessions_idle_s() -> float:
 
 
 def idle_hint_s(said: str, now_s: float) -> float:
-    """Of logind's properties, one "Key=value" per line; `now_s`: `time.monotonic`. Pure."""
+    """Return the idle seconds in logind's properties, one "Key=value" per line. Pure.
+
+    `now_s`: seconds of `time.monotonic`.
+    """
     told = dict(line.partition("=")[::2] for line in said.splitlines())
     if told.get("IdleHint") == "no":
         return 0.0
@@ -33,8 +36,11 @@ def idle_hint_s(said: str, now_s: float) -> float:
 
 
 def on_battery(supplies: Path = SUPPLIES) -> bool:
-    """Nothing feeds it from outside, and a battery of its own is being emptied. False where nobody
-    can tell. Of the kernel itself: psutil takes a wireless mouse's battery for the machine's."""
+    """Return True if no supply feeds the machine and one of its own batteries discharges.
+
+    Return False if this is unknown. The kernel is asked directly, because psutil takes the battery
+    of a wireless mouse for the machine's.
+    """
     try:
         own = [each for each in supplies.iterdir() if _said(each / "scope") != "Device"]
     except OSError:  # there is none, or it goes just now
@@ -46,7 +52,7 @@ def on_battery(supplies: Path = SUPPLIES) -> bool:
 
 
 def _said(file: Path) -> str:
-    """Empty: it is not there, or does not say."""
+    """Return the content of the file; empty if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

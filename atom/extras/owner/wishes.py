@@ -1,5 +1,4 @@
-"""Holds the owner's wishes against what is seen of the machine, every few seconds. `why_not`
-decides, and is pure."""
+"""Comparison of the owner's wishes with the machine, every few seconds. `why_not` decides; pure."""
 
 import math
 import threading
@@ -17,16 +16,21 @@ from atom.extras.owner.machine import on_battery, sessions_idle_s
 
 @dataclass(frozen=True)
 class Observations:
-    """What was seen of the box. Whatever cannot be seen here keeps nobody from working."""
+    """Observations of this machine. Unknown ones do not keep the peer from working."""
 
     on_battery: bool = False
     idle_s: float = math.inf
-    """Since somebody sat at the box."""
+    """Seconds since a person used the machine."""
 
 
 def why_not(now: datetime, wishes: Schedule, seen: Observations) -> str:
-    """Why it may not, and until when if anybody knows; empty: it may. `now`: what the clock on the
-    wall shows, without a time zone."""
+    """Return why the peer may not work, and until when if that is known; empty if it may.
+
+    Args:
+        now: local wall-clock time, without a time zone.
+        wishes: [schedule] of the peer file.
+        seen: observations of this machine.
+    """
     opens = next_opening(wishes.windows, now)
     if opens is not None:
         far = opens - now >= timedelta(days=1) or opens.date() != now.date()
@@ -43,13 +47,13 @@ LOOK_S = 2.0
 
 
 def wall_clock() -> datetime:
-    """What the clock on the wall shows, without a time zone; of the zone as it is set now."""
+    """Return the local wall-clock time, without a time zone, in the zone that is set now."""
     time.tzset()
     return datetime.now()  # naive on purpose: see `atom.config.hours.next_opening`
 
 
 class OwnersWishes(Wishes):
-    """[schedule]. A thread looks; `told` hears why the peer is to stand still; empty: it is not."""
+    """Conditions of [schedule], which a thread checks. Thread-safe."""
 
     def __init__(
         self,
@@ -58,6 +62,14 @@ class OwnersWishes(Wishes):
         failed: Callable[[BaseException], None],
         wall: Callable[[], datetime] = wall_clock,
     ) -> None:
+        """Check nothing yet.
+
+        Args:
+            peer: peer file with the conditions.
+            told: gets the reason to pause; empty: none.
+            failed: gets the exception of a check that failed.
+            wall: returns the local wall-clock time.
+        """
         self._peer, self._wall = peer, wall
         self._told, self._failed = told, failed
         self._lock = threading.Lock()
@@ -65,12 +77,12 @@ class OwnersWishes(Wishes):
         self._thread = threading.Thread(target=self._run, name="wishes", daemon=True)
 
     def keep_looking(self) -> None:
-        """Looks for the first time before it returns."""
+        """Check once, then start the thread."""
         self.look()
         self._thread.start()
 
     def change(self, peer: PeerFile) -> None:
-        """What `peer` wishes holds from now on. From any thread."""
+        """Use the conditions of this peer file from now on, unless closed."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -78,12 +90,13 @@ class OwnersWishes(Wishes):
         self.look()
 
     def look(self) -> None:
+        """Check the conditions now, and report the result."""
         with self._lock:
             now, wishes = self._wall(), self._peer.schedule
             self._told(why_not(now, wishes, self.seen(wishes)))
 
     def seen(self, wishes: Schedule) -> Observations:
-        """Return what the wishes ask about, and look at nothing else."""
+        """Return the observations that these conditions need."""
         return Observations(
             on_battery=wishes.pause_on_battery and on_battery(),
             idle_s=math.inf if wishes.idle_for_s is None else sessions_idle_s(),

@@ -1,9 +1,9 @@
-"""What a peer publishes on the DHT of itself: its lease. Signed, bounded, expiring. And which peers
-are alive by their leases, judged by our own clock alone.
+"""Leases: the signed, bounded, expiring records that peers publish about themselves on the DHT; and
+the decision which peers are alive, by their leases and our own clock alone.
 
-What a lease claims of its chain proves nothing. It only says whether a look at that chain is worth
-while. A lease proves life only by *changing*: a serial (or an incarnation) we have not seen before.
-How long ago that was is measured on our clock, so a wrong wall clock, a replayed record or a slow
+A lease's claims about its chain prove nothing. They only say whether that chain is worth a look. A
+lease proves life only by *changing*: by a serial (or an incarnation) that we have not seen before.
+The time since then is measured on our clock, so a wrong wall clock, a replayed record or a slow
 DHT replica cannot keep a dead peer alive. When we ourselves were not looking (frozen, suspended,
 DHT unreachable), everything is unknown again and every timer starts over.
 """
@@ -39,19 +39,19 @@ do not count each other; a lease keeps its old fields in later versions, so that
 LEASE_SECONDS = 8.0
 RENEW_SECONDS = 2.0
 CLOCKS_APART_SECONDS = 3.0
-"""Between two clocks on the wall: hivemind refuses more (MAX_DHT_TIME_DISCREPANCY_SECONDS)."""
+"""Largest difference of two clocks for hivemind (its MAX_DHT_TIME_DISCREPANCY_SECONDS)."""
 
 SHOWN = 8
-"""Of the branches of a peer's chain, so many are in its lease: the newest."""
+"""Number of branches in a lease: the newest ones of the peer's chain."""
 MAX_ADDRESSES = 8
 MAX_TEXT_CHARACTERS = 128
 MAX_LINKS = 16
 MAX_RATE = 1e15
-"""Of every rate and time: far beyond any machine, and the sum of all peers' is still a number."""
+"""Bound of every rate and time: far beyond any machine, and the sum over all peers is finite."""
 MAX_LOSS = 1e6
-"""Nats per token."""
+"""Bound of a loss, nats per token."""
 LEAST_BYTES_PER_S = 1.0
-"""Nobody measures less: a rate is of a mebibyte at least, in a ring that came to its end."""
+"""Least rate: rates are measured over a mebibyte or more, in an exchange that was completed."""
 LONGEST_ROUND_TRIP_S = 60.0
 SHORT_NAME_BYTES = 8
 
@@ -71,7 +71,7 @@ LinkRate = Annotated[float, lambda rate: LEAST_BYTES_PER_S <= rate <= MAX_RATE o
 
 
 class PeerState(StrEnum):
-    """A daemon's lifecycle as others see it."""
+    """Stage of a daemon's life, as other peers see it."""
 
     STARTING = "starting"
     SYNCING = "syncing"
@@ -84,7 +84,7 @@ class PeerState(StrEnum):
 
 
 class Reached(StrEnum):
-    """Whether others can dial a peer, as it says of itself, and as they say of it."""
+    """Answer to the question whether other peers can dial a peer."""
 
     YES = "yes"
     NO = "no"
@@ -92,61 +92,61 @@ class Reached(StrEnum):
 
     @classmethod
     def of(cls, answer: bytes) -> "Reached":
-        """From a frame; whatever is no answer says nothing."""
+        """Return the answer in a frame; UNKNOWN if the frame holds none."""
         return next((each for each in cls if each.encode() == answer), cls.UNKNOWN)
 
 
 @dataclass(frozen=True)
 class Link:
-    """What one peer measured of its way to another."""
+    """Measurements that one peer made of its connection to another peer."""
 
     peer: ShortName
-    """The other."""
+    """Short name of the other peer."""
     round_trip_s: RoundTrip
     bytes_per_s: LinkRate = math.inf
-    """As fast as it was seen to go when it was what held things up; infinite: it never was."""
+    """Rate seen when this connection held up an exchange; infinite if it never did."""
 
 
 class RoundUse(NamedTuple):
-    """What the last round took of a peer, as it says. For display."""
+    """Cost of the last round for a peer, by its own word. For display."""
 
     seconds: Rate
-    """Since the commit before."""
+    """Seconds since the commit before."""
     utilisation: Share
-    """So much of that time was in passes."""
+    """Share of these seconds that the peer spent in passes."""
     sent_bytes: int
-    """By its line to other peers, whatever for."""
+    """Bytes sent to other peers, for any purpose."""
     received_bytes: int
 
 
 class Validation(NamedTuple):
-    """What the run's held-back text gave. For display."""
+    """Loss on the run's held-back text. For display."""
 
     round: int
-    """After which it was validated."""
+    """Round after which the weights were validated."""
     loss: Loss
-    """As `Lease.loss`: the mean of those of the run's texts."""
+    """Mean of the losses of the run's texts, in the unit of `Lease.loss`."""
     by_text: Annotated[tuple[Loss, ...], MAX_TEXTS] = ()
-    """Of each text that the run file holds something back of (`Data.held_back`); empty: of one."""
+    """Loss of each text with held-back parts (`Data.held_back`); empty if there is one text."""
 
     @classmethod
     def of(cls, round_number: int, losses: Sequence[float]) -> "Validation":
-        """`losses`: of each text."""
+        """Return the validation after a round, from the loss of each text."""
         rounded = tuple(round(loss, 6) for loss in losses)
         mean = round(sum(losses) / len(losses), 6)
         return cls(round_number, mean, rounded if len(rounded) > 1 else ())
 
 
 class SampleText(NamedTuple):
-    """What the weights of a round wrote. For display."""
+    """Text that the weights of a round wrote. For display."""
 
     round: int
     text: SampleLine
-    """With its prompt, in one line."""
+    """Prompt and text, in one line."""
 
 
 def short_name(peer_id: str) -> bytes:
-    """Eight bytes that name a peer well enough for a hint."""
+    """Return eight bytes that name a peer well enough for a hint."""
     return blake3(peer_id.encode()).digest(length=SHORT_NAME_BYTES)
 
 
@@ -168,38 +168,38 @@ class Lease:
     head: OptionalDigest
     round: int
     sequences: int
-    """Sequences accumulated for the next round (what the paper counts as mini-batches)."""
+    """Sequences accumulated for the next round (mini-batches in the paper's words)."""
     sequences_per_s: Rate
     tokens_per_s: Rate
     pass_seconds: Rate
-    """Duration of one accumulation pass: how long a freeze may take."""
+    """Duration of one accumulation pass, and so the longest time that a freeze takes."""
     loss: Loss | None
     """Mean loss of the last committed round; of text, nats per token."""
     state_digest: OptionalDigest
     addresses: Annotated[tuple[Text, ...], MAX_ADDRESSES]
-    """Where the direct transport listens: "host:port"."""
+    """Addresses of the direct transport: "host:port"."""
     reached: Reached = Reached.UNKNOWN
-    """Whether others can dial it, as far as it knows."""
+    """Answer to the question whether other peers can dial this peer, as far as it knows."""
     links: Annotated[tuple[Link, ...], MAX_LINKS] = ()
-    """What it measured of its ways to others."""
+    """Measured connections to other peers."""
     version: int = PROTOCOL_VERSION
     """Protocol version of the publisher; 0 if it is older than this field."""
     branches: Annotated[tuple[Branch, ...], SHOWN] = ()
     """The newest rounds on its chain that no quorum decided (fork choice)."""
     branches_before: int = 0
-    """So many older ones are left out."""
+    """Number of older branches that are left out."""
     void_passes: int = 0
-    """Its last passes in a row that counted for nothing."""
+    """Number of its latest passes in a row that counted for nothing."""
     void_cause: Word = ""
-    """Of the last of them."""
+    """Reason of the latest void pass."""
     last_round: RoundUse | None = None
-    """None: it has not seen a whole one yet."""
+    """Cost of the last round; None if the peer has not seen a whole round yet."""
     validation: Validation | None = None
-    """The newest of this process; None: there was none yet."""
+    """Newest validation of this process; None if there was none yet."""
     sample: SampleText | None = None
-    """The newest of this process, if its owner wants any."""
+    """Newest sample of this process, if its owner asks for samples."""
     name: PeerName = ""
-    """What its owner calls it. For display: nothing keeps two peers from the same one."""
+    """Name that its owner chose. For display: two peers may have one name."""
 
 
 class SignedLease(NamedTuple):
@@ -227,22 +227,23 @@ def versions_text(leases: Iterable[Lease]) -> str:
 
 
 def claimed_branches(lease: Lease, ours: Head) -> Branches:
-    """Those that the lease left out are taken for ours."""
+    """Return the claimed chain's branches; those that the lease leaves out are taken from ours."""
     return ours.branches[: lease.branches_before] + lease.branches
 
 
 def claimed_rank(lease: Lease, ours: Head) -> Rank:
+    """Return the rank of the head that the lease claims."""
     return rank(lease.head, lease.round, claimed_branches(lease, ours))
 
 
 def claims_better(lease: Lease, ours: Head) -> bool:
-    """Whether the head that is claimed would be preferred to ours."""
+    """Return True if fork choice would prefer the claimed head to ours."""
     return bool(lease.head) and lease.head != ours.digest and claimed_rank(lease, ours) > ours.rank
 
 
 def has_left(lease: Lease, ours: Head) -> bool:
-    """Whether the publisher, as it says itself, has left our head by a branch. Or it tells of so
-    many branches since that there is no room for those: it will not decide anything here either."""
+    """Return True if the publisher says that it has left our head by a branch. Or it names so many
+    later branches that ours no longer fit into its lease: it decides nothing here either."""
     known, branches = len(ours.branches), claimed_branches(lease, ours)
     next_rounds = [branch.round for branch in branches[known : known + 1]]
     left = branches[:known] == ours.branches and next_rounds == [ours.round + 1]
@@ -250,48 +251,48 @@ def has_left(lease: Lease, ours: Head) -> bool:
 
 
 def preferred(leases: Iterable[Lease], ours: Head) -> list[Lease]:
-    """Best claim first."""
+    """Return the leases, best claim first."""
     return sorted(leases, key=lambda lease: claimed_rank(lease, ours), reverse=True)
 
 
 GAP_SECONDS = 4.0
-"""Longer than this between two readings, and what happened meanwhile is unknown."""
+"""Longest pause between two readings. After a longer one everything is unknown again."""
 MAX_PEERS = 1024
-"""Who was in no reading for the longest time makes room for others."""
+"""Peers that are remembered. The peer that was absent from readings for the longest time goes."""
 MAX_INCARNATIONS = 4
 """Incarnations remembered per peer, for replay protection."""
 MAX_ASKED = 256
 _NEVER = float("-inf")
 _TWIN_SIGNS = 2
-"""An older lease of a dead process may turn up after a newer one; hardly twice."""
+"""Newer leases that prove a twin: one old lease of a dead process may appear late, hardly two."""
 
 
 @dataclass
 class _Sighting:
-    """What we saw of one incarnation of one peer."""
+    """Observations of one incarnation of one peer."""
 
     lease: Lease
     first_seen: float
-    """When its first lease was read."""
+    """Time at which its first lease was read."""
     last_sign: float
-    """When its serial was last news, if that was since the last gap; else `_NEVER`."""
+    """Time at which its serial last grew, if that was after the last gap; else `_NEVER`."""
     last_progress: float = _NEVER
-    """Like `last_sign`, but the first lease does not count: it may be an old record."""
+    """Time like `last_sign`, without the first lease, which may be an old record."""
 
 
 class LeaseBook:
-    """Fed with each reading of the DHT; answers who is fresh, silent or gone.
+    """Record of all readings of the DHT: which peers are fresh, silent or gone.
 
     Times are seconds of one monotonic clock that also runs while the machine sleeps. Not
-    thread-safe. `head`, counts and states in the leases are the peers' own words.
+    thread-safe. `head`, counts and states in the leases are claims of the peers.
     """
 
     def __init__(self) -> None:
         self._peers: dict[str, dict[bytes, _Sighting]] = {}
-        """By incarnation; whose lease was read last at the end."""
+        """Sightings by peer id and incarnation; the peer that was read last is at the end."""
         self._asked_at: dict[Voter, float] = {}
         self.updated_at = _NEVER
-        """When the last reading was."""
+        """Time of the last reading."""
         self._watching_since = _NEVER
 
     def update(self, leases: Mapping[str, Lease], now: float) -> None:
@@ -309,12 +310,12 @@ class LeaseBook:
             del self._peers[peer_id]
 
     def is_watching(self, now: float) -> bool:
-        """Whether our own readings have been close enough together to judge anybody."""
+        """Return True if our readings were close enough together to judge any peer."""
         return now - self.updated_at <= GAP_SECONDS
 
     def fresh(self, now: float) -> dict[str, Lease]:
-        """The current lease of every peer that is alive: news within the lease time, neither
-        left nor doubled. Empty while we are not watching."""
+        """Return the current lease of every living peer: it grew within the lease time, and the
+        peer has neither left nor been doubled. Empty while we are not watching."""
         living = (self._living(peer_id, now) for peer_id in self._peers)
         return {
             lease.peer_id: lease
@@ -323,11 +324,11 @@ class LeaseBook:
         }
 
     def missing_for(self, voter: Voter, now: float) -> float:
-        """Seconds of silence of exactly this incarnation, as far as we watched without a gap.
+        """Return the seconds for which this incarnation was silent while we watched without a gap.
 
         Counted from its last sign of life; without one since our watch began, from the moment
         we watched *and* were first asked about it (a new voter's lease may still be on its way).
-        Of one that lives twice, from when it did: what is sent to it may go to the other.
+        If the peer lives twice, the time counts from then on: messages may reach the other process.
         Compare it with the whole grace time, lease time included. 0 while we are blind.
         """
         if not self.is_watching(now):
@@ -342,8 +343,8 @@ class LeaseBook:
         return now - (sighting.last_sign if doubled_since is None else doubled_since)
 
     def is_dead(self, voter: Voter, now: float) -> bool:
-        """Whether this incarnation said goodbye, which is final; or is silent while its peer lives
-        on as another one."""
+        """Return True if this incarnation has left, which is final, or if it is silent while its
+        peer lives as another incarnation."""
         sighting = self._peers.get(voter.peer_id, {}).get(voter.incarnation)
         if sighting is not None and sighting.lease.state == PeerState.LEFT:
             return True
@@ -351,15 +352,15 @@ class LeaseBook:
         return current is not None and current.incarnation != voter.incarnation
 
     def _living(self, peer_id: str, now: float) -> Lease | None:
-        """Of the one incarnation that lives, as far as we know."""
+        """Return the lease of the peer's only living incarnation; None without one."""
         recent = self._recent(peer_id, now)
         if not recent or self._doubled_since(peer_id, now) is not None:
             return None
         return max(recent, key=lambda each: (each.last_sign, each.first_seen)).lease
 
     def _doubled_since(self, peer_id: str, now: float) -> float | None:
-        """Since when two incarnations of one id live side by side (a cloned machine): trust
-        neither. After a restart the old one makes no progress once the new one is seen."""
+        """Return the time since which two incarnations of one id live (a cloned machine): neither
+        is trusted. After a restart the old one makes no progress once the new one is seen."""
         recent = self._recent(peer_id, now)
         if any(
             a.last_progress > b.first_seen and b.last_progress > a.first_seen
@@ -369,7 +370,7 @@ class LeaseBook:
         return None
 
     def _recent(self, peer_id: str, now: float) -> list[_Sighting]:
-        """Its incarnations that were news within the lease time. None while we are blind."""
+        """Return the incarnations with a newer lease within the lease time; none while blind."""
         known = self._peers.get(peer_id, {}).values() if self.is_watching(now) else ()
         return [each for each in known if now - each.last_sign <= LEASE_SECONDS]
 
@@ -385,23 +386,25 @@ class LeaseBook:
             sighting.last_sign = sighting.last_progress = now
 
     def _forget_signs(self) -> None:
-        """After a gap: serials stay known (against replays), signs of life do not."""
+        """Forget signs of life after a gap. Serials stay known, against replays."""
         for incarnations in self._peers.values():
             for sighting in incarnations.values():
                 sighting.last_sign = _NEVER
 
 
 class TwinWatch:
-    """Looks at what the directory has under our own name: another process may live there, as the
-    key was copied. What the others see of it is the book's: for them, both are silent."""
+    """Watch over our own name in the directory: another process may use a copy of our key.
+
+    Other peers find this by `LeaseBook`, which then counts both processes as silent.
+    """
 
     def __init__(self) -> None:
         self._other: Lease | None = None
         self._signs = 0
 
     def sees(self, lease: Lease | None, me: Voter) -> bool:
-        """Whether this lease shows that another process lives under our name. Of one that ended
-        before we began the lease is there for a while, but it does not change."""
+        """Return True if this lease shows that another process lives under our name. The lease of a
+        process that ended before we began stays for a while, but does not change."""
         if lease is None or lease.incarnation == me.incarnation:
             return False
         if self._other is None or lease.incarnation != self._other.incarnation:
