@@ -195,6 +195,22 @@ def test_a_hubs_dataset_opens_its_own_files_only(hub: SimpleNamespace, file: str
         contents(HUB.corpus())
 
 
+@pytest.mark.parametrize("place", ["..", "absolute"])
+def test_a_folder_opens_its_own_files_only(tmp_path: Path, place: str) -> None:
+    """A folder from a stranger may name a private file: it would become the run's text."""
+    (tmp_path / "private.csv").write_text("text\nsecret\n")
+    table = tmp_path / "table"
+    table.mkdir()
+    (table / "own.csv").write_text("text\nhello\n")
+    named = (tmp_path if place == "absolute" else Path(place)) / "private.csv"
+    readme = "---\nconfigs:\n- config_name: default\n  data_files: {files}\n---\n"
+    (table / "README.md").write_text(readme.format(files="own.csv"))
+    assert contents(StoredDataset(str(table)).corpus()) == [b"hello"]
+    (table / "README.md").write_text(readme.format(files=named))
+    with pytest.raises(DataError, match="not its own"):
+        contents(StoredDataset(str(table)).corpus())
+
+
 def test_a_folder_of_a_hubs_name_is_not_read_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,26 +137,25 @@ def _table(stored: StoredDataset) -> Any:
         )
     revision = None if stored.folder else stored.revision
     builder = library.load_dataset_builder(stored.path, stored.name, revision=revision)
-    if not stored.folder:
-        _check_files(builder, stored)
+    _check_files(builder, stored)
     builder.download_and_prepare()
     return builder.as_dataset(split=stored.split)
 
 
 def _check_files(builder: Any, stored: StoredDataset) -> None:
-    """Refuse a hub dataset that names files outside its own repository.
+    """Refuse a dataset that names files outside its own folder, or repository on the hub.
 
-    Its page may name any file, including private ones on this machine, and a peer's training text
-    leaves traces in the gradients that it sends.
+    Its README may name any file, including private ones on this machine. The run's text goes to all
+    peers, or leaves traces in the gradients that a peer sends.
 
     Raises: DataError naming the first such file.
     """
-    own = f"hf://datasets/{stored.path}@"
+    own = f"{stored.folder.resolve()}/" if stored.folder else f"hf://datasets/{stored.path}@"
     for files in (builder.config.data_files or {}).values():
         for file in files:
-            if not str(file).startswith(own):
+            if not (str(file).startswith(own) and "/../" not in str(file)):
                 raise DataError(
-                    f"the hub's dataset {stored.path} names a file that is not its own: {file}",
+                    f"the dataset {stored.path} names a file that is not its own: {file}",
                     "use the dataset's current name on the hub, or another dataset",
                 )
 
