@@ -87,7 +87,7 @@ def test_what_has_changed_is_in_force(scene: Scene) -> None:
     [
         ({"network__uploads": "1"}, ConfigError, "did you mean upload"),
         ({"schedule__hours": '["daily 00:00-24:00"]'}, DeviceError, "take less"),
-        ({"network__upload": "["}, ConfigError, "texts need quotes"),
+        ({"network__upload": "["}, ConfigError, "strings need quotes"),
     ],
 )
 def test_all_or_nothing(
