@@ -1,4 +1,4 @@
-"""The `atom` command and its `--help`. Heavy imports wait for the command that needs them."""
+"""The `atom` command and its `--help`. Commands import heavy modules only when they run."""
 
 import inspect
 import io
@@ -56,7 +56,7 @@ def common(
 
 
 def flowing(docstring: str) -> str:
-    """Paragraphs as wide as the terminal, examples line by line."""
+    """Return help text whose paragraphs fill the terminal; examples keep their lines."""
     paragraphs = inspect.cleandoc(docstring).split("\n\n")
     return "\n\n".join(
         each if "\natom " in each else each.replace("\n", " ") for each in paragraphs
@@ -77,15 +77,19 @@ for panel, group in (
 
 
 def main(arguments: Sequence[str] | None = None, raise_interrupts: bool = False) -> int:
-    """The console script. Returns the exit code; says errors on stderr. `raise_interrupts`: Ctrl-C
-    raises KeyboardInterrupt from where that is caught."""
-    # None: somebody closed it before we began (`atom plan … >&-`).
+    """Run the console script: write errors to stderr, and return the exit code.
+
+    Args:
+        arguments: Command line without the program's name; None: `sys.argv`.
+        raise_interrupts: If True, install the handler by which Ctrl-C raises KeyboardInterrupt.
+    """
+    # A stream is None if the shell closed it (`atom plan … >&-`).
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the process ends
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a poor terminal shall not end a command
+            stream.reconfigure(errors="replace")  # not every terminal has all characters
     given = list(sys.argv[1:] if arguments is None else arguments)
 
     def command() -> object:

@@ -1,4 +1,4 @@
-"""Commands for the daemon on this machine, and the box. Heavy imports wait for their command."""
+"""Commands for this machine and its daemon. They import heavy modules only when they run."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Commands that look at a swarm, without joining it. Heavy imports wait for their command."""
+"""Commands that show a swarm without joining it. They import heavy modules only when they run."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Commands that found, join and plan runs. Heavy imports wait for their command."""
+"""Commands that found, join and plan runs. They import heavy modules only when they run."""
 
 from dataclasses import replace
 from pathlib import Path

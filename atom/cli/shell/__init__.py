@@ -1,1 +1,1 @@
-"""What all commands share: arguments, words, exit codes, bars, signals."""
+"""Parts that all commands share: options, terminal output, exit codes, progress bars, signals."""

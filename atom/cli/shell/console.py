@@ -1,7 +1,7 @@
-"""A daemon's words on a terminal: the address on stdout, notes and bars on stderr.
+"""Terminal output of a daemon: the join address on stdout, notes and progress bars on stderr.
 
-A thread writes them. Ctrl-S, or a pager that shows its first page, stops a write for as long as it
-likes, and a daemon that trains, votes or leaves has no time for that.
+A separate thread writes. Ctrl-S, or a pager that waits on its first page, can block a write for
+any time, and a daemon that trains, votes or leaves must not wait for the terminal.
 """
 
 import errno
@@ -34,25 +34,24 @@ from atom.cli.shell.terminal import draws, stderr_console
 from atom.daemon.console import BYTES
 
 MOST_WAITING = 1000
-"""Lines and steps; those beyond are left out. The daemon's journal has what happened."""
+"""Capacity of the queue of outputs. More are dropped; the daemon's journal has all events."""
 PATIENCE_S = 5.0
-"""How long a command that ends waits for a terminal that takes nothing."""
+"""Longest time that `close` waits for a terminal that accepts no output."""
 FIRST_LINE_S, NEXT_LINE_S = 2.0, 30.0
-"""Where nobody sees a bar: what takes less needs no word, what takes more gets one this often."""
+"""Seconds until a step's first progress line, and between later ones, where no bar is drawn."""
 _NOBODY_LISTENS = (errno.EPIPE, errno.EIO)
 _STDOUT, _STDERR = 1, 2
 
 
 class TerminalConsole:
-    """Implements the daemon's `Console`; its methods may be called from any thread. None but
-    `close` ever waits for the terminal."""
+    """The daemon's `Console` on a terminal. Thread-safe; only `close` waits for the terminal."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._console = stderr_console()
         with suppress(OSError):  # a stream in memory
-            # A write that is held up holds the lock of its stream: not of the one that Python and
-            # `logging` flush at their end.
-            self._console.file = open(  # noqa: SIM115 - as long as the process
+            # A blocked write holds the lock of its stream. So the console gets a separate stream:
+            # Python and `logging` flush `sys.stderr` when they exit.
+            self._console.file = open(  # noqa: SIM115 - open until the process ends
                 sys.stderr.fileno(), "w", encoding=sys.stderr.encoding, errors="replace",
                 closefd=False,
             )  # fmt: skip
@@ -71,7 +70,7 @@ class TerminalConsole:
             )
 
     def data(self, line: str) -> None:
-        """One line on stdout."""
+        """Write one line to stdout."""
         text = f"{line}\n".encode(errors="backslashreplace")
         self._give(_STDOUT, lambda: _write(text))
 
@@ -82,8 +81,10 @@ class TerminalConsole:
         self._give(_STDERR, partial(self._steps.show, what, done, total, unit))
 
     def close(self) -> None:
-        """Leaves the terminal as it was, as soon as everything is said; later calls may draw again.
-        What a terminal has not taken within the patience for it is given up."""
+        """Write everything that waits, then remove the bars. Later calls may draw again.
+
+        Output that the terminal has not accepted within `patience_s` is dropped.
+        """
         done, deadline = threading.Event(), time.monotonic() + self._patience_s
 
         def finish() -> None:
@@ -94,12 +95,12 @@ class TerminalConsole:
 
         self._give(_STDERR, finish, self._patience_s)
         if not done.wait(max(deadline - time.monotonic(), 0.0)):
-            for stream in (_STDOUT, _STDERR):  # a last word would wait as well
+            for stream in (_STDOUT, _STDERR):  # Python's flush at exit would block too
                 if not select.select([], [stream], [], 0.0)[1]:
                     _lead_nowhere(stream)
 
     def _give(self, stream: int, say: Callable[[], None], wait_s: float = 0.0) -> None:
-        """Nothing where too much waits already, and did so for `wait_s`."""
+        """Queue an output; drop it if the queue is full, and stays full for `wait_s`."""
         with self._lock:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write, name="writer", daemon=True)
@@ -110,8 +111,8 @@ class TerminalConsole:
     # ---- on the writer's thread
 
     def _write(self) -> None:
-        """A daemon goes on when a word cannot be said: the terminal was closed, the reader has
-        ended, or a log's disk is full."""
+        # The daemon goes on if an output fails: the terminal was closed, the reader of the pipe has
+        # ended, or the disk of the log is full.
         while True:
             stream, say = self._waiting.get()
             try:
@@ -126,8 +127,10 @@ class TerminalConsole:
 
 
 class Steps:
-    """Long steps: bars with their rates on a terminal, elsewhere how far they are, now and
-    then. For one thread at a time."""
+    """Progress of long steps: bars with rates on a terminal, elsewhere a line now and then.
+
+    One thread at a time may call the methods.
+    """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -146,9 +149,9 @@ class Steps:
         self._next_line_at: dict[str, float] = {}
 
     def show(self, what: str, done: int, total: int, unit: str) -> None:
-        """As `Console.progress`."""
+        """Show the progress of one step; same arguments as `Console.progress`."""
         if what not in self._rows:
-            # One of one is nothing to count: it moves, no more.
+            # A step with a total of 1 has no fraction to show: its bar only moves.
             counted = None if total == 1 else total
             self._rows[what] = self._progress.add_task(what, total=counted, unit=unit)
             self._next_line_at[what] = self._clock() + FIRST_LINE_S
@@ -163,7 +166,7 @@ class Steps:
             self._end(what)
 
     def close(self) -> None:
-        """Leaves the terminal as it was; later steps are drawn again."""
+        """Remove all bars from the terminal; later steps may draw again."""
         for what in list(self._rows):
             self._end(what)
 
@@ -174,7 +177,7 @@ class Steps:
 
 
 class _Rate(ProgressColumn):
-    """ "12.3 MiB/s", "1,234 rounds/s"; nothing while it is not known."""
+    """Column with the rate of a step, such as "12.3 MiB/s"; empty while the rate is unknown."""
 
     def render(self, task: Task) -> Text:
         if not task.speed:
@@ -185,7 +188,7 @@ class _Rate(ProgressColumn):
 
 
 def private_host(address: str) -> str:
-    """The host in a join address that the internet does not lead to; empty: it is another one."""
+    """Return the host in a join address if it is a private IP address, else an empty text."""
     host = address.removeprefix("/").split("/")[1]
     try:
         return host if ipaddress.ip_address(host).is_private else ""
@@ -194,13 +197,13 @@ def private_host(address: str) -> str:
 
 
 def _write(text: bytes) -> None:
-    """Past Python's own stream: a write that is held up would hold its lock."""
+    """Write to stdout without Python's stream object: a blocked write would hold its lock."""
     sys.stdout.flush()
     os.write(_STDOUT, text)
 
 
 def _lead_nowhere(stream: int) -> None:
-    """From now on what goes there goes nowhere; also what Python itself holds for it."""
+    """Redirect a stream to /dev/null, also for output that Python still buffers for it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream)
     os.close(nowhere)

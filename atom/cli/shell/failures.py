@@ -1,5 +1,8 @@
-"""How a command ends: errors become words and an exit code. The codes are numbered, stable, and the
-same in `atom --help`, the documentation and the service unit."""
+"""How a command ends: an error becomes a message and an exit code.
+
+The numbers of exit codes are stable, and the same in `atom --help`, the documentation and the
+service unit.
+"""
 
 import errno
 import os
@@ -21,16 +24,16 @@ from atom.cli.shell.terminal import stderr_console
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_RIGHT = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NO_MEMORY = ("annot allocate memory", "can't allocate memory", "failed to map segment from")
-"""The system's own words, as PyTorch, safetensors and the loader of libraries pass them on."""
+"""Texts of the system in messages of PyTorch, safetensors and the dynamic loader."""
 _RUST_DISK_FULL = "(os error 28)"
-"""How safetensors and tokenizers end what they say of it."""
+"""End of the message of safetensors and tokenizers for a full disk."""
 _NO_THREAD = ("can't start new thread", "no thread for")
 _EMPTY = "is empty (is it a variable of the shell that is not set?)"
 _LABEL_COLUMNS = len("error: ")
 
 
 class ExitCode(IntEnum):
-    """What a process of ours ends with. Never renumber: scripts rely on it."""
+    """Exit codes of the processes of Atom. Never renumber them: scripts rely on them."""
 
     meaning: str
 
@@ -79,7 +82,7 @@ _OF_ERROR: dict[type[UserError], ExitCode] = {
 
 
 def exit_code_of(error: UserError) -> ExitCode:
-    """The code of the nearest class in the tree of errors that has one."""
+    """Return the exit code of the error's class, or of its nearest base class that has a code."""
     for kind in type(error).__mro__:
         if kind in _OF_ERROR:
             return _OF_ERROR[kind]
@@ -87,16 +90,20 @@ def exit_code_of(error: UserError) -> ExitCode:
 
 
 class Terminated(BaseException):
-    """A signal ended a command that has no gentler way to end."""
+    """SIGTERM or SIGHUP ended a command that cannot leave in good order."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
-        """SIGTERM, or SIGHUP."""
+        """`number`: Number of the signal, SIGTERM or SIGHUP."""
         super().__init__(number)
         self.number = number
 
 
 def run_guarded(command: Callable[[], Any]) -> int:
-    """Runs a command; whatever it raises is said on stderr. Returns the exit code."""
+    """Run a command, report its exception on stderr, and return the exit code.
+
+    Raises:
+        SystemExit: The shell's completion of commands has ended.
+    """
     try:
         result = command()
         sys.stdout.flush()
@@ -104,8 +111,8 @@ def run_guarded(command: Callable[[], Any]) -> int:
     except typer.TyperException as problem:
         say_error(*usage_words(problem))
         return ExitCode.USAGE
-    except (BrokenPipeError, SystemExit) as ended:  # nobody reads on (`atom status … | head`)
-        # Typer makes an exit of it; other exits are those of its completion.
+    except (BrokenPipeError, SystemExit) as ended:  # the reader ended (`atom status … | head`)
+        # Typer turns a broken pipe into SystemExit. Its other exits belong to completion.
         if isinstance(ended, SystemExit) and not isinstance(ended.__context__, BrokenPipeError):
             raise
         _write_nowhere(sys.stdout)
@@ -117,19 +124,23 @@ def run_guarded(command: Callable[[], Any]) -> int:
             return ExitCode.TERMINATED
         _write_nowhere(sys.stdout, sys.stderr)
         return ExitCode.HUNG_UP
-    except Exception as fault:  # noqa: BLE001  the last supervisor: nobody above could report it
+    except Exception as fault:  # noqa: BLE001  the last handler: no caller could report it
         return _say_fault(fault)
 
 
 def say_error(message: str, hint: str = "") -> None:
-    """`error:`, then `hint:` where there is one, on stderr. The words are taken literally."""
+    """Write `error:` and, if there is one, `hint:` to stderr. Markup in the texts has no effect."""
     _say("error", message)
     if hint:
         _say("hint", hint)
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:
-    """An empty path would be the folder that one stands in. Raises: typer.BadParameter."""
+    """Refuse empty arguments: as a path, an empty text would mean the working directory.
+
+    Raises:
+        typer.BadParameter: An argument, or the value of an option, is empty.
+    """
     for before, argument in zip(("", *arguments), arguments, strict=False):
         name, equals, value = argument.partition("=")
         if argument and not (name.startswith("-") and equals and not value):
@@ -139,7 +150,7 @@ def refuse_empty(arguments: Sequence[str]) -> None:
 
 
 def usage_words(problem: typer.TyperException) -> tuple[str, str]:
-    """What is wrong with a command line: message and hint."""
+    """Return the message and the hint for a wrong command line."""
     context = getattr(problem, "ctx", None)
     path = "atom" if context is None else context.command_path
     message, _, suggestion = problem.format_message().partition(" Did you mean ")
@@ -148,8 +159,7 @@ def usage_words(problem: typer.TyperException) -> tuple[str, str]:
 
 
 def _say(label: str, text: str) -> None:
-    """Names out of files that others wrote may hold what a terminal would obey: that is not
-    shown."""
+    # Names from files of other peers may hold escape sequences that the terminal would obey.
     console, lead = stderr_console(), f"[{label}]{f'{label}:':{_LABEL_COLUMNS}}[/]"
     for number, line in enumerate(text.splitlines() or [""]):
         console.print(lead if number == 0 else " " * _LABEL_COLUMNS, end="")
@@ -169,8 +179,11 @@ def _say_fault(fault: Exception) -> int:
 
 
 def _as_user_error(fault: Exception) -> UserError | None:
-    """Of what the system had no more, or did not allow. Libraries say it in exceptions of their
-    own, some of them plain RuntimeErrors or ImportErrors, of which only the words tell."""
+    """Return an error for memory, threads, files or disk that the system refused; else None.
+
+    Libraries raise exceptions of their own for these, some of them plain RuntimeErrors or
+    ImportErrors that only their message identifies.
+    """
     number = fault.errno if isinstance(fault, OSError) else None
     said = str(fault).partition("\n")[0][:300]
     if isinstance(fault, MemoryError) or number == errno.ENOMEM or _is_said(_NO_MEMORY, said):
@@ -197,7 +210,7 @@ def _is_said(words: tuple[str, ...], said: str) -> bool:
 
 
 def _write_nowhere(*streams: TextIO) -> None:
-    """What they still hold would be a last fault."""
+    """Redirect streams to /dev/null: flushing their buffers at exit would raise another error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         os.dup2(nowhere, stream.fileno())

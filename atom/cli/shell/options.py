@@ -1,5 +1,7 @@
-"""Options and arguments that several commands have. Nothing heavy is imported: `--help` and the
-completion of commands and options are quick."""
+"""Options and arguments of several commands.
+
+This module imports nothing heavy, so that `--help` and the completion of commands are quick.
+"""
 
 import re
 from pathlib import Path
@@ -12,7 +14,7 @@ from atom.base.units import parse_seconds
 
 
 def below_home(path: Path | None) -> Path | None:
-    """`~/x`, where no shell has made a path of it."""
+    """Expand `~` in a path that the shell has left as it is, such as `--state=~/x`."""
     return None if path is None else expand_home(path)
 
 
@@ -94,10 +96,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object on stdou
 
 
 def parse_trust(text: str | None) -> str | None:
-    """Check the form of KEY:SHA256; KEY alone passes, and is refused with an explanation later.
+    """Check that the text is KEY:SHA256 or KEY, and return it.
+
+    A KEY alone is refused later, with an explanation.
 
     Raises:
-        typer.BadParameter: it has neither form.
+        typer.BadParameter: The text has neither form.
     """
     from atom.swarm.identity import is_peer_id
 
@@ -110,7 +114,11 @@ def parse_trust(text: str | None) -> str | None:
 
 
 def parse_deadline(text: str | None) -> float | None:
-    """ "30 s" → 30.0. Raises: typer.BadParameter."""
+    """Return the seconds of a text such as "30 s"; None for None.
+
+    Raises:
+        typer.BadParameter: The text is not a time above zero.
+    """
     if text is None:
         return None
     try:

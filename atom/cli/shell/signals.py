@@ -1,7 +1,6 @@
-"""Signals, and what a command that is told to end leaves behind it: nothing half done.
+"""Handling of signals, so that a command that has to end leaves no unfinished file.
 
-In an event loop Ctrl-C is asyncio's own business: it cancels the task and raises KeyboardInterrupt
-afterwards.
+asyncio handles Ctrl-C in an event loop itself: it cancels the task, then raises KeyboardInterrupt.
 """
 
 import asyncio
@@ -21,20 +20,25 @@ from atom.daemon.console import hang_up
 
 T = TypeVar("T")
 _SHOW_CURSOR = b"\x1b[?25h"
-"""A bar that was being drawn had hidden it."""
+"""Escape sequence that shows the cursor, which a progress bar hides."""
 
 
 def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") -> None:
-    """Until the daemon lives (it then leaves in good order), there is nothing to finish; nor has a
-    command that writes nothing.
+    """Exit immediately on SIGINT, SIGTERM or SIGHUP, with exit code 128 + the signal's number.
 
-    An exception raised inside a half-done import of torch or numpy, or where torch calls back while
-    it traces a model (that aborts the process), would be worse than an end: the system closes our
-    files and locks, and the DHT process goes when its socket closes.
+    This suits commands that write nothing, and a daemon that is starting (a running one leaves in
+    good order). An exception would be worse inside an unfinished import of torch or numpy, or in a
+    callback of torch's tracing, where it aborts the process. After an exit the system closes files
+    and locks, and the DHT process ends when its socket closes.
+
+    Without effect outside the main thread.
+
+    Args:
+        said: Message that is written to stderr before the exit.
     """
 
     def end(number: int, frame: object) -> None:
-        if select.select([], [2], [], 0.0)[1]:  # a terminal that takes nothing keeps nobody here
+        if select.select([], [2], [], 0.0)[1]:  # a blocked terminal must not delay the exit
             with contextlib.suppress(OSError):
                 os.write(2, (_SHOW_CURSOR if _draws() else b"") + f"\n{said}\n".encode())
         os._exit(128 + number)
@@ -50,9 +54,13 @@ def _draws() -> bool:
 
 
 def raise_on_signals() -> None:
-    """From now on Ctrl-C, SIGTERM and SIGHUP end the command by an exception, so that what it is
-    about to write is taken away. Raises (in the main thread, when they come): KeyboardInterrupt,
-    Terminated.
+    """Raise an exception on Ctrl-C, SIGTERM or SIGHUP, so that the command removes partial files.
+
+    Without effect outside the main thread.
+
+    Raises:
+        KeyboardInterrupt: Later, in the main thread, on Ctrl-C.
+        Terminated: Later, in the main thread, on SIGTERM or SIGHUP.
     """
 
     def end(number: int, frame: object) -> None:
@@ -66,9 +74,11 @@ def raise_on_signals() -> None:
 
 
 def run_to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work`; SIGTERM and SIGHUP cancel it.
+    """Run a coroutine in a new event loop, and return its result. SIGTERM and SIGHUP cancel it.
 
-    Raises: Terminated after such a signal; KeyboardInterrupt after Ctrl-C.
+    Raises:
+        Terminated: SIGTERM or SIGHUP cancelled the coroutine.
+        KeyboardInterrupt: Ctrl-C cancelled the coroutine.
     """
     return asyncio.run(_cancellable(work))
 
@@ -93,7 +103,15 @@ async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
 
 
 def refuse_folders(file: Path, example: str) -> None:
-    """A place for a file, looked at before anybody waits. Raises: StorageError."""
+    """Check that a file can be created at a path. Call this before long work.
+
+    Args:
+        file: Path of the file.
+        example: Name of a file, for the hint.
+
+    Raises:
+        StorageError: The path is a folder, or its parent folder does not exist.
+    """
     if file.is_dir():
         raise StorageError(f"{file} is a folder", f"name a file, such as {example}")
     if not file.absolute().parent.is_dir():
@@ -101,16 +119,23 @@ def refuse_folders(file: Path, example: str) -> None:
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
-    """The file is whole, or not there: `write` gets a place aside, which then takes its.
+    """Write a file completely or not at all, by way of a temporary file in the same folder.
 
-    Raises: StorageError; what `raise_on_signals` does, from here on.
+    This calls `raise_on_signals`, which stays in force afterwards.
+
+    Args:
+        file: Path of the file.
+        write: Function that writes the content to the path that it is given.
+
+    Raises:
+        StorageError: The file cannot be written.
     """
     raise_on_signals()
     aside = file.with_name(f".partial-{file.name}")
     try:
         write(aside)
         aside.replace(file)
-    except BaseException as problem:  # also when interrupted: nothing of ours stays
+    except BaseException as problem:  # also on signals: no temporary file stays
         with contextlib.suppress(OSError):
             aside.unlink()
         if not isinstance(problem, OSError):

@@ -1,4 +1,4 @@
-"""The two streams: data on stdout, everything said to a person on stderr."""
+"""The two output streams: data on stdout, messages to a person on stderr."""
 
 import errno
 import os
@@ -13,10 +13,10 @@ from rich.text import Text
 from rich.theme import Theme
 
 _PLAIN_WIDTH = 120
-"""Columns where nobody looks at a terminal (pipes, files)."""
+"""Width of output that goes to a pipe or a file, in columns."""
 _ANY_WIDTH = 10_000
 _LEAST_COLUMNS = 14
-"""Of a column whose cells are cut off because nothing else can go."""
+"""Width to which a column of a table may be cut, in characters."""
 
 THEME = Theme(
     {
@@ -36,13 +36,18 @@ THEME = Theme(
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """A reader that has gone is for the caller to judge; Rich would end the thread, and close
-        stdout even if it was another stream."""
+        """Raise BrokenPipeError, which the caller handles.
+
+        Rich would raise SystemExit, and redirect stdout even if another stream had broken.
+        """
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def stdout_console() -> Console:
-    """Colour and width of the terminal; plain text into pipes, and where NO_COLOR is set."""
+    """Return a console on stdout with the terminal's colours and width.
+
+    In pipes and files it writes plain text; with NO_COLOR it uses no colours.
+    """
     return _console(stderr=False)
 
 
@@ -51,12 +56,12 @@ def stderr_console() -> Console:
 
 
 def draws(console: Console) -> bool:
-    """Whether it can write over what it wrote: no file or pipe, nor a terminal that is dumb."""
+    """Return True if the console can redraw: it is a terminal, and not a dumb one."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def columns_of(page: RenderableType) -> int:
-    """What it would take, were there room."""
+    """Return the width of a page when nothing is folded or cut, in columns."""
     console = Console(width=_ANY_WIDTH, theme=THEME)
     return Measurement.get(console, console.options, page).maximum
 
@@ -68,8 +73,18 @@ def fitting(
     words: Sequence[str] = (),
     first_to_go: Sequence[str] = (),
 ) -> Table:
-    """A line for each row. Where that is wider than `width` columns go, in that order; what is
-    still too wide is cut. `words`: columns that are no numbers."""
+    """Return a table with one line per row that fits a terminal.
+
+    A table that is too wide loses whole columns; if it is still too wide, its cells are cut when it
+    is printed.
+
+    Args:
+        titles: Titles of the columns.
+        rows: Cells of each row, by title.
+        width: Width of the terminal in columns; None: no limit.
+        words: Titles of columns with text, which are aligned left; numbers are aligned right.
+        first_to_go: Titles of columns that may be left out, first to be left out first.
+    """
     shown = list(titles)
     table = _table(shown, rows, words)
     for title in first_to_go:
@@ -92,14 +107,18 @@ def _table(
         table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", min_width=least)
     for row in rows:
         cells = (row[title] for title in titles)
-        # As it is: names of folders may have [brackets].
+        # As Text, without markup: names of folders may have [brackets].
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
     return table
 
 
 def print_plainly(page: RenderableType, whole: bool = False) -> None:
-    """On stdout; without padding where nobody looks at a terminal: nobody wants it in a file.
-    `whole`: nothing of it is folded or cut there, even if $COLUMNS speaks of a terminal."""
+    """Print a page on stdout; in pipes and files without spaces at the ends of lines.
+
+    Args:
+        page: Page to print.
+        whole: If True, fold and cut nothing in pipes and files, whatever $COLUMNS says.
+    """
     console = stdout_console()
     if console.is_terminal:
         console.print(page)
