@@ -1,1 +1,1 @@
-"""A swarm from outside: status, watch, contributions, the dashboard."""
+"""Commands that observe a swarm without joining it: status, watch, contributions, dashboard."""

@@ -1,8 +1,9 @@
-"""Keeps a ledger up to date from what peers serve: an onlooker's chain, checked like a peer's.
+"""Updates of an onlooker's ledger from the chains that peers serve, verified as peers verify them.
 
-A lease is free, and claims what it likes: a crowd of them, with claims beyond all others, must not
-keep the onlooker from those who have the chain. So half of the questions go to those who gave
-something to it, as far as it was checked; and who was asked in vain is asked later than others.
+A lease costs nothing and can claim any round. Many leases with false claims must not keep the
+onlooker from the peers that have the chain. So up to half of the peers that are asked are known
+ones: contributors to the verified part of the chain, and the first voters. Peers that did
+not prove their last claim are asked later than others.
 """
 
 import os
@@ -26,32 +27,41 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 
 DONORS = 4
-"""Asked at most, one after the other, each time the chain is read."""
+"""Most peers that are asked, one after the other, each time the chain is read."""
 
 FetchChain = Callable[[Lease], AbstractContextManager[Ask]]
-"""Asks the lease's owner. Raises: PeerRefused, OSError."""
+"""Function that opens a connection to the peer of a lease. Raises: PeerRefused, OSError."""
 Progress = Callable[[int, int], None]
-"""The round that the chain is checked up to, and the one that is claimed."""
+"""Function that gets the last round verified so far, and the round that the peer claims."""
 
 
 class LedgerReader:
-    """`read` belongs to one thread at a time, and may take seconds."""
+    """Ledger of a run, read from its peers. One thread at a time may call `read`."""
 
     def __init__(self, genesis: Head, fetch: FetchChain) -> None:
         self.ledger = Ledger(genesis)
-        """What was checked until now."""
+        """Rounds and contributions verified so far."""
         self.problem = ""
-        """Why the ledger is not newer; empty: nobody claims to know better."""
+        """Reason why the ledger is not newer; empty if no peer claims a better chain."""
         self.shut_out = False
-        """Whether who was asked last said that only listed peers are answered."""
+        """True if the peer that was asked last answers only listed peers."""
         self.on_progress: Progress = lambda done, total: None
         self._genesis = genesis
         self._fetch = fetch
         self._in_vain = Counter[str]()
-        """How often in a row each donor gave nothing."""
+        """Failed requests in a row, by peer id."""
 
     def read(self, leases: Iterable[Lease]) -> Ledger:
-        """Follows the best chain that the peers claim and prove. The newest ledger."""
+        """Ask the peers that claim a better chain until one proves its claim.
+
+        This may take seconds, or minutes for a long chain. It sets `problem` and `shut_out`.
+
+        Args:
+            leases: Current leases of the run.
+
+        Returns:
+            The ledger, updated as far as chains were verified.
+        """
         self.problem, self.shut_out = "", False
         there = {lease.peer_id: lease for lease in leases}
         for gone in self._in_vain.keys() - there.keys():
@@ -73,8 +83,11 @@ class LedgerReader:
         return self.ledger
 
     def _donors(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Those whose heads would be preferred to ours, of equals the best claim first; before all,
-        some that gave to the chain, asked in vain or not."""
+        """Return the leases that claim a better head than ours, in the order in which to ask.
+
+        Up to `DONORS // 2` known peers come first, even if they have failed. The others follow:
+        fewest failures first, then known peers first, then the best claim first.
+        """
         ours = self.ledger.head
         claiming = preferred([lease for lease in leases if claims_better(lease, ours)], ours)
         known = {*self.ledger.shares, *(voter.peer_id for voter in self._genesis.voters)}
@@ -86,7 +99,14 @@ class LedgerReader:
         return first + [each for each in ranked if each.peer_id not in names]
 
     def _found(self, lease: Lease) -> Ledger:
-        """What this donor proves. Raises: PeerRefused; OSError; what was checked stays."""
+        """Return the ledger of the chain that a peer proves.
+
+        Pages that continue our own ledger stay in it if a later page fails.
+
+        Raises:
+            PeerRefused: The peer refused, its chain is invalid, or it does not prove its claim.
+            OSError: The connection failed.
+        """
         ledger = Ledger(self._genesis)
         branches = len(self.ledger.head.branches)
         heads = [self._genesis, self.ledger.head] if self.ledger.rounds else [self._genesis]
@@ -94,7 +114,7 @@ class LedgerReader:
             for along, page in pages_beyond(heads, ask, claimed_round=lease.round):
                 is_ours = along[0] == self.ledger.head
                 ledger = (self.ledger if is_ours else ledger).after(along, page)
-                # One former member can make a branch without end: only a whole one is kept.
+                # A single former member can make an endless branch: keep a branch only as a whole.
                 if is_ours and len(ledger.head.branches) <= branches:
                     self.ledger = ledger
                 self.on_progress(ledger.head.round, max(lease.round, ledger.head.round))
@@ -112,8 +132,10 @@ def _in_words(reason: Reason) -> str:
 
 
 class ChainFetcher:
-    """A `FetchChain` over the transport, as a stranger who only looks: under a key made for the
-    occasion. `close` it from another thread."""
+    """A `FetchChain` over the transport, by default under a new key that no run lists.
+
+    A call may be under way in one thread while another thread calls `close`.
+    """
 
     def __init__(
         self,
@@ -143,11 +165,17 @@ class ChainFetcher:
         return asking(self._transport, lease.peer_id, UNCHECKED_PACE, self._stop)
 
     def know(self, leases: Mapping[str, Lease]) -> None:
-        """Where everybody is: who cannot be dialled is reached through another. Before a call."""
+        """Set the addresses of all peers. Needed before a call.
+
+        Peers that cannot be dialled are reached through other peers.
+
+        Args:
+            leases: Current lease of each peer, by peer id.
+        """
         for peer_id, lease in leases.items():
             self._transport.set_addresses(peer_id, lease.addresses, lease.reached is Reached.NO)
 
     def close(self) -> None:
-        """Ends a fetch under way."""
+        """End the fetch that is under way, and close the transport."""
         self._stop.set()
         self._transport.close()

@@ -17,7 +17,18 @@ _COLUMNS = ("peer", "sequences", "share", "rounds", "first", "last")
 
 
 def show_contributions(address: str | None, state: Path | None, as_json: bool) -> None:
-    """Prints who gave what. Raises: ControlError; what `looked_at` does."""
+    """Print the contributions of all peers.
+
+    Args:
+        address: Join address of the run; None: the run of the daemon on this machine.
+        state: State directory of the daemon, or of the peer to ask as.
+        as_json: If True, print JSON instead of a table.
+
+    Raises:
+        ControlError: No address was given, and no daemon here knows one.
+        AddressError: The chain cannot be read.
+        TrustError: The peers answer only listed peers.
+    """
     swarm = run_to_the_end(looked_at(*run_meant(address, state), chain=True))
     manifest, ledger = swarm.manifest, swarm.ledger
     if as_json:
@@ -37,7 +48,7 @@ def show_contributions(address: str | None, state: Path | None, as_json: bool) -
 
 
 def contributions(manifest: Manifest, ledger: Ledger) -> dict[str, Any]:
-    """The keys of `atom contributions --json`."""
+    """Return the object that `atom contributions --json` prints."""
     return {
         "run": manifest.run,
         "owner": manifest.owner,
@@ -49,7 +60,7 @@ def contributions(manifest: Manifest, ledger: Ledger) -> dict[str, Any]:
 
 
 def _told(ledger: Ledger) -> list[dict[str, Any]]:
-    """Who gave most comes first."""
+    """Return the JSON of each peer, largest contribution first."""
     return [
         {
             "peer_id": peer_id,

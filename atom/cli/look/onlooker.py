@@ -1,6 +1,7 @@
-"""Looking at a swarm from outside: what its peers claim in the DHT, and the chain that they prove.
+"""Observation of a swarm from outside: the claims of its peers in the DHT, and their proven chain.
 
-A DHT node in client mode that publishes nothing. All views of a swarm are made of this.
+The onlooker is a DHT node in client mode that publishes nothing. `atom status`, `watch`,
+`contributions` and `dashboard` are all built on it.
 """
 
 import asyncio
@@ -30,12 +31,12 @@ from atom.swarm.records.manifest import Manifest, first_head, seen_from_outside
 from atom.swarm.records.view import SwarmView, view_swarm
 
 TRIES = 4
-"""A DHT that was just entered may need a moment to find the leases."""
+"""Attempts to read the leases: a DHT node may not find them at once after it has entered."""
 RETRY_S = 0.7
 
 
 class Onlooker:
-    """One run's leases, and its ledger: the rounds that its peers prove. For one event loop."""
+    """The leases of one run, and its ledger of proven rounds. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -60,25 +61,31 @@ class Onlooker:
         self._fetcher = ChainFetcher(manifest, me or listed_peer(manifest), entrances)
         self._reader = LedgerReader(first_head(manifest), self._fetcher)
         self.leases: dict[str, Lease] = {}
-        """Of the last view."""
+        """Leases of the last view, by peer id."""
         self._progress = ""
 
     @property
     def alive(self) -> list[str]:
-        """Who has not left, by the last view."""
+        """Peers in the last view that have not left."""
         return [peer for peer, lease in self.leases.items() if lease.state != "left"]
 
     async def view(self) -> SwarmView:
-        """The swarm now, as its peers claim it, whose `leases` are kept. Raises:
-        DirectoryUnavailable while the DHT cannot be asked."""
+        """Read the leases, keep them in `leases`, and return the swarm as its peers claim it.
+
+        Raises:
+            DirectoryUnavailable: The DHT did not answer.
+        """
         self.leases = await self._directory.read_leases()
         now, leases = time.time(), self.leases.values()
         return view_swarm(self.manifest, leases, self._global_batch, now, self._me, self._data)
 
     async def first_view(self) -> SwarmView:
-        """As `view`, but patient with a DHT that was entered a moment ago.
+        """Return the view after some retries, because the node may have entered the DHT just now.
 
-        Raises: AddressError if the DHT answers not even the last question.
+        The view has no peers if no attempt found one.
+
+        Raises:
+            AddressError: The DHT did not answer the last attempt.
         """
         for tries_left in reversed(range(TRIES)):
             try:
@@ -91,31 +98,37 @@ class Onlooker:
             await asyncio.sleep(RETRY_S)
         raise AssertionError("the last try returns, or raises")
 
-    # ---- the chain (with `view`: an `atom.extras.dashboard.feed.Swarm`)
+    # ---- the chain; with `view`, this class implements `atom.extras.dashboard.feed.Swarm`
 
     @property
     def ledger(self) -> Ledger:
+        """Rounds and contributions verified so far."""
         return self._reader.ledger
 
     @property
     def problem(self) -> str:
-        """Why the ledger is not newer; empty: it is as new as any peer claims to know."""
+        """Reason why the ledger is not newer; empty if no peer claims a better chain."""
         return self._reader.problem
 
     @property
     def note(self) -> str:
-        """As `problem`, with what helps; while a read goes on, how far it is."""
+        """Progress of a read that is under way, otherwise `problem` and a remedy."""
         helps = "; --state DIR asks as one of them" if self.shut_out else ""
         return self._progress or f"{self.problem}{helps}"
 
     @property
     def shut_out(self) -> bool:
-        """Whether that is because only listed peers are answered: asking again does not help."""
+        """True if the run answers only listed peers, so that retrying is pointless."""
         return self._has_list and self._reader.shut_out
 
     async def read(self, tell: Progress | None = None) -> None:
-        """Brings the ledger up to date, if the peers of the last look allow it. May take seconds,
-        or minutes for a long chain: `tell` hears how far it is."""
+        """Update the ledger from the peers of the last view.
+
+        This may take seconds, or minutes for a long chain. Failures are in `problem`.
+
+        Args:
+            tell: Called with the progress, from another thread; None: `note` shows the progress.
+        """
         self._reader.on_progress = tell or self._note_progress
         self._fetcher.know(self.leases)
         try:
@@ -127,16 +140,20 @@ class Onlooker:
         self._progress = f"checking the chain: {done:,} of {total:,} rounds"
 
     def close(self) -> None:
-        """Ends a read under way."""
+        """End the read that is under way."""
         self._fetcher.close()
 
 
 @contextlib.asynccontextmanager
 async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[Onlooker]:
-    """An onlooker of the run that `address` names; its DHT node ends with the block. `state`: of
-    the peer as which to ask.
+    """Enter the DHT of a run, and yield an onlooker. The DHT node ends with the block.
 
-    Raises: AddressError if no node is reached, none knows the run, or there is no such peer.
+    Args:
+        address: Join address of the run.
+        state: State directory of the peer to ask as; None: see `Onlooker`.
+
+    Raises:
+        AddressError: No node was reached, none knows the run, or `state` has no peer.
     """
     me, where = identity_in(state), parse_join_address(address)
     node = NodeSettings(initial_peers=where.bootstrap, client_mode=True)
@@ -155,8 +172,17 @@ async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[On
 
 
 async def looked_at(address: str, state: Path | None = None, chain: bool = False) -> Onlooker:
-    """The run that `address` names, as it is now, by an onlooker that looks no more: its
-    `leases`, and its `ledger` if the `chain` is asked for. Raises: AddressError; as `certified`."""
+    """Read a run once; return a closed onlooker that has its `leases`.
+
+    Args:
+        address: Join address of the run.
+        state: State directory of the peer to ask as; None: see `Onlooker`.
+        chain: If True, read the `ledger` too.
+
+    Raises:
+        AddressError: The run cannot be read.
+        TrustError: The chain was asked for, and the run answers only listed peers.
+    """
     async with onlooking(address, state) as onlooker:
         if chain:
             await certified(onlooker)
@@ -165,8 +191,14 @@ async def looked_at(address: str, state: Path | None = None, chain: bool = False
 
 
 async def certified(onlooker: Onlooker) -> Ledger:
-    """Asks again for a while: peers serve their last heads only, and a lease may name one before
-    them. Raises: AddressError, TrustError."""
+    """Read the ledger, with some retries; show the progress on the terminal.
+
+    Retries help because peers serve their newest heads only, and a lease may name an older one.
+
+    Raises:
+        AddressError: The chain cannot be read, or no peer is alive.
+        TrustError: The run answers only listed peers.
+    """
     console = TerminalConsole()
     tell = partial(console.progress, "checking the chain", unit="rounds")
     try:
@@ -191,8 +223,16 @@ async def certified(onlooker: Onlooker) -> Ledger:
 
 
 def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None]:
-    """The run to look at: its address, and the state directory of the peer to ask as. Without an
-    address the daemon in `state` is asked, else the only one there is. Raises: ControlError."""
+    """Return the address of the run to look at, and the state directory of the peer to ask as.
+
+    Args:
+        address: Join address that the user gave; None: ask a daemon on this machine.
+        state: State directory of that daemon, or of the peer to ask as; None without an address:
+            the only daemon that runs.
+
+    Raises:
+        ControlError: No daemon could be asked, or it knows no address of its run.
+    """
     if address is not None:
         return address, state
     try:
@@ -207,8 +247,13 @@ def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None
 
 
 def listed_peer(manifest: Manifest) -> Identity | None:
-    """Who takes part in that run from its usual place here, if its owner has listed them. In an
-    open run nobody has to give a name. Raises: StorageError."""
+    """Return the peer that is kept here in the run's usual place, if the run's owner listed it.
+
+    Return None for a run without a list, which answers strangers too.
+
+    Raises:
+        StorageError: The key file is damaged.
+    """
     listed = seen_from_outside(manifest)
     if listed is None:
         return None
@@ -217,7 +262,12 @@ def listed_peer(manifest: Manifest) -> Identity | None:
 
 
 def identity_in(state: Path | None) -> Identity | None:
-    """Of the peer whose state directory that is. Raises: AddressError if there is no such peer."""
+    """Return the identity of the peer in a state directory; None for None.
+
+    Raises:
+        AddressError: The directory has no peer.
+        StorageError: The key file is damaged.
+    """
     if state is None:
         return None
     if (found := own_identity(state)) is None:
@@ -230,7 +280,7 @@ def identity_in(state: Path | None) -> Identity | None:
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """Raises: AddressError where the DHT cannot be asked."""
+    """Turn DirectoryUnavailable into an AddressError for the user."""
     try:
         yield
     except DirectoryUnavailable as problem:
@@ -238,7 +288,10 @@ def _answering() -> Iterator[None]:
 
 
 def _agreed_on(manifest: Manifest) -> tuple[int | None, int | None, Data | None]:
-    """Rounds of the run, sequences of its global batch, and its [data], if we can read them."""
+    """Return a run's rounds, sequences per global batch and [data].
+
+    All are None if this version cannot read the run file.
+    """
     try:
         run = run_from_text(manifest.run_file)
     except ConfigError:

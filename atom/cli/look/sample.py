@@ -20,7 +20,7 @@ from atom.models.sampling import Sampling, continuations
 from atom.models.source import SourceError
 
 MOST_TEXTS = 8
-"""Prompts that go through the device together, at most."""
+"""Most prompts that go through the device together."""
 _LINES = "\n\t"
 
 
@@ -41,12 +41,12 @@ def show_samples(asked: SampleRequest) -> None:
     """Print how a model continues each prompt.
 
     Args:
-        asked: the arguments of the command.
+        asked: Arguments of the command.
 
     Raises:
-        typer.BadParameter: an argument is not usable.
-        StorageError: the folder is none, or holds no model.
-        UserError: the model cannot be computed here.
+        typer.BadParameter: An argument is not usable.
+        StorageError: The folder does not exist, or holds no model.
+        UserError: The model cannot be computed here.
     """
     _check(asked)
     console = TerminalConsole()
@@ -95,7 +95,7 @@ def _check(asked: SampleRequest) -> None:
 def _print(
     tokenizer: Tokenizer, prompts: Sequence[list[int]], told: Iterator[Mapping[int, int]]
 ) -> None:
-    """Print the first text while it grows, and the others after it."""
+    """Print the first text while it grows, then the other texts as a whole."""
     texts = [list(prompt) for prompt in prompts]
     said = 0
     for tokens in told:
@@ -110,7 +110,7 @@ def _print(
 def _say(text: str, said: int, is_whole: bool = False) -> int:
     """Print the new part of `text`, after its first `said` characters, and return its length.
 
-    A character whose last bytes have not come yet waits for them.
+    A character at the end whose bytes are incomplete is printed by a later call.
     """
     new = text[said:] if is_whole else text[said:].rstrip("�")
     typer.echo(printable(new, _LINES), nl=False)

@@ -1,5 +1,7 @@
-"""`atom status`: one look at a swarm, from the DHT alone. Headline, bar toward the global batch,
-table of peers."""
+"""`atom status`: a swarm at one moment, from the DHT alone.
+
+It shows a headline, a bar with the progress to the global batch, and a table of peers.
+"""
 
 import json
 from pathlib import Path
@@ -39,7 +41,17 @@ _STATE_STYLES = {
 
 
 def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
-    """Prints the swarm. Raises: AddressError, ControlError."""
+    """Print the swarm.
+
+    Args:
+        address: Join address of the run; None: the run of the daemon on this machine.
+        state: State directory of the daemon.
+        as_json: If True, print JSON instead of a page.
+
+    Raises:
+        AddressError: The run cannot be read.
+        ControlError: No address was given, and no daemon here knows one.
+    """
     meant, place = run_meant(address, state)
     view, rounds = run_to_the_end(_look(meant, place if address is None else None))
     if as_json:
@@ -66,9 +78,15 @@ async def _look(address: str, state: Path | None) -> tuple[SwarmView, int | None
 def swarm(
     view: SwarmView, rounds: int | None, width: int | None, most_peers: int | None = None
 ) -> Group:
-    """All of it, one below the other. `rounds`: the run's last one. `width`: None where nobody
-    folds. Of more than `most_peers` the others are counted."""
-    # Who has left takes no row from who is there.
+    """Return the headline, the bar and the table of peers.
+
+    Args:
+        view: The swarm.
+        rounds: Number of rounds of the run; None: endless, or unknown.
+        width: Width of the terminal in columns; None: no limit.
+        most_peers: Most rows of the table; further peers are only counted. None: no limit.
+    """
+    # Peers that have left come last, so that they take no row from peers that are present.
     listed = sorted(view.peers, key=lambda peer: peer.state == "left")[:most_peers]
     table = fitting(
         view.columns,
@@ -83,7 +101,10 @@ def swarm(
 
 
 def headline(view: SwarmView, rounds: int | None) -> Text:
-    """`shakespeare   round 12 of 2,000   3 peers   1,234 tokens/s   loss 2.3456`"""
+    """Return one line with the swarm's figures.
+
+    Example: `shakespeare   round 12 of 2,000   3 peers   1,234 tokens/s   loss 2.3456`
+    """
     alive = sum(peer.state != "left" for peer in view.peers)
     of_rounds = "" if rounds is None else f" of {rounds:,}"
     parts = [
@@ -99,7 +120,7 @@ def headline(view: SwarmView, rounds: int | None) -> Text:
 
 
 def batch_bar(view: SwarmView) -> RenderableType:
-    """How near the next round is, in sequences of the whole swarm."""
+    """Return a bar with the sequences of the whole swarm toward the next round."""
     if view.global_batch is None:
         return Text(f"sequences {view.accumulated:,} (the global batch is not known)")
     row = Table.grid(padding=(0, 1))
@@ -115,7 +136,7 @@ def _cells(peer: Lease, view: SwarmView) -> dict[str, Text]:
         title: Text(text, "yellow" if title in marked else row)
         for title, text in view.row(peer).items()
     }
-    # What is wrong comes first: on a narrow terminal the rest is cut off.
+    # A problem comes before the state, because a narrow terminal cuts off the end.
     trouble = void_text(peer.void_passes, peer.void_cause)
     state = Text(peer.state, _STATE_STYLES.get(peer.state, "yellow"))
     cells["state"] = Text.assemble((trouble, "bad"), ", ", state) if trouble else state

@@ -1,5 +1,7 @@
-"""`atom watch` and `atom dashboard`: a swarm as it lives, from the DHT and the chain that its peers
-prove, on a terminal or in the browser."""
+"""`atom watch` and `atom dashboard`: a live view of a swarm on a terminal or in a browser.
+
+The view comes from the DHT and the proven chain.
+"""
 
 import asyncio
 import contextlib
@@ -29,17 +31,23 @@ from atom.swarm.records.lease import SampleText
 from atom.swarm.records.view import loss_unit
 
 DEFAULT_PORT = 8700
-"""A fixed port: a page that is open goes on when the dashboard is started again."""
+"""Port of the page. It is fixed, so that an open page works again after a restart."""
 _MARGIN = 2
 _OTHER_ROWS, _CURVE_ROWS = 9, 4
-"""Headline, bar, the table's head, the last line, and the blank lines between; the curve's."""
+"""Rows of headline, bar, table head, last line and blank lines; rows of the loss curve."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def watch_swarm(address: str | None, state: Path | None) -> None:
-    """Shows the swarm until interrupted; without an address, that of the daemon on this machine.
+    """Show the swarm on the terminal until interrupted.
 
-    Raises: AddressError, ControlError.
+    Args:
+        address: Join address of the run; None: the run of the daemon on this machine.
+        state: State directory of the daemon, or of the peer to ask as.
+
+    Raises:
+        AddressError: The run cannot be read.
+        ControlError: No address was given, and no daemon here knows one.
     """
     meant = run_meant(address, state)
     with contextlib.suppress(KeyboardInterrupt):
@@ -67,16 +75,16 @@ async def _watch_live(feed: SwarmFeed, console: Console) -> None:
             auto_refresh=False,
             get_renderable=lambda: screen(feed.seen, console.width, console.height),
         ) as live:
-            while True:  # a look every second: so it is drawn anew for a terminal that was resized
+            while True:  # every second, which also redraws after a resize
                 live.refresh()
                 await feed.news()
     finally:
-        # what was seen last stays readable on the ordinary screen
+        # The last view stays readable on the normal screen.
         console.print(screen(feed.seen, console.width, console.height))
 
 
 async def _watch_plain(feed: SwarmFeed, console: Console) -> None:
-    """A line when the round is another, and when peers come or go."""
+    """Print a line whenever the round changes, or peers come or go."""
     said: tuple[int, frozenset[str]] | None = None
     while True:
         view = feed.seen.view
@@ -89,8 +97,16 @@ async def _watch_plain(feed: SwarmFeed, console: Console) -> None:
 
 
 def screen(seen: Seen, width: int, height: int) -> RenderableType:
-    """The display for a terminal of that size. Every peer takes one row: where those are too many,
-    the curve goes first, then peers are counted instead of listed."""
+    """Return the display for a terminal of the given size.
+
+    Each peer takes one row. If there are too many peers, the curve is left out first; then further
+    peers are only counted.
+
+    Args:
+        seen: Latest state of the swarm.
+        width: Width of the terminal in columns.
+        height: Height of the terminal in rows.
+    """
     room = max(width - 2 * _MARGIN, 1)
     besides = _OTHER_ROWS + bool(seen.problem) + bool(seen.view.sample)
     rows, peers = height - besides, len(seen.view.peers)
@@ -102,12 +118,18 @@ def screen(seen: Seen, width: int, height: int) -> RenderableType:
         parts.append(written(seen.view.sample))
     footer = Text("Ctrl-C ends the display", "quiet")
     shown = Padding(Group(*parts, footer), (1, _MARGIN, 0, _MARGIN))
-    # Where nothing helps, what is below is cut off: a problem must not be.
+    # A problem comes first, because a terminal that is too small cuts off the bottom.
     return Group(Text(f"  {seen.problem}", "yellow"), shown) if seen.problem else shown
 
 
 def curve(losses: Sequence[Point], width: int, unit: str) -> Text:
-    """Losses as one line of blocks, from the lowest to the highest of them, with what they are."""
+    """Return the losses as a line of blocks, with a title above and the range below.
+
+    Args:
+        losses: At least one point.
+        width: Width in columns.
+        unit: Unit of the losses; may be empty.
+    """
     (first, _), (last, newest) = losses[0], losses[-1]
     values = [loss for _, loss in thinned(losses, max(width, 3)) if math.isfinite(loss)]
     low, high = min(values, default=0.0), max(values, default=0.0)
@@ -120,7 +142,7 @@ def curve(losses: Sequence[Point], width: int, unit: str) -> Text:
 
 
 def written(sample: SampleText) -> Text:
-    """A stranger's weights wrote it: one line, as it is."""
+    """Return the newest sample as one line without markup, as strangers' weights wrote it."""
     title = (f"round {sample.round:,} writes  ", "bold")
     return Text.assemble(title, sample.text, no_wrap=True, overflow="ellipsis")
 
@@ -128,9 +150,20 @@ def written(sample: SampleText) -> Text:
 def show_dashboard(
     address: str | None, port: int | None, host: str | None, state: Path | None
 ) -> None:
-    """Serves the page until interrupted; its URL is the first line of stdout.
+    """Serve the page until interrupted; its URL is the first line of stdout.
 
-    Raises: typer.BadParameter, AddressError, ControlError, PortInUseError, UserError.
+    Args:
+        address: Join address of the run; None: the run of the daemon on this machine.
+        port: Port of the page; 0: any free port; None: `DEFAULT_PORT`.
+        host: Address of this machine to listen on; None: loopback.
+        state: State directory of the daemon, or of the peer to ask as.
+
+    Raises:
+        typer.BadParameter: `host` is neither an address nor a host name.
+        AddressError: The run cannot be read, or `host` is not an address of this machine.
+        ControlError: No address was given, and no daemon here knows one.
+        PortInUseError: Another program has the port.
+        UserError: The page cannot be served for another reason.
     """
     where = ListenAddress(_host(host), DEFAULT_PORT if port is None else port)
     meant = run_meant(address, state)
