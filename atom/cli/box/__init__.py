@@ -1,1 +1,1 @@
-"""This box and its daemons: control, information, export, examination."""
+"""Commands for this machine and its daemons: control, information, export, diagnosis."""

@@ -1,4 +1,4 @@
-"""Find the daemon that a command means, and ask it: `atom info`, `atom reload`."""
+"""Requests to the daemon on this machine, such as `atom info`, `atom pause` and `atom reload`."""
 
 import json
 import os
@@ -22,20 +22,27 @@ _START_HINT = (
 
 
 def show_info(state: Path | None, as_json: bool) -> None:
-    """Raises: ControlError."""
+    """Print the figures of a daemon, as lines or as JSON.
+
+    Raises:
+        ControlError: No daemon answers, or several run and none is named.
+    """
     info = ask_daemon(state, "info")
     if as_json:
         typer.echo(json.dumps(info, indent=2))
         return
-    from atom.cli.box.info_page import rows  # brings the DHT's side along
+    from atom.cli.box.info_page import rows  # imports much
 
     for label, text in rows(info):
         stdout_console().print(Text.assemble((f"{label:14}", "bold"), text), soft_wrap=True)
 
 
 def reload_settings(state: Path | None) -> None:
-    """Prints the keys of the peer file that have changed. Raises: UserError, and nothing was
-    changed."""
+    """Let a daemon read its peer file again, and print the keys that have changed.
+
+    Raises:
+        UserError: The daemon refused the file, and has changed nothing.
+    """
     with stderr_console().status("the daemon reads its peer file"):
         changed = ask_daemon(state, "reload")
     for each in changed:
@@ -48,18 +55,18 @@ def ask_daemon(state: Path | None, command: str, *arguments: Any) -> Any:
     """Send one of `atom.daemon.control.COMMANDS` to a daemon on this machine.
 
     Args:
-        state: the daemon's state directory; None: the only daemon that runs.
-        command: the command's name.
-        arguments: the command's arguments.
+        state: The daemon's state directory; None: the only daemon that runs.
+        command: Name of the command.
+        arguments: Arguments of the command.
 
     Returns:
-        The daemon's answer, as JSON holds it.
+        The daemon's answer, parsed from JSON.
 
     Raises:
-        ControlError: no daemon answers, or several run and none is named.
-        UserError: the daemon refused the command.
+        ControlError: No daemon answers, or several run and none is named.
+        UserError: The daemon refused the command.
     """
-    from atom.daemon.control import ask  # gRPC: a quarter of a second
+    from atom.daemon.control import ask  # imports gRPC, which takes a quarter of a second
 
     return ask(find_daemon(state), command, *arguments)
 
@@ -68,11 +75,11 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
     """Return the control socket of the daemon in `state`, else of the only one under `home`.
 
     Args:
-        state: the daemon's state directory, if the user named it.
-        home: the folder of all state directories; None: the usual one.
+        state: The daemon's state directory, if the user named it.
+        home: Folder of all state directories; None: the default one.
 
     Raises:
-        ControlError: no daemon runs, several run, or its socket may be another user's.
+        ControlError: No daemon runs, several run, or another user may have made the socket.
     """
     if state is not None and not state.is_dir():
         raise ControlError(f"there is no state directory {state}", _START_HINT)
@@ -95,7 +102,7 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
 def _is_safe(path: Path, owners: set[int]) -> bool:
     """Return True if only `owners` can have put this socket there.
 
-    A socket of another user would hear our commands and answer with any bytes.
+    Another user's socket would receive our commands, and could answer with any bytes.
     """
     folder = path.parent.stat()
     writable = folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -106,7 +113,7 @@ def find_state(state: Path | None, home: Path | None = None) -> Path:
     """Return `state`, else the only state directory of a run; of several, the one in use.
 
     Raises:
-        StorageError: there is none, or the choice is not clear.
+        StorageError: No run is kept here, or several are and none is named.
     """
     if state is not None:
         return state
@@ -120,8 +127,11 @@ def find_state(state: Path | None, home: Path | None = None) -> Path:
 
 
 def _the_one(folders: Sequence[Path], several: str, error: type[UserError]) -> Path:
-    """Raises: `error` for more than one; its hint is what to add to the command, a line for each of
-    them, ready to be copied."""
+    """Return the only folder.
+
+    Raises:
+        error: More than one folder is given; the hint has an option to copy for each.
+    """
     if len(folders) > 1:
         names = ", ".join(folder.name for folder in folders)
         lines = ["say which one:", *(f"--state {quote(str(folder))}" for folder in folders)]

@@ -1,4 +1,4 @@
-"""`atom doctor`: one page of findings, each with what to do."""
+"""`atom doctor`: one page of findings, each problem with its remedy."""
 
 import json
 from collections import Counter
@@ -21,13 +21,27 @@ _SHOWN = {
     Level.OK: ("✓", "good", "ok"),
     Level.UNCHECKED: ("·", "quiet", "not checked"),
 }
-"""Mark, style, and what so many are."""
+"""Mark, style, and word in the summary, by level."""
 
 
 def show_diagnosis(
     address: str | None, peer_file: Path | None, state: Path | None, as_json: bool
 ) -> ExitCode:
-    """Prints the page; DIAGNOSIS if something failed. Raises: ConfigError, AddressError."""
+    """Examine this machine and print the findings.
+
+    Args:
+        address: Join address of a run to examine too.
+        peer_file: Peer file, if the command line names one.
+        state: State directory, if the command line names one.
+        as_json: If True, print JSON instead of a page.
+
+    Returns:
+        DIAGNOSIS if a check failed, else OK.
+
+    Raises:
+        ConfigError: The peer file cannot be used.
+        AddressError: The address is malformed.
+    """
     with stderr_console().status("looking") as status:
         findings = examine(address, peer_file, state, status.update)
     if as_json:
@@ -40,7 +54,7 @@ def show_diagnosis(
 
 
 def page(findings: list[Finding]) -> Group:
-    """A line per finding; below it, where something is wrong, what to do."""
+    """Return a line for each finding, and below each problem its remedy."""
     table = Table.grid(padding=(0, 1))
     table.add_column()
     table.add_column(no_wrap=True)

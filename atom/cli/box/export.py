@@ -22,7 +22,21 @@ def export_model(
     adapter: bool,
     wanted: str,
 ) -> None:
-    """Raises: typer.BadParameter; what `atom.daemon.model.exporting.export_run` raises."""
+    """Write a model to a new folder, and print its files.
+
+    Args:
+        folder: Folder to create.
+        state: State directory of the peer; None: the only one on this machine.
+        precision: Precision of the weights; None: the run's.
+        trust: KEY:SHA256 of code that may be executed; None: no code.
+        adapter: If True, write only the adapter that the run trained.
+        wanted: Number of a kept round, or "best", or "latest".
+
+    Raises:
+        typer.BadParameter: An argument is not usable.
+        StorageError: The folder exists, or cannot be written, or no such round is kept.
+        UserError: Another kind that `atom.daemon.model.exporting.export_run` raises.
+    """
     if precision not in (None, *PRECISION_NAMES):
         known = ", ".join(PRECISION_NAMES)
         raise typer.BadParameter(f"{precision!r} is none of {known}", param_hint="--precision")

@@ -1,6 +1,7 @@
-"""What `atom info` shows of one daemon, for a person. Pure; `--json` has every figure.
+"""Page of `atom info` about one daemon. Pure. `--json` has every figure.
 
-What is as usual takes no line: nothing in the way, no pass void, nobody else on the device.
+The page leaves out normal values: it has a line for void passes, for example, only if there are
+any.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +22,14 @@ from atom.swarm.records.view import (
 Info = Mapping[str, Any]
 Row = tuple[str, str]
 MOST_PEERS = 8
-"""That are named; of more it is said how many."""
+"""Most peers that a line names; further ones are counted."""
 
 
 def rows(info: Info) -> Iterator[Row]:
-    """(label, text), in the order in which a person asks."""
+    """Yield each line of the page as (label, text), in the order in which a person asks for them.
+
+    `info`: Figures of a daemon, from its command "info".
+    """
     for label in ("run", "name", "state", "trouble", "clock", "versions", "paused"):
         if info.get(label):
             yield label, str(info[label])
@@ -75,7 +79,7 @@ def _work(info: Info) -> Iterator[Row]:
         yield "text", f"{here} of {total} are here"
     joined, given = info["rounds_joined"], info["sequences_committed"]
     yield "given", f"{given:,} sequences to {joined:,} round{'' if joined == 1 else 's'}"
-    # A sample that is no text is a sequence of its own, and has no tokens.
+    # In runs without text each sample is one sequence, and there are no tokens to count.
     tokens = f"{info['tokens_per_s']:,.0f} tokens/s, " if trained_on(data) == "tokens" else ""
     yield "speed", f"{tokens}{info['sequences_per_s']:,.1f} sequences/s"
     void = [f"{count:,} {cause}" for cause, count in info["passes_voided"].items() if count]
@@ -84,7 +88,7 @@ def _work(info: Info) -> Iterator[Row]:
 
 
 def _checkpoints(kept: Sequence[Info]) -> str:
-    """Their rounds, with the validation loss where it is known, and which is the best."""
+    """Return the rounds of the checkpoints, with known validation losses; the best is marked."""
     losses = [each["validation_loss"] for each in kept if each["validation_loss"] is not None]
     best = min(losses, default=None)
 
@@ -98,7 +102,7 @@ def _checkpoints(kept: Sequence[Info]) -> str:
 
 
 def _device(info: Info) -> str:
-    """With what the last pass took."""
+    """Return the names of the devices, and the time shares of the last pass."""
     figures, devices = info["last_pass"], info["devices"]
     said = [
         ", ".join(name + (f" (left out: {why})" if why else "") for name, why in devices.items())
@@ -113,7 +117,7 @@ def _device(info: Info) -> str:
 
 
 def _others(peers: Sequence[str], ways: Mapping[str, Info], names: Mapping[str, str]) -> str:
-    """With what was measured of the way to each."""
+    """Return the number of other peers, with names and round-trip times of the first ones."""
     if not peers:
         return "none in sight"
     named = [

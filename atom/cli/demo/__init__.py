@@ -1,1 +1,1 @@
-"""`atom demo`: a swarm on one machine that loses a peer, wins another, and proves its result."""
+"""`atom demo`: a swarm on one machine that loses a peer, gets a new one, and checks its result."""

@@ -1,4 +1,4 @@
-"""`atom demo`: starts peers, kills one, brings another, and judges what they wrote down."""
+"""`atom demo`: start peers, kill one, start another, and check their event logs."""
 
 import signal
 import time
@@ -19,7 +19,7 @@ from atom.daemon.console import ending_signals
 from atom.swarm.identity import short_id
 
 LIMIT_S, PER_ROUND_S = 240.0, 6.0
-"""When the demo is broken off: what its start may take, and each round at most."""
+"""Time limit of the demo, in seconds: LIMIT_S, and PER_ROUND_S more for each round."""
 FIRST_PEERS, VICTIM = 3, 2
 STEP_S = 0.3
 TOLD_EVERY_ROUNDS = 10
@@ -27,7 +27,11 @@ _CURVE_COLUMNS_PER_NAT = 5
 
 
 def run_demo(directory: Path) -> ExitCode:
-    """Plays the demo. Returns OK only if every claim held. Raises: StorageError."""
+    """Run the demo in a folder; return OK only if all its claims held.
+
+    Raises:
+        StorageError: The folder cannot be used.
+    """
     stage = Stage(directory)
     stage.prepare(FIRST_PEERS + 1)
     raise_on_signals()
@@ -39,7 +43,7 @@ def run_demo(directory: Path) -> ExitCode:
             try:
                 demo.play()
             finally:
-                with ending_signals(signal.SIG_IGN):  # half done it would leave daemons behind
+                with ending_signals(signal.SIG_IGN):  # an interruption would leave daemons running
                     demo.clear_up()
     except PeerFailed as failure:
         say_error(failure.message, failure.hint)
@@ -65,25 +69,36 @@ def _verdict(demo: "Demo", root: Path) -> ExitCode:
 
 
 class Demo:
-    """One run of the demo. `play` returns when all peers have ended; `clear_up` after it."""
+    """One run of the demo. Call `play`, then `clear_up` in any case."""
 
     def __init__(
         self, stage: Stage, rounds: int, console: Console, told: Callable[[str], None]
     ) -> None:
-        """`told`: shows how far it is."""
+        """Start nothing yet.
+
+        Args:
+            stage: Prepared folder of the demo.
+            rounds: Rounds of the run.
+            console: Console for the story of the demo.
+            told: Function that shows the progress, such as a spinner's update.
+        """
         self._stage = stage
         self._rounds = rounds
         self._console = console
         self._told = told
         self._began = time.monotonic()
         self._round = 0
-        """The founder's last committed one."""
+        """Last round that the founder committed."""
         self._training: set[str] = set()
-        """Names of peers that had a part in a round."""
+        """Names of peers that have contributed to a round."""
         self.peers: list[DemoPeer] = []
 
     def play(self) -> None:
-        """Raises: PeerFailed if a daemon fails, or the rounds take too long."""
+        """Run the demo until all peers have ended.
+
+        Raises:
+            PeerFailed: A daemon failed, or the rounds take too long.
+        """
         self._say("peer 1 founds the run: it tokenises the text and traces the model")
         founder = self._enter("start", str(self._stage.run_file))
         while not (address := founder.join_address):
@@ -104,7 +119,7 @@ class Demo:
                 self._enter("join", address)
 
     def clear_up(self) -> None:
-        """No process of the demo is left."""
+        """Kill all processes of the demo that still run."""
         for peer in self.peers:
             peer.remove()
 
@@ -116,8 +131,8 @@ class Demo:
         return peer
 
     def _step(self) -> None:
-        """A moment passes: what the peers wrote down is read, and shown."""
-        time.sleep(STEP_S)  # peers write to files: nothing to wait on
+        """Wait a moment, then read the peers' logs and show new rounds."""
+        time.sleep(STEP_S)  # files give no event to wait for
         for peer in self.peers:
             peer.look()
         for event in rounds_of(self.peers[0].events)[self._round :]:
@@ -146,21 +161,30 @@ class Demo:
 
 
 def curve(loss: float) -> str:
-    """A line of the loss's length: those of several rounds, one below the other, are its curve."""
+    """Return a bar as long as the loss; the bars of successive rounds draw its curve."""
     return "─" * round(min(loss, 8.0) * _CURVE_COLUMNS_PER_NAT) if loss > 0 else ""
 
 
 def due(round_: int, rounds: int, trained: int, fates: Sequence[str]) -> tuple[bool, bool]:
-    """Whether one peer is to be killed now, a quarter of the way in, and whether another is to
-    join, halfway. A swarm that came together late is disturbed late: who took no part is no loss.
+    """Decide whether to kill a peer (after a quarter of the rounds), and to start one (after half).
 
-    `trained`: peers that had a part in a round. `fates`: of all that were started.
+    The kill waits until the first peers have all contributed: losing an idle peer shows nothing.
+
+    Args:
+        round_: Last committed round.
+        rounds: Rounds of the run.
+        trained: Number of peers that have contributed to a round.
+        fates: Fate of each peer that was started; empty while it runs.
+
+    Returns:
+        Whether to kill a peer, and whether to start another.
     """
     kill = trained >= FIRST_PEERS and not fates[VICTIM - 1] and 4 * round_ >= rounds
     return kill, len(fates) == FIRST_PEERS and 2 * round_ >= rounds
 
 
 def results_table(results: Sequence[PeerResult]) -> Table:
+    """Return a table with a row for each peer."""
     rows = [
         {
             "peer": result.name,

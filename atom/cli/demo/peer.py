@@ -1,7 +1,7 @@
 """Folder and peers of the demo.
 
 The folder is emptied only if an earlier demo wrote it. Each peer is a daemon in its own process,
-which ends with the demo at the latest.
+which the system kills when the demo ends.
 """
 
 import contextlib
@@ -42,18 +42,18 @@ Event = dict[str, Any]
 
 
 class PeerFailed(AtomError):
-    """A daemon ended that should not have; the hint shows what it said last."""
+    """A daemon ended unexpectedly, or is late; the hint shows the end of its log."""
 
 
 class DemoPeer:
-    """`start`, then `look` again and again; `kill` is part of the demo, `remove` its end."""
+    """One daemon of the demo. Call `start`, `look` again and again, and at the end `remove`."""
 
     def __init__(self, name: str, state: Path) -> None:
         self.name = name
         self.state = state
         self.log = state.parent / f"{state.name}.log"
         self.fate = ""
-        """Empty while it lives."""
+        """How the daemon ended; empty while it runs."""
         self.events: list[Event] = []
         """Events that its daemon had written at the last `look`."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -66,7 +66,7 @@ class DemoPeer:
 
     @property
     def peer_id(self) -> str:
-        """Empty until its key is on disk."""
+        """Peer id of the daemon; empty until its key is on disk."""
         found = own_identity(self.state)
         return "" if found is None else found.peer_id
 
@@ -78,7 +78,7 @@ class DemoPeer:
         return told[0].removeprefix(_JOIN).strip() if told else ""
 
     def start(self, *arguments: str) -> None:
-        """Runs `atom ARGUMENTS…`."""
+        """Start `atom ARGUMENTS…` in a process."""
         with self.log.open("ab") as log, self._stdout.open("wb") as stdout:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "atom", *arguments],
@@ -86,12 +86,16 @@ class DemoPeer:
                 stdout=stdout,
                 stderr=log,
                 env=child_environment() | {"NO_COLOR": "1"},
-                start_new_session=True,  # Ctrl-C at the terminal is ours to answer
+                start_new_session=True,  # the demo alone handles Ctrl-C
                 preexec_fn=die_with_parent,
             )
 
     def look(self) -> None:
-        """Reads what it wrote down, and notices its end. Raises: PeerFailed if that was none."""
+        """Read the daemon's events, and set its fate if it has ended.
+
+        Raises:
+            PeerFailed: The daemon ended with an error.
+        """
         code = None if self._process is None else self._process.poll()
         self.events = read_events(StateDirectory(self.state).events)
         if self.fate or code is None:
@@ -106,21 +110,21 @@ class DemoPeer:
         os.kill(self.process_id, signal.SIGKILL)
 
     def remove(self) -> None:
-        """SIGKILL to the daemon and its group; for the end, however it came."""
+        """Send SIGKILL to the daemon and its process group, and wait for the daemon's end."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process_id, signal.SIGKILL)
             self._process.wait()
 
     def failure(self, what: str) -> PeerFailed:
-        """The exception that tells `what` happened, with the end of the log."""
+        """Return an exception that says what happened, with the end of the log as its hint."""
         with self.log.open(encoding="utf-8", errors="replace") as file:
             last = [line.rstrip() for line in deque(file, maxlen=TAIL_LINES)]
         return PeerFailed(f"{self.name} {what}", "\n".join((f"the end of {self.log}:", *last)))
 
 
 def read_events(path: Path) -> list[Event]:
-    """The finished lines of an event log; none if there is no log."""
+    """Return the events in the complete lines of an event log; none if there is no log."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -138,14 +142,15 @@ class Stage:
         self._tokens = self.root / "tokens"
 
     def prepare(self, peers: int) -> None:
-        """Empty the folder and write the files that the peers read. The run file trusts all of the
-        peers, so that each of them votes as soon as it takes part.
+        """Empty the folder, and write the files that the peers read.
+
+        The run file trusts all peers, so that each one votes as soon as it takes part.
 
         Args:
             peers: Number of peers that the demo starts, late joiners included.
 
         Raises:
-            StorageError: The folder holds something else.
+            StorageError: The folder has other content, or cannot be written.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -165,15 +170,17 @@ class Stage:
         return self.root / f"peer-{number}"
 
     def _create_peer(self, number: int) -> str:
-        """Create a peer's state directory and key; return its peer id. All peers share the tokens,
-        because the text is tokenised once."""
+        """Create a peer's state directory and key; return its peer id.
+
+        All peers share one folder of tokens, so that the text is tokenised only once.
+        """
         state = self.state(number)
         state.mkdir()
         (state / "tokens").symlink_to(self._tokens)
         return Identity.load_or_create(StateDirectory(state).identity).peer_id
 
     def _clear(self) -> None:
-        """Raises: OSError, StorageError."""
+        """Empty the folder. Raises: OSError; StorageError if no demo wrote its content."""
         there = list(self.root.iterdir())
         if there and self.root / _MARKER not in there:
             what = f"{self.root} is not empty, and no demo wrote what it holds"
@@ -186,6 +193,6 @@ class Stage:
 
 
 def run_text() -> str:
-    """The demo's run file."""
+    """Return the text of the demo's run file."""
     packaged = importlib.resources.files("atom.cli.demo").joinpath("demo.toml")
     return packaged.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Whether the demo showed what it claims. Pure."""
+"""Checks of the demo's claims. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,15 +13,15 @@ State = tuple[str, str]
 
 @dataclass(frozen=True)
 class PeerResult:
-    """What one peer did."""
+    """Result of one peer."""
 
     name: str
     peer_id: str
     fate: str
     rounds: int
-    """Committed rounds it had a part in."""
+    """Number of committed rounds that the peer contributed to."""
     states: Mapping[int, State]
-    """What its replica was after each round that it committed or fetched."""
+    """State of its replica after each round that the peer committed or fetched."""
 
     @property
     def last_round(self) -> int:
@@ -34,7 +34,7 @@ class PeerResult:
 
 @dataclass(frozen=True)
 class Check:
-    """One claim, whether it held, and the figures it rests on."""
+    """One claim, its result, and the figures behind the result."""
 
     claim: str
     passed: bool
@@ -42,13 +42,13 @@ class Check:
 
 
 def rounds_of(events: Iterable[Event]) -> list[Event]:
-    """The committed rounds in order; of a round told twice (after a catch-up) the later telling."""
+    """Return the events of committed rounds in order; of a repeated round, the later event."""
     last = {int(event["round"]): event for event in events if event.get("event") == "round"}
     return [last[number] for number in sorted(last)]
 
 
 def sequences_of(event: Event, peer_id: str) -> int:
-    """What this peer contributed to a round (sequences)."""
+    """Return the number of sequences that a peer contributed to a round."""
     parts = zip(event["members"], event["contributed"], strict=True)
     return sum(sequences for member, sequences in parts if member == peer_id)
 
@@ -56,18 +56,32 @@ def sequences_of(event: Event, peer_id: str) -> int:
 def sum_up(
     name: str, peer_id: str, fate: str, events: Sequence[Event], founder: Sequence[Event]
 ) -> PeerResult:
-    """One peer's line. Its rounds are read from the founder's, its replica from its own."""
+    """Return the result of one peer.
+
+    Args:
+        name: Name of the peer in the demo.
+        peer_id: Peer id.
+        fate: How the peer ended.
+        events: Events of the peer, for the states of its replica.
+        founder: Events of the founder, for the rounds that the peer contributed to.
+    """
     rounds = sum(sequences_of(event, peer_id) > 0 for event in rounds_of(founder))
     return PeerResult(name, peer_id, fate, rounds, _states(events))
 
 
 def judge(results: Sequence[PeerResult], losses: Sequence[float]) -> list[Check]:
-    """All claims of the demo; it succeeded if every one held."""
+    """Return the checks of all claims of the demo.
+
+    Args:
+        results: Result of each peer.
+        losses: Loss of each committed round, in order.
+    """
     return [_loss_fell(losses), _identical([each for each in results if each.fate == FINISHED])]
 
 
 def _states(events: Sequence[Event]) -> dict[int, State]:
-    """Of a round told twice (a branch was given up) the later telling."""
+    """Return the state after each round. A round repeats if its branch was given up; the later
+    event counts."""
     telling = ("started", "round", "caught-up", "left")
     return {
         int(event["round"]): (str(event.get("head", "")), str(event["digest"]))
@@ -86,7 +100,7 @@ def _loss_fell(losses: Sequence[float]) -> Check:
 
 
 def _identical(survivors: Sequence[PeerResult]) -> Check:
-    """Equal at the end, and after every round that more than one of them had."""
+    """Check that the replicas are equal at the end, and after each round that several had."""
     claim = "all surviving replicas are bit-identical"
     if len(survivors) < 2:
         return Check(claim, False, f"{len(survivors)} of them proves nothing")

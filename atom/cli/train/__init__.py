@@ -1,1 +1,1 @@
-"""Before and at the start of training: plans, bootstrap nodes, daemons."""
+"""Commands that plan a run, start a daemon, or serve a bootstrap node."""

@@ -1,5 +1,7 @@
-"""`atom start` and `atom join`: a daemon in the foreground. `atom bootstrap`: an entrance to the
-DHT, without training."""
+"""`atom start` and `atom join`: a daemon in the foreground.
+
+`atom bootstrap` is here too: a DHT node through which others enter, without training.
+"""
 
 import asyncio
 import contextlib
@@ -33,7 +35,11 @@ ALL_EXTENSIONS = Extensions(open_monitors, OwnersWishes)
 
 
 def start_daemon(options: StartOptions) -> ExitCode:
-    """Blocks until the daemon ends. Raises: UserError of every kind."""
+    """Found or continue a run; block until the daemon ends.
+
+    Raises:
+        UserError: Any kind of it.
+    """
     console = TerminalConsole()
     return _to_the_end(lambda: run_start(options, console, ALL_EXTENSIONS), console)
 
@@ -47,7 +53,12 @@ def _to_the_end(run: Callable[[], Ending], console: TerminalConsole) -> ExitCode
 
 
 def join_daemon(options: JoinOptions) -> ExitCode:
-    """Blocks until the daemon ends. Raises: typer.BadParameter; UserError of every kind."""
+    """Join a run; block until the daemon ends.
+
+    Raises:
+        typer.BadParameter: `trust` is malformed.
+        UserError: Any kind of it.
+    """
     parse_trust(options.trust)
     console = TerminalConsole()
     return _to_the_end(lambda: run_join(options, console, ALL_EXTENSIONS), console)
@@ -56,21 +67,21 @@ def join_daemon(options: JoinOptions) -> ExitCode:
 def code_of(ending: Ending) -> ExitCode:
     """Return the exit code of a daemon that ended by its own decision.
 
-    Leaving late is nobody's error, but work was lost: scripts may want to know. So they may of an
-    allowance that is used up: a start before the next month is refused.
+    Leaving late is not an error, but work was lost, and scripts may want to know. A used-up
+    allowance has a code as well, because a start before the next month is refused.
     """
     codes = {Ending.LEFT_LATE: ExitCode.LEFT_LATE, Ending.MONTH_USED: ExitCode.ALLOWANCE}
     return codes.get(ending, ExitCode.OK)
 
 
 class ToldEvents:
-    """An `EventSink` that shows events to the user: a bootstrap node keeps no journal."""
+    """An `EventSink` that shows events to the user, because a bootstrap node keeps no journal."""
 
     def __init__(self, console: TerminalConsole) -> None:
         self._console = console
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Such as "dht process restarted"."""
+        """Print an event as a note, such as "dht process restarted"."""
         detail = f": {fields['detail']}" if "detail" in fields else ""
         self._console.note(kind.replace("-", " ") + detail)
 
@@ -83,20 +94,20 @@ def serve_bootstrap(
     The node's best address is the first line of stdout.
 
     Args:
-        listen: where to listen, HOST:PORT; None: as the peer file says, or DEFAULT_LISTEN.
-        peer_file: the peer file, if the command line names one.
-        state: the state directory; None: as the peer file says, or the usual place.
-        initial_peers: DHT nodes to enter by.
+        listen: HOST:PORT to listen on; None: as in the peer file, or DEFAULT_LISTEN without one.
+        peer_file: Peer file, if the command line names one.
+        state: State directory; None: as in the peer file, or the default directory.
+        initial_peers: Addresses of DHT nodes to enter through.
 
     Raises:
-        UserError: of the kinds ConfigError, AddressError, PortInUseError and StorageError.
+        UserError: A ConfigError, AddressError, PortInUseError or StorageError.
     """
     peer = load_peer_file(peer_file)
     if listen is None:
         listen = DEFAULT_LISTEN if peer_file is None else peer.network.listen
     where = parse_listen(listen)
     root = named_state_directory(state, peer.state.directory)
-    place = StateDirectory(root or default_state_directory("_bootstrap"))  # no run is called so
+    place = StateDirectory(root or default_state_directory("_bootstrap"))  # no run has this name
     node = NodeSettings(
         identity_path=str(place.identity),
         listen=str(where),

@@ -1,4 +1,4 @@
-"""`atom plan`: what this box would do for a run. Needs no weights, no text and no swarm."""
+"""`atom plan`: memory and speed of a run on this machine. Needs no weights, text or swarm."""
 
 import dataclasses
 import json
@@ -16,7 +16,14 @@ from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
 
 
 def make_plan(request: PlanRequest) -> Plan:
-    """Says on stderr what takes long. Raises: ConfigError, ModelError, DeviceError."""
+    """Plan a run, and show on stderr which step is under way.
+
+    Raises:
+        ConfigError: The run file or the peer file cannot be used.
+        ModelError: The model cannot be trained faithfully.
+        DeviceError: The device is missing, or too small.
+        TrustError: The plan is for a swarm whose model is code of its owner.
+    """
     console = stderr_console()
     with console.status("reading the model") as status:
 
@@ -30,13 +37,21 @@ def make_plan(request: PlanRequest) -> Plan:
 def show_plan(
     request: PlanRequest, as_json: bool, source: Path | None, chart: bool = False
 ) -> None:
-    """Prints the plan. `source`: where the generated sub-models go. `chart`: draws the pass.
+    """Print the plan of a run.
 
-    Raises: as `make_plan`; StorageError if `source` cannot be written; DeviceError or StorageError,
-    once the plan is printed, if host memory or the disk is too small for it.
+    Args:
+        request: Arguments of the plan.
+        as_json: If True, print JSON instead of a page.
+        source: File for the generated source of the sub-models; None: not written.
+        chart: If True, draw the pass.
+
+    Raises:
+        ConfigError, ModelError, TrustError: Raised by `make_plan`.
+        DeviceError: Raised by `make_plan`, or, after printing, if host memory is too small.
+        StorageError: `source` cannot be written, or, after printing, if the disk is too small.
     """
     if source is not None:
-        refuse_folders(source, "submodels.py")  # said before a minute is spent
+        refuse_folders(source, "submodels.py")  # before the plan, which may take minutes
     plan = make_plan(request)
     if source is not None:
         text = plan.program.source
@@ -49,7 +64,12 @@ def show_plan(
 
 
 def _require_room(plan: Plan) -> None:
-    """A script reads exit codes. Raises: DeviceError, StorageError."""
+    """Check that the plan fits into host memory and disk, so that scripts get an exit code.
+
+    Raises:
+        DeviceError: Host memory is too small.
+        StorageError: The disk is too small.
+    """
     host, disk = plan.host, plan.disk
     if host.total_bytes > host.have_bytes:
         raise DeviceError(
@@ -67,7 +87,7 @@ def _require_room(plan: Plan) -> None:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """JSON-serialisable; bytes are integers."""
+    """Return the object that `atom plan --json` prints."""
     host, disk = plan.host, plan.disk
     return {
         "run": plan.run,
@@ -99,7 +119,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def _round_json(plan: Plan) -> dict[str, Any]:
-    """With what follows from the figures."""
+    """Return the predicted round, with the figures that follow from it."""
     round_, gain = plan.prediction, plan.gain
     return dataclasses.asdict(round_) | {
         "round_s": round_.round_s,
@@ -114,7 +134,11 @@ def _round_json(plan: Plan) -> dict[str, Any]:
 
 
 def parse_network(text: str | None) -> float | None:
-    """Raises: typer.BadParameter."""
+    """Return the bits per second of a text such as "400 Mbit/s"; None for None.
+
+    Raises:
+        typer.BadParameter: The text is not a rate above zero.
+    """
     if text is None:
         return None
     try:

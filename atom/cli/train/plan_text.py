@@ -1,4 +1,4 @@
-"""A plan on a terminal: does it fit, how is it cut, how fast would it go. Pure."""
+"""A plan as text for a terminal: memory, sub-models and speed. Pure."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,13 @@ _FIRST_TO_GO = ("hands on", "backward", "forward", "activations", "stays", "weig
 
 
 def plan_text(plan: Plan, columns: int, chart: bool = False) -> RenderableType:
-    """All of it, one below the other, for a terminal of so many columns; `chart`: with the pass."""
+    """Return the page of a plan.
+
+    Args:
+        plan: Plan to show.
+        columns: Width of the terminal.
+        chart: If True, draw the pass.
+    """
     return Group(
         _headline(plan),
         *_section("verdict", _verdict(plan)),
@@ -60,8 +66,7 @@ def _grid(right: Sequence[int] = (1,), columns: int = 3) -> Table:
 
 
 def _verdict(plan: Plan) -> RenderableType:
-    """What matters before anything else: is it worth it, what does it take of the line, when does
-    it end, and what would be better."""
+    """Return the main figures: speed, traffic, duration of the run, and the recommended mode."""
     round_, gain = plan.prediction, plan.gain
     unit = "tokens" if plan.work.sequence_tokens > 1 else "samples"
     times = ("fewer than", "bad") if gain.times_alone < 1 else f"{gain.times_alone:.2g} times"
@@ -88,7 +93,7 @@ def _verdict(plan: Plan) -> RenderableType:
 
 
 def _shape(plan: Plan, unit: str) -> str:
-    """How devices share the work, the chosen way first."""
+    """Return the speed of each way to group the devices, the chosen way first."""
     choice, work = plan.choice, plan.work
     each = work.micro_batch_sequences * work.sequence_tokens
 
@@ -172,7 +177,7 @@ def _cut_title(plan: Plan) -> str:
 
 
 def _sub_models(plan: Plan, columns: int) -> RenderableType:
-    """Of many the first ones and the last."""
+    """Return the table of sub-models; if there are many, of the first ones and the last."""
     count = len(plan.choice.cut.pieces)
     shown = [*range(min(count, MAX_SUB_MODELS) - 1), count - 1]
     rows = [_cells(plan, s) for s in shown]
@@ -261,5 +266,5 @@ def _share_of(round_: RoundPrediction) -> str:
 
 
 def _line_bytes(count: float) -> str:
-    """In the units of whoever sells the line."""
+    """Return bytes in MB or GB, the decimal units of internet providers."""
     return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.1f} GB"
