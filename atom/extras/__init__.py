@@ -1,1 +1,1 @@
-"""Rooms on top of a peer: each has one entry point, and the core imports none of them."""
+"""Optional packages on top of a peer. Each has one entry point; the core imports none of them."""

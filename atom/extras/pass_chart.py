@@ -1,8 +1,8 @@
-"""A pass drawn in characters: a row for each lane, time from left to right. Pure.
+"""A chart of a pass in characters: a row for each lane, time from left to right. Pure.
 
-A column is a stretch of time, and shows the sub-model that is at work for most of it. A lane that
-works and pauses within single columns is drawn in as many of them as is its share of the time; the
-others have a dot.
+A column is a span of time, and shows the sub-model that works for most of it. If a lane works for
+only a part of each column, a fraction of the columns equal to its share of the time shows a
+sub-model; the others show a dot.
 """
 
 import math
@@ -24,11 +24,20 @@ _VALUES, _PARTLY, _IDLE = "~", ".", " "
 _NAME, _SHARE = max(map(len, _ROWS.values())) + 1, len(" 100%")
 _LEAST_COLUMNS, _TICK_COLUMNS = 10, 10
 _NOTHING = 1e-6
-"""Of a column: what is left where times are rounded."""
+"""Fraction of a column below which a time is a rounding error."""
 
 
 def pass_chart(timeline: Timeline, sub_models: int, width: int) -> tuple[list[str], str]:
-    """Lines of at most `width` columns, and what their symbols are."""
+    """Draw a pass.
+
+    Args:
+        timeline: Timeline of the pass.
+        sub_models: Number of sub-models.
+        width: Width of the chart in columns; very small widths are exceeded.
+
+    Returns:
+        Lines of the chart, and a legend of its symbols.
+    """
     columns = max(width - _NAME - _SHARE - len("││"), _LEAST_COLUMNS)
     alike = math.ceil(sub_models / len(_SYMBOLS))
     rows = []
@@ -46,7 +55,10 @@ def pass_chart(timeline: Timeline, sub_models: int, width: int) -> tuple[list[st
 
 
 def _drawn(spans: Iterable[Span], column_s: float, columns: int, alike: int) -> str:
-    """One lane. `alike`: sub-models next to each other that share a symbol."""
+    """Return the row of one lane.
+
+    `alike`: Number of consecutive sub-models that share a symbol.
+    """
     at_work: list[dict[str, float]] = [defaultdict(float) for _ in range(columns)]
     for span in spans:
         first, last = (int(s / column_s) for s in (span.start_s, span.end_s))
@@ -55,7 +67,7 @@ def _drawn(spans: Iterable[Span], column_s: float, columns: int, alike: int) -> 
             shared_s = min(span.end_s, end_s) - max(span.start_s, start_s)
             if shared_s > column_s * _NOTHING:
                 at_work[column][_symbol(span, alike)] += shared_s / column_s
-    drawn, due = "", 0.0  # in columns, what is still to be drawn
+    drawn, due = "", 0.0  # work that is not drawn yet, in columns
     for shares in at_work:
         busy = sum(shares.values())
         due = due + busy if busy else 0.0
@@ -74,7 +86,7 @@ def _symbol(span: Span, alike: int) -> str:
 
 
 def _axis(milliseconds: float, columns: int) -> str:
-    """Round numbers, each under the column in which it begins."""
+    """Return a time axis with round numbers, each beginning at the column of its time."""
     least = milliseconds * _TICK_COLUMNS / columns
     power = 10.0 ** math.floor(math.log10(least))
     step = next(times * power for times in (1, 2, 5, 10) if times * power >= least)

@@ -1,6 +1,6 @@
-"""The swarm in a browser, from the DHT and the chain that its peers prove.
+"""A swarm's page in a browser, from the DHT and the proven chain.
 
-feed    looks again and again, and keeps what was seen last
-page    what was seen → HTML, every word of a peer escaped; chart draws the losses
-server  the page over HTTP, to this machine, with what lies in static
+feed    reads the swarm again and again, and keeps its latest state
+page    turns that state into HTML, with all texts of peers escaped; chart draws the losses
+server  serves the page and the files in static over HTTP, by default to this machine only
 """

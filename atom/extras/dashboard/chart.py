@@ -1,4 +1,4 @@
-"""Losses by round as a curve, in SVG. Colours come from the style. Pure."""
+"""Chart of losses by round, in SVG. Colours come from the style sheet. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ Point = tuple[int, float]
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most `most` points: means of neighbours, the first and the last kept as they are."""
+    """Return at most `most` points: the first, the last, and means of neighbours between them."""
     if len(points) <= most:
         return list(points)
     inner = points[1:-1]
@@ -29,12 +29,12 @@ _RIGHT, _TOP, _BOTTOM = 30, 14, 40
 _MOST_POINTS = 400
 _GRID_LINES = 4
 _CHARACTER = 11.5
-"""Width of a digit in viewBox units, about, in the largest size that the style gives `.tick`."""
+"""Approximate width of a digit in the largest font of `.tick`, in viewBox units."""
 _GAP = 10
 
 
 def loss_chart(points: Sequence[Point]) -> str:
-    """An `<svg>` of loss over rounds. `points` has at least two rounds."""
+    """Return an `<svg>` of the loss over rounds. `points` has at least two rounds."""
     drawn = thinned(points, _MOST_POINTS)
     low, high = min(y for _, y in drawn), max(y for _, y in drawn)
     high = max(high, low + abs(low) * 1e-3, low + 1e-6)

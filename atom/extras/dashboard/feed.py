@@ -1,4 +1,4 @@
-"""Looks at the swarm again and again, and keeps what the page shows."""
+"""Latest state of a swarm, read again and again, for the page to show."""
 
 import asyncio
 from dataclasses import dataclass
@@ -14,44 +14,48 @@ READ_EVERY_S = 2.0
 
 
 class Swarm(Protocol):
-    """What can be seen of one from outside."""
+    """Source of a swarm's state, as it can be observed from outside."""
 
     async def view(self) -> SwarmView:
-        """As it is now. Raises: AtomError while the DHT cannot be asked."""
+        """Return the swarm's current view.
+
+        Raises:
+            AtomError: The DHT did not answer.
+        """
 
     @property
     def ledger(self) -> Ledger:
-        """The certified rounds, as far as they were read here."""
+        """Rounds and contributions verified so far."""
 
     @property
     def note(self) -> str:
-        """Why the ledger is not newer; empty: it is as new as can be."""
+        """Reason why the ledger is not newer; empty if it is up to date."""
 
     async def read(self) -> None:
-        """Reads what is new of the chain. May take minutes; `note` says how far it is."""
+        """Update the ledger. May take minutes; `note` shows the progress."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Everything the page shows."""
+    """State of a swarm, as the page shows it."""
 
     view: SwarmView
     rounds: int | None
-    """The run's last round; None: endless, or not known."""
+    """Number of rounds of the run; None: endless, or unknown."""
     ledger: Ledger
     problem: str = ""
-    """Why the view is not newer; empty: it is as new as can be."""
+    """Reason why the view is not newer; empty if it is up to date."""
     ledger_note: str = ""
-    """As `Swarm.note`."""
+    """Reason why the ledger is not newer: see `Swarm.note`."""
 
     @property
     def losses(self) -> tuple[Point, ...]:
-        """Of the certified rounds, and no later ones: those are what anybody's lease claims."""
+        """Losses of the certified rounds only: any lease can claim losses of later rounds."""
         return tuple((each.number, each.loss) for each in self.ledger.rounds)
 
 
 class SwarmFeed:
-    """The latest sight of one run. For one event loop."""
+    """Latest state of one run. Belongs to one event loop."""
 
     def __init__(self, swarm: Swarm, first: SwarmView, rounds: int | None = None) -> None:
         self._swarm, self._view, self._rounds = swarm, first, rounds
@@ -60,15 +64,16 @@ class SwarmFeed:
 
     @property
     def seen(self) -> Seen:
+        """Latest state of the swarm."""
         swarm = self._swarm
         return Seen(self._view, self._rounds, swarm.ledger, self._problem, swarm.note)
 
     async def news(self) -> None:
-        """Waits for the next look."""
+        """Wait until the next view was read, or the DHT failed to answer."""
         await self._news.wait()
 
     async def look(self) -> None:
-        """Looks once; a silent DHT leaves the last view, and says so."""
+        """Read the view once; if the DHT does not answer, keep the last view and note it."""
         try:
             self._view = await self._swarm.view()
             self._problem = ""
@@ -78,7 +83,10 @@ class SwarmFeed:
         news.set()
 
     async def follow(self, every_s: float = LOOK_EVERY_S) -> None:
-        """Looks until cancelled; a chain that takes long to read keeps nobody from looking."""
+        """Read views and the chain until cancelled.
+
+        Two tasks do so, because reading a long chain must not delay the views.
+        """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_view(every_s))
             group.create_task(self._follow_chain())

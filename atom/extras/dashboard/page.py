@@ -1,7 +1,7 @@
-"""What was seen → HTML. Pure. Peers are strangers: every text goes through `escape`.
+"""HTML page of a swarm's state. Pure. Peers are strangers, so `escape` is applied to every text.
 
-The page works without its script; that only saves reloading. Whatever changes with time lies in
-elements with an id inside `<main>`, which the script replaces one by one.
+The page works without its script, which only saves reloading. Everything that changes with time is
+in elements with an id inside `<main>`; the script replaces them one by one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ from atom.swarm.records.view import (
 
 
 def page(seen: Seen) -> str:
-    """The whole document."""
+    """Return the whole document."""
     return (
         "<!doctype html>"
         '<html lang="en"><head><meta charset="utf-8">'
@@ -39,7 +39,7 @@ def page(seen: Seen) -> str:
 
 
 def content(seen: Seen) -> str:
-    """What is inside `<main>`."""
+    """Return the content of `<main>`."""
     view = seen.view
     return "".join(
         (
@@ -56,7 +56,11 @@ def content(seen: Seen) -> str:
 
 
 def agreement(view: SwarmView) -> str:
-    """Whether the replicas that are at the swarm's round hold the same bytes, as they claim."""
+    """Compare the digests that replicas at the swarm's round claim.
+
+    Returns:
+        "identical", "different", or "unknown" if no replica claims a digest.
+    """
     at_round = [peer for peer in _living(view) if peer.round == view.round]
     digests = {peer.state_digest for peer in at_round} - {b""}
     if not digests:
@@ -119,7 +123,7 @@ def _batch(view: SwarmView) -> str:
 
 
 def _sample(view: SwarmView) -> str:
-    """There from the beginning: the page's script replaces what it finds."""
+    # Without a sample there is an empty element, because the script replaces existing ones only.
     if view.sample is None:
         return '<section id="sample" hidden></section>'
     title = f'<h2>it writes <span class="quiet">after round {view.sample.round:,}</span></h2>'
@@ -153,7 +157,7 @@ def _contributions(seen: Seen) -> str:
 
 
 def _as_of(seen: Seen) -> str:
-    """What was read last time may be old: then every table says how old."""
+    """Return a note for tables of an outdated ledger; empty if the ledger is up to date."""
     read, now = seen.ledger.head.round, seen.view.round
     if not seen.ledger_note or read >= now:
         return ""
@@ -165,7 +169,7 @@ def _quietly(text: str) -> str:
 
 
 MAX_ROWS = 500
-"""Peers listed; a browser has better things to do than to lay out thousands every second."""
+"""Most peers in a table: laying out thousands every second would keep the browser busy."""
 MAX_ROUNDS = 12
 _ROUNDS = ("round", "loss", "sequences", "peers", "what happened")
 _SHARES = ("peer", "sequences", "share", "rounds", "last round")
@@ -176,7 +180,7 @@ _NUMBERS = frozenset(
 
 
 def peers_table(view: SwarmView) -> str:
-    """Who is there, and what they do."""
+    """Return the table of peers and their states."""
     titles = view.columns
     rows = [_peer_row(peer, view, titles) for peer in view.peers[:MAX_ROWS]]
     return _table("peers", titles, rows, len(view.peers) - MAX_ROWS)
@@ -189,7 +193,7 @@ def rounds_table(ledger: Ledger) -> str:
 
 
 def contributions_table(ledger: Ledger, view: SwarmView) -> str:
-    """What each peer gave, over the whole run."""
+    """Return the table of each peer's contributions over the whole run."""
     listed = ledger.by_share()
     rows = [
         _row(_SHARES, (
@@ -249,7 +253,7 @@ def _round(each: Round) -> tuple[str, ...]:
 
 
 def what_happened(each: Round) -> str:
-    """A round's peculiarities, in words."""
+    """Describe how a round was decided, and how many voters were absent."""
     words = []
     if each.branch:
         words.append(f"branch of {each.branch} without a quorum")

@@ -1,4 +1,4 @@
-"""The page over HTTP. Serves what the feed has seen; takes nothing but GET, and no input at all."""
+"""HTTP server of the page. It serves the state of a feed, by GET only, and takes no input."""
 
 import ipaddress
 import logging
@@ -27,9 +27,9 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _FAREWELL_S = 0.5
-"""For answers that are under way when we end."""
+"""Longest wait for answers that are under way when the server ends."""
 _SILENCE_S = 15.0
-"""How long a connection may stand without a request."""
+"""Longest time that a connection may stay open without a request."""
 _STATIC = files("atom.extras.dashboard") / "static"
 _STATIC_KINDS = {
     "style.css": "text/css", "script.js": "text/javascript", "icon.svg": "image/svg+xml",
@@ -44,9 +44,17 @@ async def serve(
     ready: Callable[[str], None],
     every_s: float = LOOK_EVERY_S,
 ) -> None:
-    """Follows the swarm and serves the page until cancelled; `ready` is given the URL.
+    """Follow the swarm and serve the page until cancelled.
 
-    Raises: PortInUseError; AddressError for a host that is not this machine's.
+    Args:
+        feed: Feed of the swarm; this function runs its `follow`.
+        where: Address of this machine to listen on.
+        ready: Called with the URL once the server listens.
+        every_s: Seconds between two views of the swarm.
+
+    Raises:
+        PortInUseError: Another program has the port.
+        AddressError: The host is not an address of this machine.
     """
     runner = web.AppRunner(
         _application(feed, where),
@@ -82,7 +90,7 @@ def _application(feed: SwarmFeed, where: ListenAddress) -> web.Application:
 
 
 def _log_of_faults() -> logging.Logger:
-    """Of our own: strangers who send what is no request would fill a disk with tracebacks."""
+    # Our own faults only: malformed requests of strangers would fill a disk with tracebacks.
     log = logging.getLogger(__name__)
     log.addFilter(_is_our_fault)
     return log
@@ -93,7 +101,7 @@ def _is_our_fault(record: logging.LogRecord) -> bool:
 
 
 async def _listening(runner: web.AppRunner, where: ListenAddress) -> str:
-    """The URL at which it listens from now on. Raises: PortInUseError, AddressError."""
+    """Start to listen, and return the URL. Raises: PortInUseError, AddressError."""
     await web.SockSite(runner, listening(where.host, where.port, "--host and --port")).start()
     host, port = runner.addresses[0][:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
@@ -107,12 +115,12 @@ def _serving(text: Callable[[], str], content_type: str) -> _Handler:
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
-    """To every answer, refusals too."""
+    # aiohttp calls this for every answer, refusals included.
     response.headers.update(_HEADERS)
 
 
 def _own_names(host: str) -> frozenset[str]:
-    """Under which it answers; empty: under any, as others are meant to open it."""
+    """Return the host names to answer; empty for all, if other machines may open the page."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -123,7 +131,10 @@ def _own_names(host: str) -> frozenset[str]:
 async def _own_name_only(
     names: frozenset[str], request: web.Request, handler: _Handler
 ) -> web.StreamResponse:
-    """Under a strange name we would be part of a stranger's site (DNS rebinding)."""
+    """Refuse requests for other host names.
+
+    By DNS rebinding, a stranger's site could otherwise make us a part of itself and read the page.
+    """
     name = request.host.rpartition(":")[0] if _has_port(request.host) else request.host
     if name not in names:
         raise web.HTTPMisdirectedRequest(text="open the address that atom dashboard printed")

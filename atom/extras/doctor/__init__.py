@@ -1,1 +1,1 @@
-"""`atom doctor`: what this box has, and what stands between it and a run."""
+"""`atom doctor`: checks of this machine, and of obstacles between it and a run."""

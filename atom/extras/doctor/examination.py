@@ -1,5 +1,8 @@
-"""The whole examination, in the order in which a person mends what is wrong: this box, then the run
-behind an address, by a DHT node that publishes nothing."""
+"""All checks of `atom doctor`, in the order in which a person repairs what they find.
+
+The checks of this machine come first, then the checks of the run at an address. The run is read by
+a DHT node that publishes nothing.
+"""
 
 import asyncio
 import time
@@ -32,30 +35,41 @@ from atom.swarm.records.lease import Lease, PeerState, Reached
 from atom.swarm.records.manifest import Manifest, seen_from_outside
 
 RENEWAL_S = 2.0
-"""Between two renewals of a lease: the newest of many is hardly older than its way to us."""
+"""Seconds between two renewals of a lease."""
 TRAVEL_S = 3.0
+"""Longest time that a lease may take from its peer to us, in seconds."""
 NO_PEER_ID = "it has no peer id yet, `atom id` makes one"
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What was seen of a swarm."""
+    """Manifest and live peers of a swarm, as read from the DHT."""
 
     manifest: Manifest
     own: str | None
-    """Peer id of this box; None: it has none yet."""
+    """Peer id of this machine; None if it has no key yet."""
     alive: Mapping[str, Lease]
+    """Lease of each peer that has not left, by peer id."""
     seen_at_s: float
+    """Unix time at which the leases were read."""
 
     @property
     def offset_s(self) -> tuple[float, float] | None:
+        """Bounds of our clock's offset from the clocks of other peers: see `clock_offset_s`."""
         ages = [self.seen_at_s - e.issued_at for peer, e in self.alive.items() if peer != self.own]
         return clock_offset_s(ages)
 
 
 async def look(address: str, state: Path) -> Sight | Finding:
-    """Through the address, or why nothing is seen. `state`: the directory of a peer that may run
-    here."""
+    """Read a swarm's manifest and leases from the DHT, without joining.
+
+    Args:
+        address: Join address of the run.
+        state: State directory, whose peer must be listed if the run has a list.
+
+    Returns:
+        The swarm, or the failure that kept it from being read.
+    """
     try:
         parsed = parse_join_address(address)
         node = NodeSettings(initial_peers=parsed.bootstrap, client_mode=True)
@@ -79,13 +93,14 @@ async def look(address: str, state: Path) -> Sight | Finding:
 
 
 def swarm(sight: Sight) -> Iterator[Finding]:
-    """Who is there, and what it takes to be one of them."""
+    """Yield the findings about live peers, versions, and reachability from outside."""
     yield alive(sight.manifest.run, sight.alive, sight.own)
     yield from versions(sight.manifest.versions)
     yield from_outside({peer: lease.reached for peer, lease in sight.alive.items()}, sight.own)
 
 
 def alive(run: str, peers: Iterable[str], own: str | None) -> Finding:
+    """Report how many peers are alive. `own`: Peer id of this machine, if it has one."""
     found = set(peers)
     if not found:
         fix = "ask its owner whether it goes on: atom status ADDRESS"
@@ -97,6 +112,7 @@ def alive(run: str, peers: Iterable[str], own: str | None) -> Finding:
 
 
 def versions(wanted: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """Compare the installed versions of packages with the pairs (name, version) of the run."""
     apart = [(name, there) for name, there in wanted if version_here(name) != there]
     for name, there in apart:
         said = f"the run was founded with {name} {there}, here is {version_here(name) or 'none'}"
@@ -106,7 +122,7 @@ def versions(wanted: Iterable[tuple[str, str]]) -> Iterator[Finding]:
 
 
 def from_outside(reached: Mapping[str, Reached], own: str | None) -> Finding:
-    """What our own peer, if it is alive, has found out about itself."""
+    """Report if other peers can connect to our own peer, as its lease says while it is alive."""
     topic = "From outside"
     if own is None or own not in reached:
         return unchecked(topic, "join, then ask again with --state DIR while the daemon runs")
@@ -119,8 +135,14 @@ def from_outside(reached: Mapping[str, Reached], own: str | None) -> Finding:
 
 
 def data(manifest: Manifest, peer: PeerFile, folder: Path, has_it: bool) -> Finding:
-    """Whether what `atom join` will read is here, or has room here, as far as that is quickly told.
-    `folder`: the state directory; `has_it`: the daemon there runs, or founded the run."""
+    """Check that the run's data is here or has room here, as far as a quick check can tell.
+
+    Args:
+        manifest: Manifest of the run.
+        peer: Peer file.
+        folder: State directory.
+        has_it: True if the data is known to be here: the daemon runs, or this peer founded the run.
+    """
     topic = "Its data"
     try:
         run = agreed_run(manifest)
@@ -134,8 +156,17 @@ def data(manifest: Manifest, peer: PeerFile, folder: Path, has_it: bool) -> Find
 
 
 def clock_offset_s(ages: list[float]) -> tuple[float, float] | None:
-    """Ours minus the others', from how old their leases look: the youngest was made between now
-    and a renewal and its way ago. Pure."""
+    """Return bounds of our clock minus the other peers' clocks, in seconds. Pure.
+
+    The youngest lease was really made at most `RENEWAL_S + TRAVEL_S` ago, so any other age that it
+    seems to have comes from the clocks.
+
+    Args:
+        ages: Age of each other peer's lease, in seconds: our clock minus the time of issue.
+
+    Returns:
+        Lower and upper bound; None without leases.
+    """
     if not ages:
         return None
     youngest = min(ages)
@@ -143,8 +174,14 @@ def clock_offset_s(ages: list[float]) -> tuple[float, float] | None:
 
 
 def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Finding:
-    """Whether the run's model has room here, by the planner's arithmetic. `folder`: the state
-    directory; `trains`: the daemon there runs, so what it takes of memory it has."""
+    """Check that the run's model fits into host memory and disk, by the planner's arithmetic.
+
+    Args:
+        manifest: Manifest of the run.
+        peer: Peer file.
+        folder: State directory.
+        trains: True if its daemon runs: then it has its host memory already.
+    """
     topic = "This run"
     try:
         run = agreed_run(manifest)
@@ -155,7 +192,7 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
             graph = trace_run(run, open_source(run, None))
         need, have = peer_bytes(run, graph.layout), free_host_bytes(peer.host.memory_bytes)
         room = disk_plan(run, graph, peer, folder, manifest.text)
-    except UserError as problem:  # it would end `atom join`, too
+    except UserError as problem:  # the same error would end `atom join`
         return failure(topic, problem.message, problem.hint)
     takes = f"{format_bytes(need)} of host memory"
     if need > have and not trains:
@@ -171,7 +208,18 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
 def examine(
     address: str | None, peer_file: Path | None, state: Path | None, note: Callable[[str], None]
 ) -> list[Finding]:
-    """`note` is told what is looked at now. Raises: ConfigError; AddressError if it is none."""
+    """Run all checks of this machine, and with an address the checks of the run.
+
+    Args:
+        address: Join address of a run, if one is to be examined.
+        peer_file: Peer file, if the command line names one.
+        state: State directory, if the command line names one.
+        note: Function that shows which check is under way.
+
+    Raises:
+        ConfigError: The peer file cannot be used.
+        AddressError: The address is malformed.
+    """
     peer, folder = box_of(address, peer_file, state)
     is_ours = StateDirectory(folder).in_use
     note("looking at the machine")
@@ -199,8 +247,14 @@ def examine(
 def box_of(
     address: str | None, peer_file: Path | None, state: Path | None
 ) -> tuple[PeerFile, Path]:
-    """The peer file and the state directory that `atom join` would have. Raises: ConfigError;
-    AddressError."""
+    """Return the peer file and the state directory that `atom join` would use.
+
+    The arguments are the same as for `examine`.
+
+    Raises:
+        ConfigError: The peer file cannot be used.
+        AddressError: The address is malformed.
+    """
     peer = load_peer_file(peer_file)
     run = None if address is None else parse_join_address(address).run
     usual = base_folder("data") if run is None else default_state_directory(run)

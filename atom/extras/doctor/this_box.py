@@ -1,5 +1,7 @@
-"""What a check finds, and the checks of this box. Each ends within a second, changes nothing, and
-raises nothing."""
+"""Findings, and the checks of this machine.
+
+Each check ends within a second, changes nothing, and raises nothing.
+"""
 
 import shutil
 import tempfile
@@ -25,6 +27,8 @@ from atom.swarm.records.lease import CLOCKS_APART_SECONDS
 
 
 class Level(StrEnum):
+    """Result of a check."""
+
     OK = "ok"
     UNCHECKED = "not checked"
     WARNING = "warning"
@@ -33,12 +37,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`fix`: a command or a key, for what is not as it should be."""
+    """Result of one check, as a line for a person."""
 
     topic: str
     level: Level
     said: str
     fix: str = ""
+    """Remedy for a warning or failure, such as a command or a key of the peer file; else empty."""
 
     def __post_init__(self) -> None:
         assert bool(self.fix) == (self.level in (Level.WARNING, Level.FAILURE)), self.topic
@@ -61,10 +66,11 @@ def failure(topic: str, said: str, fix: str) -> Finding:
 
 
 LEAST_DISK_BYTES = 2 * 10**9
+"""Least disk space for a peer, in bytes; space that its own files take counts as free."""
 LEAST_GPU_SHARE = 0.5
-"""Of its memory: when less is free, somebody else is using it."""
+"""Least free fraction of a GPU's memory; below it, other programs are using the GPU."""
 _NVIDIA, _DISPLAYS = "0x10de", "0x03"
-"""In PCI's numbers: a vendor, and the beginning of a class of devices."""
+"""PCI's number of the vendor NVIDIA, and the beginning of its class of display devices."""
 _MEND_GPU = (
     "install its driver until nvidia-smi lists it, and PyTorch with CUDA: make clean && make .venv"
     "; in a container: docker run --gpus all"
@@ -72,6 +78,7 @@ _MEND_GPU = (
 
 
 def kernels() -> Finding:
+    """Check that the kernels for the host's processor are compiled."""
     try:
         host_kernels.host_kernels()
     except (AtomError, OSError) as problem:
@@ -80,7 +87,12 @@ def kernels() -> Finding:
 
 
 def gpus(device: Device, daemon_runs: bool) -> Iterator[Finding]:
-    """Each that the peer file names."""
+    """Yield a finding for each GPU that the peer file names, or one for its absence.
+
+    Args:
+        device: [device] of the peer file.
+        daemon_runs: True if a daemon of this user's may be using GPUs.
+    """
     if "cpu" in device.use:
         yield ok("GPU", "none is used: the peer file says cpu")
         return
@@ -111,7 +123,7 @@ def _gpu(index: int, daemon_runs: bool) -> Finding:
 
 
 def _gpu_problem(index: int) -> str:
-    """Why there is none; empty: there is."""
+    """Return the reason why a GPU cannot be used; empty if it can."""
     if torch.version.cuda is None:
         return "this PyTorch is built without CUDA"
     if not torch.cuda.is_available():
@@ -121,7 +133,10 @@ def _gpu_problem(index: int) -> str:
 
 
 def _no_gpu(problem: str, wanted: bool, card: bool) -> Finding:
-    """Where there is no card to mend, nothing is wrong: it is a slower box."""
+    """Report that no GPU can be used.
+
+    This is not a problem if there is no card and the peer file wants none: the machine is slower.
+    """
     if wanted:
         fix = f'{_MEND_GPU}; or [device] use = "cpu"'
         return failure("GPU", f"{problem}, and the peer file wants one", fix)
@@ -132,7 +147,7 @@ def _no_gpu(problem: str, wanted: bool, card: bool) -> Finding:
 
 
 def card_seen(bus: Path = Path("/sys/bus/pci/devices"), wsl: Path = Path("/dev/dxg")) -> bool:
-    """Whether a card of NVIDIA's is plugged in; in WSL, whether Windows lends any."""
+    """Return True if an NVIDIA card is plugged in, or, in WSL, if Windows shares a GPU."""
     for device in bus.glob("*/vendor"):
         try:
             vendor, kind = (device.with_name(n).read_text() for n in ("vendor", "class"))
@@ -144,6 +159,7 @@ def card_seen(bus: Path = Path("/sys/bus/pci/devices"), wsl: Path = Path("/dev/d
 
 
 def memory(seen: UsableMemory | None = None) -> Finding:
+    """Report the free host memory, `seen` or measured now."""
     seen = seen or usable_memory()
     said = f"{format_bytes(seen.available_bytes)} of {format_bytes(seen.total_bytes)} free"
     if seen.is_limited:
@@ -152,7 +168,7 @@ def memory(seen: UsableMemory | None = None) -> Finding:
 
 
 def disk(folder: Path) -> Finding:
-    """Of the folder, or of the nearest one above it that is there: none is made."""
+    """Check the disk of a folder, or of the nearest existing folder above it; create no folder."""
     there = nearest_folder(folder)
     try:
         with tempfile.TemporaryFile(dir=there) as file:
@@ -169,7 +185,12 @@ def disk(folder: Path) -> Finding:
 
 
 def ports(peer: PeerFile, is_ours: bool) -> Iterator[Finding]:
-    """`is_ours`: the daemon of this state directory runs: it listens there."""
+    """Check each port that the peer file names.
+
+    Args:
+        peer: Peer file.
+        is_ours: True if our daemon runs, which uses the ports itself.
+    """
     host = parse_listen(peer.network.listen).host
     for name, number in peer.ports().items():
         section, key = name.split(".")
@@ -178,6 +199,7 @@ def ports(peer: PeerFile, is_ours: bool) -> Iterator[Finding]:
 
 
 def port(setting: str, host: str, number: int, is_ours: bool) -> Finding:
+    """Check that a port is free, by opening it. `setting`: Key of the peer file that names it."""
     if is_ours:
         return ok(setting, "your daemon listens")
     try:
@@ -190,7 +212,11 @@ def port(setting: str, host: str, number: int, is_ours: bool) -> Finding:
 
 
 def clock(offset_s: tuple[float, float] | None) -> Finding:
-    """`offset_s`: ours minus the swarm's lies between these; None: no other peer was seen."""
+    """Check this machine's clock against the clocks of the swarm.
+
+    Args:
+        offset_s: Bounds of our clock minus theirs, in seconds; None if no other peer was seen.
+    """
     if offset_s is None:
         return unchecked("Clock", "there is no other peer to compare it with")
     low, high = offset_s
@@ -204,6 +230,6 @@ def clock(offset_s: tuple[float, float] | None) -> Finding:
 
 
 def daemon_runs(state: Path) -> bool:
-    """Whether a daemon of this user's computes here: in `state`, or in the usual place."""
+    """Return True if a daemon runs here, in `state` or in any default state directory."""
     others = (each for each in base_folder("data").glob("*") if each.name[0] not in "._")
     return any(StateDirectory(each).in_use for each in (state, *others))

@@ -1,1 +1,1 @@
-"""Receivers of a daemon's events besides its log."""
+"""Receivers of a daemon's events, in addition to its log."""

@@ -1,7 +1,7 @@
-"""What a Prometheus server scrapes: counted events, and at each scrape what `atom info` knows.
+"""Metrics for a Prometheus server: counts of events, and the figures of `atom info` at each scrape.
 
-Names follow Prometheus' rules: base units in the name, `_total` on counters. Labels have few
-values, whatever strangers send: states, named reasons, our own names of events.
+Names follow Prometheus' rules: base units in the name, `_total` on counters. Labels take few
+values, whatever strangers send: states, named reasons, Atom's own names of events.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,21 +30,24 @@ from atom.swarm.addresses import listening
 from atom.swarm.records.lease import PeerState
 
 SILENCE_S = 2.0
-"""After which a connection that says nothing ends: a scrape takes milliseconds."""
+"""Seconds after which a silent connection is closed; a scrape takes milliseconds."""
 _REASONS = frozenset(reason.value for reason in Reason)
 _REDUCE_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 @dataclass(frozen=True)
 class _Figure:
-    """One line of the table."""
+    """One metric, and where its value comes from."""
 
     name: str
     meaning: str
+    """Help text of the metric."""
     of: Callable[[Mapping[str, Any]], float | Mapping[str, float] | None]
-    """Of what `atom info` shows; by label where there is one; None: it is not known now."""
+    """Function from the figures of `atom info` to a value, or to values by label; None: unknown."""
     label: str = ""
+    """Name of the label; empty: the metric has none."""
     only_rises: bool = False
+    """True for a counter, False for a gauge."""
 
 
 def _at(*keys: str) -> Callable[[Mapping[str, Any]], Any]:
@@ -112,7 +115,7 @@ _FIGURES = (
 
 
 class Metrics:
-    """An event sink, and what its events come to. Thread-safe."""
+    """An event sink that counts events, and the server of all metrics. Thread-safe."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -144,9 +147,15 @@ class Metrics:
                 self._reduce.observe(fields["reduce_seconds"])
 
     def serve(self, host: str, port: int) -> WSGIServer:
-        """Answers scrapes from now on; of a client that hangs up nobody hears. Raises:
-        PortInUseError; AddressError for an address or port this process cannot have."""
-        listening(host, port, "[metrics] port and host in a peer file").close()  # or says why not
+        """Start to answer scrapes, in threads.
+
+        Errors of a connection are ignored, such as a client that hangs up.
+
+        Raises:
+            PortInUseError: Another program has the port.
+            AddressError: This process cannot have that address or port.
+        """
+        listening(host, port, "[metrics] port and host in a peer file").close()  # for its errors
         server, _ = start_http_server(port, host, self.registry)
         changed: Any = server
         changed.RequestHandlerClass.timeout = SILENCE_S
@@ -168,14 +177,14 @@ class Metrics:
 
 
 class _InfoCollector(Collector):
-    """At each scrape: what the daemon knows then."""
+    """Collector that reads the figures of a daemon at each scrape."""
 
     def __init__(self, info: Info) -> None:
         self._info = info
         self._highest: dict[tuple[str, str], float] = {}
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering does not ask a daemon that is only being made."""
+        """Return nothing, so that registering does not ask a daemon that is still being built."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -193,7 +202,7 @@ class _InfoCollector(Collector):
         family = kind(figure.name, figure.meaning, labels=[figure.label] if figure.label else [])
         for label, number in (value if isinstance(value, Mapping) else {"": value}).items():
             if figure.only_rises:
-                # A better branch takes rounds back, and a fall would be read as a new beginning.
+                # A better branch can undo rounds. Prometheus would read a fall as a restart.
                 number = max(number, self._highest.get((figure.name, label), 0.0))
                 self._highest[figure.name, label] = number
             family.add_metric([label] if figure.label else [], float(number))
@@ -201,19 +210,19 @@ class _InfoCollector(Collector):
 
 
 def open_monitors(peer: PeerFile, stack: ExitStack, console: Console) -> Monitors:
-    """Take the port of metrics, if the peer file asks for them: before anything that takes hours.
+    """Take the port of metrics if the peer file asks for them, before any step that takes hours.
 
     Args:
-        peer: the peer file.
-        stack: frees the port when it closes.
-        console: is given the URL.
+        peer: Peer file.
+        stack: Exit stack that frees the port when it closes.
+        console: Console that shows the URL.
 
     Returns:
         The event sinks of the daemon, and a call that serves its figures from then on.
 
     Raises:
-        PortInUseError: another program has the port.
-        AddressError: this process cannot have that address or port.
+        PortInUseError: Another program has the port.
+        AddressError: This process cannot have that address or port.
     """
     host, port, metrics = peer.metrics.host, peer.metrics.port, Metrics()
     if port is None:

@@ -1,1 +1,1 @@
-"""What this machine's owner wished, held against what is seen of the machine."""
+"""Conditions of this machine's owner for work, compared with observations of the machine."""

@@ -36,14 +36,14 @@ def idle_hint_s(said: str, now_s: float) -> float:
 
 
 def on_battery(supplies: Path = SUPPLIES) -> bool:
-    """Return True if no supply feeds the machine and one of its own batteries discharges.
+    """Return True if no supply feeds the machine and one of its batteries discharges.
 
-    Return False if this is unknown. The kernel is asked directly, because psutil takes the battery
-    of a wireless mouse for the machine's.
+    Return False if this is unknown. The kernel is asked directly, because psutil mistakes the
+    battery of a wireless mouse for the machine's.
     """
     try:
         own = [each for each in supplies.iterdir() if _said(each / "scope") != "Device"]
-    except OSError:  # there is none, or it goes just now
+    except OSError:  # none exists, or one is being unplugged
         return False
     if any(_said(each / "online") == "1" for each in own if _said(each / "type") not in _STORES):
         return False

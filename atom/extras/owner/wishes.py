@@ -1,4 +1,4 @@
-"""Comparison of the owner's wishes with the machine, every few seconds. `why_not` decides; pure."""
+"""Checks of the owner's conditions for work, every few seconds. `why_not` decides; it is pure."""
 
 import math
 import threading
@@ -16,7 +16,7 @@ from atom.extras.owner.machine import on_battery, sessions_idle_s
 
 @dataclass(frozen=True)
 class Observations:
-    """Observations of this machine. Unknown ones do not keep the peer from working."""
+    """Observations of this machine. By the defaults, which mean unknown, the peer may work."""
 
     on_battery: bool = False
     idle_s: float = math.inf
