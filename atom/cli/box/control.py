@@ -31,7 +31,7 @@ def show_info(state: Path | None, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(info, indent=2))
         return
-    from atom.cli.box.info_page import rows  # imports much
+    from atom.cli.box.info_page import rows  # slow: imports the swarm
 
     for label, text in rows(info):
         stdout_console().print(Text.assemble((f"{label:14}", "bold"), text), soft_wrap=True)
@@ -111,6 +111,10 @@ def _is_safe(path: Path, owners: set[int]) -> bool:
 
 def find_state(state: Path | None, home: Path | None = None) -> Path:
     """Return `state`, else the only state directory of a run; of several, the one in use.
+
+    Args:
+        state: State directory, if the user named it.
+        home: Folder of all state directories; None: the default one.
 
     Raises:
         StorageError: No run is kept here, or several are and none is named.

@@ -102,7 +102,7 @@ def _checkpoints(kept: Sequence[Info]) -> str:
 
 
 def _device(info: Info) -> str:
-    """Return the names of the devices, and the time shares of the last pass."""
+    """Describe the devices, and how they spent the time of the last pass."""
     figures, devices = info["last_pass"], info["devices"]
     said = [
         ", ".join(name + (f" (left out: {why})" if why else "") for name, why in devices.items())
@@ -117,7 +117,7 @@ def _device(info: Info) -> str:
 
 
 def _others(peers: Sequence[str], ways: Mapping[str, Info], names: Mapping[str, str]) -> str:
-    """Return the number of other peers, with names and round-trip times of the first ones."""
+    """Describe the other peers: their number, and names and round-trip times of the first ones."""
     if not peers:
         return "none in sight"
     named = [

@@ -61,6 +61,7 @@ class DemoPeer:
 
     @property
     def process_id(self) -> int:
+        """Process id of the daemon, which has been started."""
         assert self._process is not None, "not started"
         return self._process.pid
 
@@ -133,7 +134,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 class Stage:
-    """Paths below `root`; `prepare` before using any of them."""
+    """Folder of the demo, and the paths in it. Call `prepare` before using a path."""
 
     def __init__(self, root: Path) -> None:
         self.root = expand_home(root).absolute()

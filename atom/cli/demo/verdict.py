@@ -25,10 +25,12 @@ class PeerResult:
 
     @property
     def last_round(self) -> int:
+        """Newest round of the replica; 0 without any state."""
         return max(self.states, default=0)
 
     @property
     def digest(self) -> str:
+        """Digest of the replica after its last round; empty without any state."""
         return self.states.get(self.last_round, ("", ""))[1]
 
 
@@ -80,8 +82,10 @@ def judge(results: Sequence[PeerResult], losses: Sequence[float]) -> list[Check]
 
 
 def _states(events: Sequence[Event]) -> dict[int, State]:
-    """Return the state after each round. A round repeats if its branch was given up; the later
-    event counts."""
+    """Return the state after each round, by the newest event of the round.
+
+    A round has several events if its first branch was given up.
+    """
     telling = ("started", "round", "caught-up", "left")
     return {
         int(event["round"]): (str(event.get("head", "")), str(event["digest"]))

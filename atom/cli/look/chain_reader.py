@@ -143,10 +143,12 @@ class ChainFetcher:
         identity: Identity | None = None,
         entrances: Sequence[str] = (),
     ) -> None:
-        """Args:
-        manifest: Manifest of the run.
-        identity: A listed peer of the run, if the run answers listed peers only.
-        entrances: Multiaddrs by which the run was entered.
+        """Connect to no peer yet.
+
+        Args:
+            manifest: Manifest of the run.
+            identity: A listed peer of the run, if the run answers listed peers only.
+            entrances: Multiaddrs through which the run was entered.
         """
         self._transport = Transport(
             Local(

@@ -45,12 +45,14 @@ class Onlooker:
         me: Identity | None = None,
         entrances: Sequence[str] = (),
     ) -> None:
-        """Args:
-        directory: Leases of the run.
-        manifest: Manifest of the run.
-        me: Identity to ask for the chain as; None: this machine's listed peer, if there is one
-            in the usual place, otherwise a stranger.
-        entrances: Multiaddrs by which the run was entered.
+        """Read nothing of the swarm yet.
+
+        Args:
+            directory: Leases of the run.
+            manifest: Manifest of the run.
+            me: Identity to ask for the chain as; None: this machine's listed peer, if one is in
+                the default state directory, otherwise a stranger.
+            entrances: Multiaddrs through which the run was entered.
         """
         self._directory = directory
         self.manifest = manifest
@@ -118,7 +120,7 @@ class Onlooker:
 
     @property
     def shut_out(self) -> bool:
-        """True if the run answers only listed peers, so that retrying is pointless."""
+        """True if we are refused for not being on the run's list, so that retrying is pointless."""
         return self._has_list and self._reader.shut_out
 
     async def read(self, tell: Progress | None = None) -> None:
@@ -247,7 +249,7 @@ def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None
 
 
 def listed_peer(manifest: Manifest) -> Identity | None:
-    """Return the peer that is kept here in the run's usual place, if the run's owner listed it.
+    """Return the peer in the run's default state directory, if the run's owner listed it.
 
     Return None for a run without a list, which answers strangers too.
 

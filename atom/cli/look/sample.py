@@ -26,7 +26,7 @@ _LINES = "\n\t"
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """The arguments of `atom sample`."""
+    """Arguments of `atom sample`."""
 
     folder: Path
     """State directory of a peer, or a folder of `atom export`."""

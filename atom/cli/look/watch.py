@@ -75,7 +75,7 @@ async def _watch_live(feed: SwarmFeed, console: Console) -> None:
             auto_refresh=False,
             get_renderable=lambda: screen(feed.seen, console.width, console.height),
         ) as live:
-            while True:  # every second, which also redraws after a resize
+            while True:  # every second, also to redraw after a resize
                 live.refresh()
                 await feed.news()
     finally:

@@ -47,8 +47,12 @@ class TerminalConsole:
     """The daemon's `Console` on a terminal. Thread-safe; only `close` waits for the terminal."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        """Open the console; the writer's thread starts with the first output.
+
+        `patience_s`: Longest time that `close` waits, in seconds.
+        """
         self._console = stderr_console()
-        with suppress(OSError):  # a stream in memory
+        with suppress(OSError):  # a stream in memory has no file number
             # A blocked write holds the lock of its stream. So the console gets a separate stream:
             # Python and `logging` flush `sys.stderr` when they exit.
             self._console.file = open(  # noqa: SIM115 - open until the process ends
@@ -62,6 +66,7 @@ class TerminalConsole:
         self._writer: threading.Thread | None = None
 
     def join_address(self, address: str) -> None:
+        """Print the join address on stdout, and warn if other networks cannot reach it."""
         self.data(f"join: {address}")
         if host := private_host(address):
             self.note(
@@ -75,9 +80,11 @@ class TerminalConsole:
         self._give(_STDOUT, lambda: _write(text))
 
     def note(self, text: str) -> None:
+        """Print a line with the time of day on stderr."""
         self._give(_STDERR, partial(self._print, time.strftime("%H:%M:%S"), text))
 
     def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
+        """Show the progress of one step on stderr: see `Console.progress`."""
         self._give(_STDERR, partial(self._steps.show, what, done, total, unit))
 
     def close(self) -> None:

@@ -52,6 +52,7 @@ def stdout_console() -> Console:
 
 
 def stderr_console() -> Console:
+    """Return a console on stderr, otherwise as `stdout_console`."""
     return _console(stderr=True)
 
 

@@ -15,6 +15,7 @@ from atom.extras.pass_chart import pass_chart
 from atom.placement.prediction import RoundPrediction
 
 MAX_SUB_MODELS = 12
+"""Most sub-models in the table, the last one included."""
 _COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "hands on", "stays")
 _WAITS = {
     "link": "weights",
@@ -266,5 +267,5 @@ def _share_of(round_: RoundPrediction) -> str:
 
 
 def _line_bytes(count: float) -> str:
-    """Return bytes in MB or GB, the decimal units of internet providers."""
+    """Format bytes in MB or GB, the decimal units of internet providers."""
     return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.1f} GB"

@@ -10,7 +10,9 @@ from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.records.view import SwarmView
 
 LOOK_EVERY_S = 1.0
+"""Seconds between two views."""
 READ_EVERY_S = 2.0
+"""Seconds between the end of one read of the chain and the next."""
 
 
 class Swarm(Protocol):

@@ -112,7 +112,7 @@ def alive(run: str, peers: Iterable[str], own: str | None) -> Finding:
 
 
 def versions(wanted: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Compare the installed versions of packages with the pairs (name, version) of the run."""
+    """Compare installed packages with the (name, version) pairs of the run's founder."""
     apart = [(name, there) for name, there in wanted if version_here(name) != there]
     for name, there in apart:
         said = f"the run was founded with {name} {there}, here is {version_here(name) or 'none'}"
@@ -122,7 +122,7 @@ def versions(wanted: Iterable[tuple[str, str]]) -> Iterator[Finding]:
 
 
 def from_outside(reached: Mapping[str, Reached], own: str | None) -> Finding:
-    """Report if other peers can connect to our own peer, as its lease says while it is alive."""
+    """Report whether other peers can connect to our own peer, as its lease says if it is alive."""
     topic = "From outside"
     if own is None or own not in reached:
         return unchecked(topic, "join, then ask again with --state DIR while the daemon runs")

@@ -199,7 +199,7 @@ def ports(peer: PeerFile, is_ours: bool) -> Iterator[Finding]:
 
 
 def port(setting: str, host: str, number: int, is_ours: bool) -> Finding:
-    """Check that a port is free, by opening it. `setting`: Key of the peer file that names it."""
+    """Check that a port is free, by opening it. `setting`: Its key in the peer file."""
     if is_ours:
         return ok(setting, "your daemon listens")
     try:

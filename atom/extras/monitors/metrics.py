@@ -139,6 +139,7 @@ class Metrics:
         )
 
     def emit(self, kind: str, **fields: Any) -> None:
+        """Count an event; a round also sets the swarm's speed and the time of its all-reduce."""
         reason = fields.get("reason")
         self._events.labels(kind, reason if reason in _REASONS else "").inc()
         if kind == "round":
@@ -155,7 +156,8 @@ class Metrics:
             PortInUseError: Another program has the port.
             AddressError: This process cannot have that address or port.
         """
-        listening(host, port, "[metrics] port and host in a peer file").close()  # for its errors
+        # Opening the port here raises an error that names the keys of the peer file.
+        listening(host, port, "[metrics] port and host in a peer file").close()
         server, _ = start_http_server(port, host, self.registry)
         changed: Any = server
         changed.RequestHandlerClass.timeout = SILENCE_S
@@ -166,10 +168,10 @@ class Metrics:
         """Add the figures of a daemon to every scrape.
 
         Args:
-            info: returns the figures of `atom info`; called from the server's threads.
+            info: Returns the figures of `atom info`; called from the server's threads.
 
         Returns:
-            The call that ends this.
+            Function that removes the figures again.
         """
         collector = _InfoCollector(info)
         self.registry.register(collector)
@@ -188,6 +190,7 @@ class _InfoCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the daemon's current figures; figures that are unknown now are left out."""
         info = self._info()
         what = GaugeMetricFamily("atom_info", "What this is.", labels=["version", "run", "peer_id"])
         what.add_metric([__version__, str(info["run"]), str(info["peer_id"])], 1.0)

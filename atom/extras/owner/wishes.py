@@ -27,9 +27,9 @@ def why_not(now: datetime, wishes: Schedule, seen: Observations) -> str:
     """Return why the peer may not work, and until when if that is known; empty if it may.
 
     Args:
-        now: local wall-clock time, without a time zone.
+        now: Local wall-clock time, without a time zone.
         wishes: [schedule] of the peer file.
-        seen: observations of this machine.
+        seen: Observations of this machine.
     """
     opens = next_opening(wishes.windows, now)
     if opens is not None:
@@ -44,6 +44,7 @@ def why_not(now: datetime, wishes: Schedule, seen: Observations) -> str:
 
 
 LOOK_S = 2.0
+"""Seconds between two checks."""
 
 
 def wall_clock() -> datetime:
@@ -65,10 +66,10 @@ class OwnersWishes(Wishes):
         """Check nothing yet.
 
         Args:
-            peer: peer file with the conditions.
-            told: gets the reason to pause; empty: none.
-            failed: gets the exception of a check that failed.
-            wall: returns the local wall-clock time.
+            peer: Peer file with the conditions.
+            told: Called with the reason to pause after each check; empty if there is none.
+            failed: Called with the exception of a check that failed in the thread.
+            wall: Returns the local wall-clock time.
         """
         self._peer, self._wall = peer, wall
         self._told, self._failed = told, failed
@@ -103,6 +104,7 @@ class OwnersWishes(Wishes):
         )
 
     def close(self) -> None:
+        """Stop the checks, and wait for the thread."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
