@@ -1,1 +1,1 @@
-"""How a model goes through a device: where it is cut, what stays, how long a pass takes. Pure."""
+"""Plan how a device runs a model: cuts, what stays on the device, seconds of a pass. Pure."""

@@ -1,4 +1,4 @@
-"""One way through a device: a cut, and what stays there; what that holds and takes."""
+"""One way to run a model on a device: a cut and an arrangement, their memory and their seconds."""
 
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,22 +18,25 @@ from atom.swap.schedule import Shape
 from atom.swap.timeline import Durations, Timeline, group_pass, landed_s, simulate
 
 ALIKE = 3
-"""Passes of a round from which on one is like the other."""
+"""Number of simulated passes per round; each further pass takes as long as the last one."""
 
 
 @dataclass(frozen=True)
 class HostStep:
-    """The optimizer's on the host."""
+    """Rates of an optimizer step on the host."""
 
     elements_per_s: float
-    """With the host's memory for itself."""
+    """Parameters updated per second while nothing else uses the host's memory."""
     element_bytes: float
-    """That it reads and writes there, per parameter."""
+    """Bytes of host memory that the step reads and writes per parameter."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How the model goes through the device. What that takes is found when it is asked for."""
+    """Cut of a model and its arrangement on the devices.
+
+    Memory and seconds are computed when they are first read.
+    """
 
     cut: Cut
     arrangement: Arrangement
@@ -51,7 +54,7 @@ class Choice:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Of a pass right after an optimizer step: nothing is loaded yet."""
+        """Timeline of the first pass after an optimizer step, when nothing is loaded yet."""
         shape, on = self.shape, self._on
         return simulate(group_pass(shape, on), shape, self._durations, on)
 
@@ -61,73 +64,76 @@ class Choice:
 
     @cached_property
     def _on(self) -> tuple[int, ...]:
-        """Per sub-model, its device in a group; empty: of all."""
+        """Device of each sub-model in a group; empty: each device runs all sub-models."""
         return self.cut.on(self.arrangement)
 
     @cached_property
     def trained_elements(self) -> int:
-        """Of the parameters that are trained on the device."""
+        """Number of elements of the parameters that are trained on the device."""
         return sum(trained_parameters(self.cut.pieces, self.arrangement).values())
 
     @property
     def micro_batches(self) -> int:
-        """Of a pass of one group."""
+        """Number of micro-batches in a pass of one group."""
         return self.cut.limits.micro_batches
 
     @property
     def group_devices(self) -> int:
-        """That make a pass together."""
+        """Number of devices that run a pass together."""
         return self.arrangement.devices
 
     @property
     def groups(self) -> int:
-        """That make such passes at once."""
+        """Number of groups, which run separate passes at the same time."""
         return self.devices // self.group_devices
 
     @property
     def devices(self) -> int:
-        """Of all groups."""
+        """Number of devices in all groups."""
         return self.cut.limits.devices
 
     def allowing(self, **limits: int) -> "Choice":
-        """The same with other `Limits`, and groups as large."""
+        """Return this choice with some fields of its `Limits` changed; the size of groups stays."""
         limited = replace(self.cut.limits, **limits)
         return replace(self, cut=replace(self.cut, limits=limited))
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that values between sub-models take while they wait there."""
+        """Host memory for the offloaded values between sub-models of one group."""
         return self.shape.host_bytes
 
     @property
     def waiting(self) -> list[int]:
-        """Sub-models whose values wait on the host while nobody needs them."""
+        """Sub-models with outputs that are offloaded to the host during a pass."""
         return waiting(self.shape)
 
     @property
     def waits_s(self) -> dict[str, float]:
-        """What the device waits for in the pass: by reason (`atom.swap.pass_shares`)."""
+        """Seconds of the pass in which the device waits, by cause (see `atom.swap.pass_shares`)."""
         return PassShares.of(self.timeline).waits_s
 
     @property
     def seconds_per_micro_batch(self) -> float:
-        """Of all groups together."""
+        """Seconds per micro-batch, with all groups working at the same time."""
         return self.timeline.seconds / (self.micro_batches * self.groups)
 
     @property
     def least_per_micro_batch_s(self) -> float:
-        """No less: as each lane by itself. Quickly reckoned."""
+        """Lower bound of `seconds_per_micro_batch`, which takes no simulation.
+
+        It leaves out waits of one lane for another, except at the beginning and end of a pass.
+        """
         on = self._on or (0,) * len(self.cut.pieces)
         each = ([s for s, its in enumerate(on) if its == n] for n in range(self.group_devices))
         return max(map(self._least_s, each)) / (self.micro_batches * self.groups)
 
     def _least_s(self, mine: Sequence[int]) -> float:
-        """Of a pass, of a device with these sub-models."""
+        """Return a lower bound of the seconds of a pass on a device with the sub-models `mine`."""
         d, arrangement, last = self._durations, self.arrangement, len(self.cut.pieces) - 1
         again = sum(d.forward_s[s] for s in mine if s != last and s not in arrangement.kept)
         once = sum(d.forward_s[s] + d.backward_s[s] for s in mine)
         swapped = [s for s in mine if s not in arrangement.resident]
-        twice = swapped[: -arrangement.slots]  # the last ones are still there
+        twice = swapped[: -arrangement.slots]  # the last ones are still in their slots
         loading = sum(d.load_s[s] for s in (*mine, *twice))
         out_s = max(
             sum(d.gradient_out_s[s] for s in mine), sum(d.sum_s[s] for s in mine if d.sum_s)
@@ -137,9 +143,15 @@ class Choice:
         return max(computing, loading, out_s)
 
     def passes_s(self, passes: int, step: HostStep | None = None, norm: bool = False) -> float:
-        """Of so many passes, the first of a round, until all their gradients have landed. With a
-        `step` they begin with it: each load waits until its own parameters are updated, in the
-        order of their first use. `norm`: the last one's are summed up for it as they land."""
+        """Return the seconds until the gradients of a round's first passes are summed on the host.
+
+        Args:
+            passes: Number of passes.
+            step: Optimizer step that starts with the first pass. Each load waits until the step has
+                updated its parameters, in the order of their first use. None: no step is running.
+            norm: Include the sums of squares of the last pass's gradients, which the host computes
+                as they arrive.
+        """
         more = max(passes - ALIKE, 0)
         one_more_s = self._landed(ALIKE, step) - self._landed(ALIKE - 1, step) if more else 0.0
         return self._landed(passes - more, step, norm) + more * one_more_s
@@ -157,7 +169,11 @@ class Choice:
         return self._landed_s[key]
 
     def _squares_s(self) -> list[float]:
-        """Per sub-model, of the norm of what is on the host and lands with it last."""
+        """Return per sub-model the seconds of sums of squares once its gradients have arrived.
+
+        The backward visits the first user of a parameter last, so the parameter counts there.
+        Parameters that are trained on the device are not on the host and do not count.
+        """
         trained = trained_parameters(self.cut.pieces, self.arrangement)
         last = (
             (n for name, n in new.items() if name not in trained) for new in self.cut.first_uses
@@ -165,13 +181,16 @@ class Choice:
         return [self.norm_s(sum(elements)) for elements in last]
 
     def norm_s(self, elements: int) -> float:
-        """Of the norm of so many gradients that have landed."""
+        """Return the seconds in which the host computes the norm of so many gradient elements."""
         size, machine = elements * self.cut.limits.gradient_element_bytes, self.cut.machine
         return size / machine.sum_bytes_per_s
 
     def under_step(self, step: HostStep) -> Durations:
-        """Of a pass that begins with a step. That is as slow as memory that carries it with the
-        loads that follow it."""
+        """Return the durations of a pass during which the host takes an optimizer step.
+
+        The host's memory limits the rate of the step, because the loads of the updated parameters
+        use it too.
+        """
         durations, machine = self._durations, self.cut.machine
         loaded_bytes = self.groups * self.cut.limits.element_bytes
         most = machine.memory_bytes_per_s / (step.element_bytes + loaded_bytes)
@@ -183,7 +202,7 @@ class Choice:
 
     @property
     def still_loaded(self) -> list[int]:
-        """What the pass before leaves in the slots."""
+        """Sub-models that are in their slots after a pass, so the next pass need not load them."""
         arrangement, on = self.arrangement, self._on or (0,) * len(self.cut.pieces)
         swapped: list[list[int]] = [[] for _ in range(self.group_devices)]
         for s, device in enumerate(on):
@@ -192,19 +211,35 @@ class Choice:
         return [*arrangement.resident, *(s for own in swapped for s in own[: arrangement.slots])]
 
     def program(self, graph: Graph) -> Program:
-        """`graph`, cut and printed as chosen. Raises: ModelError if this is for another graph."""
-        # In parts first: they are made before the region that they are of.
+        """Return the program of the graph with this cut.
+
+        Args:
+            graph: The graph for which this choice was made.
+        """
+        # Split matrices first: the positions of the parts depend on the recomputed spans, which
+        # `remembering` drops.
         cut = in_parts(graph, self.cut.matrix_parts)
         return build_program(cut.remembering() if self.cut.remembers else cut, ends=self.cut.ends)
 
     def program_alike(self, other: Graph, graph: Graph) -> Program:
-        """`other`, the same model with other calls in it (evaluation), cut as `graph` is."""
+        """Return the program of another graph of the same model, with a corresponding cut.
+
+        Args:
+            other: Graph with other calls, for example the evaluation graph.
+            graph: The graph for which this choice was made.
+        """
         other, graph = (in_parts(each, self.cut.matrix_parts) for each in (other, graph))
         return build_program(other, ends=ends_alike(graph, other, self.cut.ends))
 
     def to_json(self, program: Program) -> dict[str, Any]:
-        """`program`: as it is chosen. Seconds and bytes are of one micro-batch, but for `pass` and
-        memory."""
+        """Return the choice as JSON, for people and tools.
+
+        Seconds and bytes of sub-models are for one micro-batch; `pass`, `host_bytes` and
+        `device_memory` are for a whole pass.
+
+        Args:
+            program: Result of `program` for the graph of this choice.
+        """
         arrangement, timeline, parts = self.arrangement, self.timeline, program.sub_models
         return {
             "groups": self.groups,
@@ -244,8 +279,11 @@ class Choice:
 
 
 def _ready_s(cut: Cut, elements_per_s: float, trained: Container[str]) -> tuple[float, ...]:
-    """Per sub-model, when all of its parameters are updated; each is, with those that no sub-model
-    before has. At once, if they are `trained` on the device."""
+    """Return per sub-model the seconds until an optimizer step has updated its parameters.
+
+    The host updates parameters in the order of the sub-models that use them first. Parameters that
+    are `trained` on the device add no time.
+    """
     updated_s: dict[str, float] = {}
     ready_s, elements = list[float](), 0
     for piece, new in zip(cut.pieces, cut.first_uses, strict=True):

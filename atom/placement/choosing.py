@@ -1,14 +1,15 @@
-"""Chooses how a model goes through a device: cut, accumulation, what stays.
+"""Choose how devices run a model: cut, micro-batches of a pass, and sub-models that stay.
 
-Nobody should have to set any of these, so they are searched. For every number of micro-batches that
-a pass may accumulate there are a few good cuts (`cuts.py`), and for every cut a few ways to spend
-the memory that is left (`residency.py`). Several devices work each for itself, or in groups of any
-size that divides their number. The schedule of each candidate that fits is timed event by
-event, as the engine would carry it out; the one with most micro-batches per second wins, and among
-equals the one that trains most on the device, then the shortest pass. Cuts fall where layers end,
-and within those layers alone that do not fit by themselves. Other places make the search longer and
-the plan hardly better: they are tried only where none of those fits. Where none at all does,
-matrices are cut in parts (`atom.graph.matrix_parts`).
+Users need not set any of these, so a search finds them. For several numbers of micro-batches per
+pass it tries a few good cuts (`cuts.py`), and for every cut a few ways to use the remaining memory
+(`residency.py`). Several devices work independently, or in groups of any size that divides their
+number. The schedules of the candidates that fit are timed event by event, as the engine would
+execute them. Most micro-batches per second win; among nearly equal candidates, most elements
+trained on the device, and then the shortest pass.
+
+Cuts fall where layers end, and inside layers that do not fit the device by themselves. Other
+positions make the search longer and the plan hardly better, so they are tried only if no such cut
+fits. If no cut at all fits, matrices are split (`atom.graph.matrix_parts`).
 """
 
 import math
@@ -31,14 +32,26 @@ from atom.placement.residency import arrangements, offloaded
 from atom.swap.arrangement import Arrangement
 
 NARROW = 1, 2
-"""Times the narrowest cut within a layer: what may lie between sub-models where a layer is cut, if
-that makes the model fit."""
+"""Widths of cuts inside a layer that are tried before all others.
+
+The width of a cut is the size of the values across it, given here as a multiple of the width of the
+narrowest cut inside a layer.
+"""
 SMALLER = 0.8
-"""Operations that need more than this share of the hungriest one's memory are cut with it."""
+"""Fraction of the largest operation's memory from which operations are split together with it.
+
+Splitting only the largest one would leave the next largest ones in the way.
+"""
 NEARLY = 0.01
-"""A pass that is this much slower per micro-batch, but shorter, is preferred."""
+"""Relative difference in seconds per micro-batch below which candidates count as equally fast.
+
+Other criteria then decide, such as the length of a pass.
+"""
 ONLY_GROUP = 0.05
-"""One group of all devices must be so much faster than several groups."""
+"""Relative advantage in speed that one group of all devices needs over several groups.
+
+If all devices are one group, the failure of any device stops the peer's work.
+"""
 _WHAT_HELPS = (
     "more device memory: [device] memory in the peer file; else it takes a run with fewer "
     "sequences in a micro-batch, shorter sequences, or, if it has more, a precision of 16 bits"
@@ -47,45 +60,63 @@ _WHAT_HELPS = (
 
 @dataclass(frozen=True)
 class Question:
-    """Everything a choice depends on."""
+    """Input of the search: everything that a choice depends on."""
 
     chain: Chain
     machine: Machine
     limits: Limits
     layer_ends: tuple[int, ...] = ()
-    """Positions where layers end. Empty: cuts may fall anywhere."""
+    """Positions at which layers end. Empty: cuts may fall at all legal positions."""
     graph: Graph | None = None
     chain_of: Callable[[Graph], Chain] | None = None
-    """As a profile's. None: no matrix of the graph is cut."""
+    """Function that returns the chain of a graph with split matrices. None: split no matrices."""
     matrix_parts: Parts = field(default_factory=dict)
-    """Into which matrices of the graph are cut, of which this is the chain."""
+    """Number of parts of each matrix that is split in `chain`."""
     step_micro_batches: int | None = None
-    """What all devices have of a step together. A group may take as many times more into a pass as
-    the limits allow as it has devices. None: no groups."""
+    """Micro-batches of one optimizer step, on all devices together. None: form no groups.
+
+    A pass of a group of n devices may have n times `limits.micro_batches`, but not more than the
+    group's share of a step.
+    """
 
     @classmethod
     def of(cls, graph: Graph, profile: Profile, limits: Limits) -> "Question":
+        """Return the input for a graph, with the rates and seconds of its profile."""
         ends = layer_ends(layers_of(graph))
         return cls(profile.chain, profile.link, limits, ends, graph, profile.chain_of)
 
     def allowing(self, **limits: int) -> "Question":
+        """Return this input with some fields of its `Limits` changed."""
         return replace(self, limits=replace(self.limits, **limits))
 
 
 def choose(asked: Question) -> Choice:
-    """The fastest way that fits.
+    """Return the fastest choice that fits the device and the host.
 
-    What the model itself checkpoints is computed again only where that pays: the chain that
-    remembers is tried as well.
+    If the model itself requests recomputation (`torch.utils.checkpoint`), the search also tries to
+    leave it out.
 
-    Raises: DeviceError naming the operation that asks for most, and device memory that would do.
+    Args:
+        asked: Model, machine and limits.
+
+    Raises:
+        DeviceError: No choice fits. The message names the operation that needs most device memory,
+            and an amount of device memory that would be enough.
     """
     return fastest(choose_each(asked).values())
 
 
 def choose_each(asked: Question) -> dict[int, Choice]:
-    """The fastest way that fits with groups of so many devices, of each size where there is one.
-    Raises: as `choose`."""
+    """Return the fastest choice that fits for each size of a group: devices in the group → choice.
+
+    Sizes for which no choice fits are absent.
+
+    Args:
+        asked: Model, machine and limits.
+
+    Raises:
+        DeviceError: No choice fits; see `choose`.
+    """
     for each in _in_ever_more_parts(asked):
         for sets in _places(each):
             ways = defaultdict[int, list[Choice]](list)
@@ -97,7 +128,7 @@ def choose_each(asked: Question) -> dict[int, Choice]:
 
 
 def _in_ever_more_parts(asked: Question) -> Iterator[Question]:
-    """As it is; then with matrices in ever more parts, for as long as that helps."""
+    """Yield the question, then variants with matrices in more and more parts while that helps."""
     most = {} if asked.graph is None else most_parts(asked.graph)
     while True:
         yield asked
@@ -107,7 +138,7 @@ def _in_ever_more_parts(asked: Question) -> Iterator[Question]:
         assert asked.chain_of
         cut = in_parts(asked.graph, parts)
         asked = replace(
-            # Nothing is trained there: memory is short.
+            # Device memory is too scarce to train anything on the device.
             asked.allowing(trained_element_bytes=0),
             chain=asked.chain_of(cut),
             layer_ends=layer_ends(layers_of(cut)),
@@ -116,8 +147,15 @@ def _in_ever_more_parts(asked: Question) -> Iterator[Question]:
 
 
 def _more_parts(asked: Question, most: Mapping[str, int]) -> dict[str, int] | None:
-    """Of the matrices of operations that do not fit alone, and of those that need most. None: what
-    needs most cannot be cut, or not so that it helps."""
+    """Return a larger number of parts for matrices of the operations that need too much memory.
+
+    These operations do not fit the device by themselves, or need nearly as much as the largest
+    operation (`SMALLER`). None: splitting a matrix cannot help the largest operation.
+
+    Args:
+        asked: Model, machine and limits, with the present number of parts.
+        most: Largest number of parts by matrix.
+    """
     limits, parts = asked.limits, dict(asked.matrix_parts)
     alone = [(alone_bytes(piece_of([each]), limits), each) for each in asked.chain.operations]
     most_bytes = max(need_bytes for need_bytes, _ in alone)
@@ -140,7 +178,10 @@ def _more_parts(asked: Question, most: Mapping[str, int]) -> dict[str, int] | No
 
 
 def fastest(ways: Iterable[Choice]) -> Choice:
-    """Only those are timed that may be among the fastest."""
+    """Return the best of some choices.
+
+    Only choices whose lower bound is good enough are timed, because timing takes long.
+    """
     timed, enough_s = list[Choice](), math.inf
     for way in sorted(ways, key=lambda way: way.least_per_micro_batch_s):
         if way.least_per_micro_batch_s > enough_s:
@@ -150,25 +191,30 @@ def fastest(ways: Iterable[Choice]) -> Choice:
     good = [way for way in timed if _cost_s(way) <= enough_s]
 
     def worth(way: Choice) -> tuple[float, ...]:
-        # What is trained there is summed there once a pass, beside the computing: few passes then.
+        # Each pass adds gradients of parameters trained on the device there, so prefer few passes.
         fewer = -way.micro_batches if way.trained_elements else 0
         memory = way.host_bytes, way.memory.total_bytes
-        # A group stands and falls together.
+        # If one device of a group fails, the whole group stops, so prefer small groups.
         return -way.trained_elements, fewer, way.group_devices, way.timeline.seconds, *memory
 
     return min(good, key=worth)
 
 
 def _cost_s(way: Choice) -> float:
-    """Of a micro-batch. The only group of several devices falls with any of them: it has to be
-    worth that."""
+    """Return the seconds per micro-batch by which choices are compared.
+
+    A single group of all devices counts as slower than it is (see `ONLY_GROUP`).
+    """
     is_only = way.groups == 1 < way.devices
     return way.seconds_per_micro_batch * (1 + ONLY_GROUP if is_only else 1)
 
 
 def _places(asked: Question) -> Iterator[tuple[Ends, ...]]:
-    """Where cuts may fall: more and more, for as long as there is no cut that fits. Sets of places
-    that are tried together: the programme minds seconds, so fewer places may take less memory."""
+    """Yield sets of positions where cuts may fall, more and more of them.
+
+    The caller stops as soon as a cut fits. All sets of one tuple are tried together: the search for
+    cuts minimises seconds and not memory, so fewer positions may give a cut that needs less memory.
+    """
     chain, ends = asked.chain, asked.layer_ends
     count = len(chain.operations)
     legal = (*(p for p in range(1, count) if p not in chain.forbidden), count)
@@ -190,7 +236,7 @@ def _places(asked: Question) -> Iterator[tuple[Ends, ...]]:
 
 
 def _crossing_bytes(chain: Chain) -> list[int]:
-    """Per position, what a cut there parts from a later user."""
+    """Return per position the bytes of values that are made before it and used after it."""
     change = [0] * (len(chain.operations) + 2)
     for value in chain.values:
         if value.made_by >= 0 and not value.shared:
@@ -200,7 +246,7 @@ def _crossing_bytes(chain: Chain) -> list[int]:
 
 
 def _ways(asked: Question, places: Ends) -> Iterator[Choice]:
-    """All that fit."""
+    """Yield all candidates with cuts at some of the positions that fit the device and the host."""
     chain, remembering = asked.chain, asked.chain.remembering
     for each in (chain,) if remembering is None else (chain, remembering):
         for devices, most in _group_sizes(asked):
@@ -214,7 +260,7 @@ def _ways(asked: Question, places: Ends) -> Iterator[Choice]:
 
 
 def _group_sizes(asked: Question) -> Iterator[tuple[int, int]]:
-    """With the most micro-batches that a pass of such a group may accumulate."""
+    """Yield each size of a group, with the most micro-batches of a pass of such a group."""
     devices, most, step = asked.limits.devices, asked.limits.micro_batches, asked.step_micro_batches
     yield 1, most
     if step is not None:
@@ -223,8 +269,16 @@ def _group_sizes(asked: Question) -> Iterator[tuple[int, int]]:
 
 
 def _cuts(asked: Question, places: Ends, least: int = 1) -> Iterator[Cut]:
-    """Good ones, each with the micro-batches of a pass that it is good for: `least` or more, or
-    all. Some keep too much."""
+    """Yield good cuts for several numbers of micro-batches per pass.
+
+    Each sub-model fits by itself. A cut as a whole may still need too much memory, because values
+    between sub-models are not bounded.
+
+    Args:
+        asked: Model, machine and limits.
+        places: Positions where cuts may fall.
+        least: Fewest micro-batches of a pass, unless the limits allow only fewer.
+    """
     limits, machine = asked.limits, asked.machine
     parts = parts_of(asked.chain, places, limits)
     if parts is None:
@@ -240,8 +294,11 @@ def _cuts(asked: Question, places: Ends, least: int = 1) -> Iterator[Cut]:
 
 
 def enough_bytes(asked: Question) -> int:
-    """Device memory with which there is a way, and not much more than the least. Matrices are cut
-    only if there is none with what there is."""
+    """Return an amount of device memory, in bytes, that is enough with one micro-batch per pass.
+
+    It is not much more than the least possible amount. Matrices are split only if no choice fits
+    the present device memory otherwise.
+    """
     for single in _in_ever_more_parts(asked.allowing(micro_batches=1)):
         if single.graph is None or _needs(single):
             break
@@ -254,7 +311,7 @@ def enough_bytes(asked: Question) -> int:
 
 
 def _needs(asked: Question) -> list[int]:
-    """Device memory of the ways that fit."""
+    """Return the device memory of each cut that fits, with plain and with offloaded values."""
     return [
         cut.memory(plain).total_bytes
         for sets in _places(asked)

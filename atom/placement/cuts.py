@@ -1,23 +1,26 @@
-"""Cuts that are worth timing: by dynamic programming, the fastest for every size of a slot.
+"""Find cuts that are worth timing: the fastest one for each of several bounds on a sub-model.
 
-A cut into S sub-models is swapped plainly, through two slots, with C micro-batches in a pass. Of
-sub-model s let F_s and B_s be seconds of its forward and backward of all micro-batches, L_s and G_s
-those of loading it and of sending its gradients out. The paper (arXiv 2403.10504) demands that
-computing covers every load; here what is not covered costs the time it takes. A pass takes about
+The search is a dynamic program. It assumes that all S sub-models of a cut are swapped through two
+slots, with C micro-batches in a pass. For sub-model s, F_s and B_s are the seconds of its forward
+and backward on all micro-batches, L_s the seconds of its load, and G_s the seconds of copying its
+gradients to the host. The paper (arXiv 2403.10504) requires that computing covers every load; here
+an uncovered load is allowed and costs its time. With (x)+ = max(x, 0), a pass takes about
 
-    L_0 + G_0                                        nothing computes meanwhile
-    + Σ_{s<S-1} (F_s + F_s + B_s) + (F + B)_{S-1}    the last one is not computed twice
-    + Σ_{s<S-1} (L_{s+1} - F_s)+                     waiting for loads, forward
-    + Σ_{s<S-2} (L_s - (F + B)_{s+1})+               and backward
-    + Σ_{s<S-1} (G_{s+1} - (F + B)_s)+               and for gradients to be out
+    L_0 + G_0                                        nothing computes during these
+    + Σ_{s<S-1} (F_s + F_s + B_s) + (F + B)_{S-1}    the last sub-model is not recomputed
+    + Σ_{s<S-1} (L_{s+1} - F_s)+                     waiting for loads in the forward
+    + Σ_{s<S-2} (L_s - (F + B)_{s+1})+               waiting for loads in the backward
+    + Σ_{s<S-1} (G_{s+1} - (F + B)_s)+               waiting until earlier gradients have left
 
-seconds. Waiting concerns neighbours only, so one pass over the positions from right to left finds
-the cut that takes least, of those whose sub-models need at most so many bytes one by one. What is
-kept between sub-models is not limited here: each of its bytes is charged the seconds in which the
-link carries it, so that a cut keeps few. Whether a cut fits as a whole is reckoned by who asked,
-and the timeline says which is fastest: several bounds make a handful of good cuts.
+seconds. Waits depend on neighbouring sub-models only. So one loop over the positions, from last to
+first, finds the fastest cut among those with no sub-model above the bound. Values that are kept
+between sub-models are not bounded here. Instead, each of their bytes costs the seconds of one copy
+over the link, so that cuts with few such values win. The caller checks whether a cut fits as a
+whole, and a simulated timeline decides which cut is fastest; several bounds give it a few good cuts
+to choose from.
 
-Only sums, differences and comparisons of single numbers: every machine finds the same cuts.
+The search uses only sums, differences and comparisons of single numbers, so every machine finds the
+same cuts.
 """
 
 from bisect import bisect_right
@@ -32,42 +35,51 @@ from atom.graph.chain import Chain, Machine
 from atom.placement.memory import Limits, Piece, alone_bytes, piece_of
 
 LONGEST = 64
-"""Positions that a sub-model spans, at most: the search grows with its square."""
+"""Most positions that a sub-model may span; the time of the search grows with its square."""
 STEP = 2**0.5
+"""Least ratio of one bound on the bytes of a sub-model to the bound before."""
 MOST_STEPS = 12
-"""Bounds on the bytes of a sub-model lie this factor apart, or further, so that there are no
-more: from the least that works to the whole model's. They do not depend on the device, so with
-the same places a larger one has all cuts of a smaller one to choose from."""
+"""Most bounds below the size of the whole model.
+
+Bounds begin with the smallest that allows a cut. They do not depend on the device, so for the same
+positions a larger device can choose among all cuts of a smaller one.
+"""
 
 Ends = tuple[int, ...]
 _Table = NDArray[np.int64]
 _Numbers = NDArray[np.float64]
 _Row = tuple[int, int, int, int]
+"""Bytes needed, elements, elements with gradients, and kept bytes of one part."""
 
 _TOO_MUCH = 1 << 62
+"""Entry of a table for a part that is too long or does not fit."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What may be a sub-model. Of tables, row i and column k are what lies between positions i and
-    i + 1 + k; position 0 is the chain's beginning."""
+    """Parts of a chain that may become sub-models, and their costs.
+
+    A position is a place in the chain where a cut may fall; position 0 is the beginning of the
+    chain. Row i and column k of a table stand for the part between positions i and i + 1 + k.
+    """
 
     ends: Ends
-    """Operations before position 1, 2, …"""
+    """Number of operations before position 1, 2, …; the last entry is the length of the chain."""
     forward_s: _Numbers
-    """Per position from 0, of one micro-batch, all before it."""
+    """Forward seconds of everything before position 0, 1, …, for one micro-batch."""
     backward_s: _Numbers
+    """Backward seconds of everything before position 0, 1, …, without recomputation."""
     need_bytes: _Table
-    """If it is the largest one."""
+    """Device memory that swapping takes if the part is the largest sub-model."""
     elements: _Table
     gradient_elements: _Table
     kept_bytes: _Table
-    """Of one micro-batch, made in it and used behind it."""
+    """Bytes of values, for one micro-batch, that the part makes and later parts use."""
     whole_bytes: int
-    """Needed by the model as one."""
+    """Device memory that swapping takes if the whole model is one sub-model."""
 
     def bounds(self, most_bytes: int) -> list[int]:
-        """On the bytes of a sub-model, up to `most_bytes`."""
+        """Return bounds on the bytes of a sub-model, ascending, none above `most_bytes`."""
         least, most = int(self.need_bytes[:, 0].max()), self.whole_bytes
         factor = max(STEP, (most / max(least, 1)) ** (1 / MOST_STEPS))
         steps = (int(least * factor**step) for step in range(MOST_STEPS))
@@ -75,8 +87,13 @@ class Parts:
 
 
 def parts_of(chain: Chain, ends: Ends, limits: Limits) -> Parts | None:
-    """Those between `ends`, the last of which is the chain's, that fit the device one by one. None
-    if there is no cut into such."""
+    """Return the parts that fit the device by themselves, or None if they do not make up the chain.
+
+    Args:
+        chain: Operations and values of the model.
+        ends: Places where cuts may fall, ascending; the last one is the end of the chain.
+        limits: Memory of the device, and sizes of elements.
+    """
     pieces = [piece_of(chain.operations[begin:end]) for begin, end in pairwise((0, *ends))]
     moves, rows = _moves(chain, ends), list[list[_Row]]()
     for begin in range(len(ends)):
@@ -100,11 +117,14 @@ def parts_of(chain: Chain, ends: Ends, limits: Limits) -> Parts | None:
 
 
 _Moves = list[list[tuple[int, int]]]
+"""Changes of the kept bytes at each piece: (bytes, index of the piece that makes the value)."""
 
 
 def _moves(chain: Chain, ends: Ends) -> _Moves:
-    """Per piece (bytes, maker) of the values that it makes for later ones; below zero, of those
-    that it is the last to use."""
+    """Return, by piece between neighbouring positions, the changes of the kept bytes.
+
+    A value counts as positive where it is made, and as negative where it is used last.
+    """
     moves: _Moves = [[] for _ in ends]
     for value in chain.values:
         maker, user = bisect_right(ends, value.made_by), bisect_right(ends, value.last_used_by)
@@ -115,7 +135,7 @@ def _moves(chain: Chain, ends: Ends) -> _Moves:
 
 
 def _grown(pieces: list[Piece], moves: _Moves, begin: int, limits: Limits) -> Iterator[_Row]:
-    """Bytes needed, elements, those of gradients, and bytes kept, of ever longer parts."""
+    """Yield the table entries of the parts that begin at a position, from short to long."""
     parameters, frozen, working, peak, kept = dict[str, int](), frozenset[str](), 0, 0, 0
     for number in range(begin, min(begin + LONGEST, len(pieces))):
         piece = pieces[number]
@@ -129,8 +149,14 @@ def _grown(pieces: list[Piece], moves: _Moves, begin: int, limits: Limits) -> It
 
 
 def fastest_cut(parts: Parts, machine: Machine, limits: Limits, most_bytes: int) -> Ends:
-    """Into parts that need at most `most_bytes` each, which is one of the `bounds`. A pass has as
-    many micro-batches as `limits` allow."""
+    """Return the ends of the fastest cut with no sub-model above a bound.
+
+    Args:
+        parts: Parts that may become sub-models.
+        machine: Rates of the link.
+        limits: Sizes of elements; a pass has `limits.micro_batches` micro-batches.
+        most_bytes: Most bytes that a sub-model may need; one of `parts.bounds`.
+    """
     fits = parts.need_bytes <= most_bytes
     assert fits[:, 0].all(), "what one position holds is within every bound"
     fits = fits[:, : int(fits.sum(axis=1).max())]
@@ -138,7 +164,7 @@ def fastest_cut(parts: Parts, machine: Machine, limits: Limits, most_bytes: int)
     kept_s = parts.kept_bytes / machine.load_bytes_per_s
     seconds = _Seconds.of(parts, machine, limits)
     cost_s, following = np.full((count, width), np.inf), np.zeros((count, width), dtype=np.int64)
-    """Of what begins with a part, from there on; and the column of the part behind it."""
+    """Seconds of the best cut that continues with a part, and the column of the part after it."""
     for begin in range(max(0, count - width), count):
         if fits[begin, count - begin - 1]:
             cost_s[begin, count - begin - 1] = seconds.again[count] - seconds.again[begin]
@@ -157,11 +183,15 @@ def fastest_cut(parts: Parts, machine: Machine, limits: Limits, most_bytes: int)
 
 @dataclass(frozen=True)
 class _Seconds:
-    """Of a pass, at all places. Per position what comes before it, per part what it takes."""
+    """Seconds of a pass with all its micro-batches.
+
+    `forward` and `again` have one entry per position, the sum over everything before it. `load` and
+    `gradient` are tables by part.
+    """
 
     forward: _Numbers
     again: _Numbers
-    """Forward and backward."""
+    """Seconds of a recomputed forward and a backward."""
     load: _Numbers
     gradient: _Numbers
 
@@ -177,15 +207,16 @@ class _Seconds:
         return cls(forward, again, load, gradient)
 
     def computing(self, begins: _Table, end: int) -> _Numbers:
+        """Return the seconds of computing the parts that end at `end`, by where they begin."""
         both = self.forward + self.again
         return np.asarray(both[end] - both[begins])
 
     def waiting(self, before: tuple[_Table, _Table], middle: int, columns: int) -> _Numbers:
-        """For each other, of parts `before` a position (rows) and of those behind it."""
+        """Return the waits of parts `before` a position (rows) and of parts after it (columns)."""
         forward = (self.forward[middle] - self.forward[before[0]])[:, None]
         again = (self.again[middle] - self.again[before[0]])[:, None]
         later = self.again[middle + 1 : middle + 1 + columns] - self.again[middle]
-        turn = len(self.again) - middle - 2  # what was before the turn is still there
+        turn = len(self.again) - middle - 2  # the part before the last one is still loaded
         later[turn:] = np.inf
         waits = np.maximum(self.load[middle, :columns] - forward, 0)
         waits += np.maximum(self.gradient[middle, :columns] - again, 0)

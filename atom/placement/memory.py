@@ -1,6 +1,7 @@
-"""A cut as numbers: what its sub-models weigh and take, and the memory that all of it needs.
+"""Sizes and seconds of the sub-models of a cut, and the memory that a cut needs.
 
-Device memory of a cut and an arrangement is reckoned here alone, as the engine allocates it.
+This is the only place that computes the device memory of a cut and an arrangement. The result must
+agree with the memory that the engine allocates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,31 +17,33 @@ from atom.swap.schedule import Shape
 from atom.swap.timeline import Durations, Shares
 
 PLANNED_SHARE = 0.9
-"""Of what PyTorch may take of a GPU, that a plan fills. The rest is for the libraries' workspaces
-and for gaps between what is allocated."""
+"""Fraction that a plan fills of the GPU memory that PyTorch may take.
+
+The remainder is for workspaces of libraries and for gaps between allocations.
+"""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One sub-model. Seconds and bytes are of one micro-batch."""
+    """Costs of one sub-model. Seconds and bytes are for one micro-batch."""
 
     parameters: Mapping[str, int]
-    """Name in the layout → elements, as a slot holds them."""
+    """Name in the layout → elements in a weight slot, including padding."""
     forward_s: float
     backward_s: float
-    """Without the recomputed forward."""
+    """Seconds of a backward without recomputation."""
     working_bytes: int
-    """What its forward keeps for its backward."""
+    """Bytes that its forward keeps for its backward."""
     transient_bytes: int
-    """What it takes besides at its peak."""
+    """Peak bytes in addition to `working_bytes`."""
     batch_bytes: int = 0
-    """Batch entries that no later sub-model takes."""
+    """Bytes of the batch entries of which this sub-model is the last user."""
     crossings: tuple[Crossing, ...] = ()
-    """What it makes and later sub-models take, of each micro-batch."""
+    """Values that it makes for later sub-models, different in each micro-batch."""
     shared_bytes: int = 0
-    """What it makes for later ones, the same for all micro-batches."""
+    """Bytes of values that it makes for later sub-models, the same in all micro-batches."""
     frozen: frozenset[str] = frozenset()
-    """Of its parameters, those without gradient."""
+    """Names of its parameters that take no gradient."""
 
     @cached_property
     def elements(self) -> int:
@@ -52,17 +55,17 @@ class Piece:
 
     @property
     def out_bytes(self) -> int:
-        """Values it makes that later sub-models take."""
+        """Bytes of all values that it makes for later sub-models."""
         return self.shared_bytes + sum(crossing.value_bytes for crossing in self.crossings)
 
     @property
     def activation_bytes(self) -> int:
-        """On the device while its backward recomputes it, its inputs aside."""
+        """Peak bytes of its recomputation and backward, without its inputs."""
         return self.working_bytes + self.transient_bytes
 
 
 def pieces_of(chain: Chain, ends: Sequence[int]) -> tuple[Piece, ...]:
-    """One piece per end; piece s is operations [ends[s-1], ends[s])."""
+    """Return one piece per end; piece s has the operations [ends[s-1], ends[s])."""
     spans = list(zip((0, *ends[:-1]), ends, strict=True))
     piece_at = [s for s, (start, end) in enumerate(spans) for _ in range(start, end)]
     batch_bytes, shared_bytes = [0] * len(spans), [0] * len(spans)
@@ -94,7 +97,7 @@ def _crossing(value: Value, maker: int, piece_at: Sequence[int]) -> Crossing:
 
 
 def piece_of(operations: Sequence[Operation]) -> Piece:
-    """Without what lies between it and others."""
+    """Return the operations as one piece, without the values between it and other pieces."""
     parameters: dict[str, int] = {}
     working = peak = 0
     for operation in operations:
@@ -113,45 +116,59 @@ def piece_of(operations: Sequence[Operation]) -> Piece:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the devices and the run allow."""
+    """Limits that the machine and the run set for a cut and its passes."""
 
     device_bytes: int
+    """Memory that may be used on each device."""
     element_bytes: int
-    """Of a parameter on the device: 2 in 16-bit formats."""
+    """Bytes of a parameter's element on the device: 2 in 16-bit formats."""
     micro_batches: int
-    """The most that one pass may accumulate."""
+    """Most micro-batches of one pass. The passes of a `Cut` have exactly this number."""
     host_bytes: int | None = None
-    """Host memory for values between sub-models. None: as much as it takes."""
+    """Most host memory for values between sub-models of one group. None: unlimited."""
     gradient_element_bytes: int = FLOAT32_BYTES
-    """In which gradients leave."""
+    """Bytes of a gradient's element on the copy to the host."""
     trained_element_bytes: int = 0
-    """Of a parameter that is trained on the device, beside its slot. 0: none may be."""
+    """Device memory per element that is trained on the device, in addition to its weight slot.
+
+    0: no parameter may be trained on the device.
+    """
     devices: int = 1
-    """That work at once, each over a link of its own: the host's memory is all of theirs. In groups
-    of as many as the arrangement says."""
+    """Number of devices of all groups together.
+
+    They work at the same time. Each has its own link, and all share the bandwidth of the host's
+    memory. `Arrangement.devices` is the size of a group.
+    """
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes at the peak, by what holds them."""
+    """Device memory at the peak of a training pass, by purpose."""
 
     slot_bytes: int
-    """Weight slots that sub-models share."""
+    """Bytes of the weight slots that swapped sub-models share."""
     resident_bytes: int
-    """Weights that stay."""
+    """Bytes of the weight slots of resident sub-models."""
     gradient_bytes: int
-    """The slots of the largest sub-model, and in float32 the sums of what several sub-models
-    use."""
+    """Bytes of the gradient slots, which fit the largest sub-model, and of carried sums.
+
+    Carried sums are gradient sums that one sub-model hands to another, as `Cut` describes.
+    """
     activation_bytes: int
-    """Of the sub-model at work that takes most, its parameters' gradients included, which autograd
-    holds in the parameters' precision until they are added to the float32 slot."""
+    """Most bytes that a sub-model takes while it computes.
+
+    They include the gradients of its parameters, which autograd holds in the precision of the
+    parameters until they are added to the float32 gradient slot.
+    """
     kept_bytes: int
-    """Activations that stay from forward to backward, of all micro-batches."""
+    """Bytes of activations that stay from forward to backward, for all micro-batches."""
     boundary_bytes: int = 0
-    """Values between sub-models, their gradients, and the batch's entries, of all micro-batches.
-    Of those that wait on the host, what is here at a time, and the ring."""
+    """Bytes of values between sub-models, their gradients, and batch entries, of all micro-batches.
+
+    Offloaded values count only while they are on the device or in the ring.
+    """
     trained_bytes: int = 0
-    """State and gradient sums of what is trained on the device."""
+    """Bytes of optimizer state, weights and gradient sums of parameters trained on the device."""
 
     @property
     def total_bytes(self) -> int:
@@ -165,8 +182,15 @@ def device_memory(
     carried_elements: int = 0,
     trained_elements: int = 0,
 ) -> DeviceMemory:
-    """But for what lies between sub-models. `pieces`: those of one device. `carried_elements`: of
-    sums that go on from one to the next."""
+    """Return the memory of one device, with `boundary_bytes` left at 0.
+
+    Args:
+        pieces: Sub-models of the device, by index.
+        limits: Sizes of elements, and micro-batches of a pass.
+        arrangement: Sub-models that stay on the device.
+        carried_elements: Elements of gradient sums that one sub-model hands to another.
+        trained_elements: Elements of the parameters that are trained on the device.
+    """
     element_bytes = limits.element_bytes
     swapped = [p.elements for s, p in pieces.items() if s not in arrangement.resident]
     resident = [p.elements for s, p in pieces.items() if s in arrangement.resident]
@@ -188,7 +212,10 @@ def device_memory(
 
 
 def trained_parameters(pieces: Sequence[Piece], arrangement: Arrangement) -> dict[str, int]:
-    """The parameters that live on the device, with their elements."""
+    """Return the parameters that are trained on the device: name → elements.
+
+    A parameter that also a sub-model outside `arrangement.trained` uses is not among them.
+    """
     trained = arrangement.trained
     others = {n for s, piece in enumerate(pieces) if s not in trained for n in piece.parameters}
     return {
@@ -200,23 +227,24 @@ def trained_parameters(pieces: Sequence[Piece], arrangement: Arrangement) -> dic
 
 
 def alone_bytes(piece: Piece, limits: Limits) -> int:
-    """Device memory for a sub-model that is swapped, were it the largest."""
+    """Return the device memory for swapping if this piece were the largest sub-model."""
     return device_memory({0: piece}, limits, Arrangement()).total_bytes
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Sub-models on a machine, for many arrangements."""
+    """Sub-models of a model on a machine; several arrangements may be tried with the same cut."""
 
     ends: tuple[int, ...]
+    """Position in the chain's operations at which each sub-model ends, ascending."""
     pieces: tuple[Piece, ...]
     machine: Machine
     limits: Limits
-    """A pass has as many micro-batches as they allow."""
+    """Limits of the machine and the run. A pass has `limits.micro_batches` micro-batches."""
     remembers: bool = False
-    """Whether the model's own checkpoints are left out: there is memory enough without them."""
+    """True if the recomputation that the model itself requests is left out."""
     matrix_parts: Parts = field(default_factory=dict)
-    """Matrices that fit in no other way."""
+    """Matrices that are split, with their number of parts."""
     _held: dict[tuple[frozenset[int], int, int], int] = field(
         default_factory=dict, init=False, compare=False
     )
@@ -227,9 +255,9 @@ class Cut:
         return cls(tuple(ends), pieces_of(chain, ends), machine, limits)
 
     def fits(self, arrangement: Arrangement) -> bool:
-        """Whether the host and each device have room for it."""
+        """Return True if the host and each device have enough memory for the arrangement."""
         room = [self.limits.device_bytes - m.total_bytes for m in self._at_work(arrangement)]
-        # What lies between sub-models takes longest to find: only if it can matter.
+        # The values between sub-models take longest to compute, so they come last.
         if min(room) < 0 or any(
             self._boundary_bytes(arrangement, device) > left for device, left in enumerate(room)
         ):
@@ -238,7 +266,7 @@ class Cut:
         return most_bytes is None or self.shape(arrangement).host_bytes <= most_bytes
 
     def memory(self, arrangement: Arrangement) -> DeviceMemory:
-        """Of the device that needs most."""
+        """Return the memory of the device that needs most."""
         each = (
             replace(memory, boundary_bytes=self._boundary_bytes(arrangement, device))
             for device, memory in enumerate(self._at_work(arrangement))
@@ -246,7 +274,7 @@ class Cut:
         return max(each, key=lambda memory: memory.total_bytes)
 
     def on(self, arrangement: Arrangement) -> tuple[int, ...]:
-        """Per sub-model, its device in a group; empty: each device has all of them."""
+        """Return the device of each sub-model in a group; empty: every device runs all of them."""
         devices = arrangement.devices
         if devices == 1:
             return ()
@@ -259,7 +287,7 @@ class Cut:
 
     @cached_property
     def durations(self) -> Durations:
-        """What each event of a pass takes."""
+        """Seconds of each event of a pass, if nothing is trained on the device."""
         pieces, limits, machine = self.pieces, self.limits, self.machine
         leaving = [piece.gradient_elements for piece in pieces]
         if self._carries:
@@ -287,7 +315,10 @@ class Cut:
         )
 
     def durations_in(self, arrangement: Arrangement) -> Durations:
-        """The same where some of it is trained on the device: nothing of that takes the link."""
+        """Return the durations with the arrangement's sub-models trained on the device.
+
+        Parameters that are trained there, and their gradients, are not copied.
+        """
         trained = trained_parameters(self.pieces, arrangement)
         if not trained:
             return self.durations
@@ -304,7 +335,7 @@ class Cut:
 
     @cached_property
     def first_uses(self) -> list[dict[str, int]]:
-        """Per sub-model, its trained parameters that none before has."""
+        """Trained parameters that no earlier sub-model uses: name → elements, by sub-model."""
         seen, found = set[str](), list[dict[str, int]]()
         for piece in self.pieces:
             seen |= piece.frozen
@@ -314,12 +345,15 @@ class Cut:
 
     @property
     def _carries(self) -> bool:
-        """In float32 the sum of what several use goes on from one to the next, on the device."""
+        """True if sub-models hand the gradient sums of shared parameters on, on the device.
+
+        That is so if parameters are float32. Then such a sum leaves for the host once.
+        """
         return self.limits.element_bytes == FLOAT32_BYTES
 
     @cached_property
     def _carried(self) -> list[dict[str, int]]:
-        """Per sub-model, its parameters that one before has, if their sums go on to it."""
+        """Parameters whose sums go on to an earlier sub-model: name → elements, by sub-model."""
         if not self._carries:
             return [{} for _ in self.pieces]
         both = zip(self.pieces, self.first_uses, strict=True)
@@ -329,7 +363,7 @@ class Cut:
         ]
 
     def _at_work(self, arrangement: Arrangement) -> list[DeviceMemory]:
-        """Of each device of a group."""
+        """Return the memory of each device of a group, without the values between sub-models."""
         on = self.on(arrangement) or (0,) * len(self.pieces)
         pieces: list[dict[int, Piece]] = [{} for _ in range(arrangement.devices)]
         carried: list[dict[str, int]] = [{} for _ in pieces]
@@ -343,7 +377,10 @@ class Cut:
         ]
 
     def _boundary_bytes(self, arrangement: Arrangement, device: int) -> int:
-        """Batch entries, and what is the same in every micro-batch, are on all devices."""
+        """Return the `DeviceMemory.boundary_bytes` of one device of a group.
+
+        Batch entries, and values that are the same in every micro-batch, are on all devices.
+        """
         once = sum(piece.shared_bytes for piece in self.pieces)
         batch = self.limits.micro_batches * sum(piece.batch_bytes for piece in self.pieces)
         shape, devices = self.shape(arrangement), arrangement.devices
@@ -356,5 +393,5 @@ class Cut:
 
     @cached_property
     def _crossings(self) -> tuple[Crossing, ...]:
-        """All that lies between sub-models, in the order in which it is made."""
+        """Values between sub-models, in the order in which they are made."""
         return tuple(crossing for piece in self.pieces for crossing in piece.crossings)

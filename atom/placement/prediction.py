@@ -1,8 +1,8 @@
-"""From a pass to what a volunteer asks: a round's seconds, its bytes on the line, what it gains.
+"""Predict a round from the chosen pass: its seconds, its network traffic, and the swarm's speed.
 
-With one optimizer step per round, passes stand still while gradients travel: a round takes the sum
-of both. Local steps go on with the next round's inner steps meanwhile: a round takes the longer of
-the two. Pure.
+With one optimizer step per round, no pass runs while gradients are averaged, so a round takes the
+sum of both times. With local steps, the next round's inner steps run during the averaging, so a
+round takes the longer of both times. Pure functions.
 """
 
 import math
@@ -15,53 +15,64 @@ DAY_S = 86400
 
 @dataclass(frozen=True)
 class Work:
-    """What a round asks of this peer, and with what besides its device."""
+    """Work of a round, and rates of this peer and of the network. The device is not part of it."""
 
     parameters: int
+    """Number of trained elements of the model."""
     round_sequences: int
-    """The global batch."""
+    """Sequences of the global batch, which all peers share."""
     micro_batch_sequences: int
     sequence_tokens: int
     peers: int
-    """That share the global batch and average with each other, this one included."""
+    """Number of peers that share the global batch and average together, including this peer."""
     inner_sequences: int | None
-    """Of an inner step, with local steps; None: a round is one optimizer step of the swarm."""
+    """Sequences of an inner step. None: no local steps; a round is one step of the whole swarm."""
     step: HostStep
+    """Rates of an optimizer step on this peer's host."""
     network_bytes_per_s: float
-    """The slowest peer's, each way."""
+    """Rate of the slowest peer's connection, in each direction."""
     gradient_element_bytes: float
-    """On the wire."""
+    """Bytes per averaged number on the network."""
     steps_beside: bool
-    """Whether the device computes while the host steps: not if it computes on the host's cores,
-    which several share."""
+    """True if devices compute while the host takes an optimizer step.
+
+    False if the devices are the host's cores, which passes and steps share.
+    """
 
 
 @dataclass(frozen=True)
 class RoundPrediction:
-    """Of a round when all peers are like this one. Optimizer steps are taken under the passes."""
+    """Prediction of a round in which all peers are as fast as this peer.
+
+    If the device does not use the host's cores, optimizer steps run during passes.
+    """
 
     passes: int
-    """Of each group of devices."""
+    """Number of passes of each group of devices."""
     accumulate_s: float
-    """In passes, if none waited for an optimizer step."""
+    """Seconds of all passes, if no pass waited for an optimizer step."""
     steps: int
-    """Optimizer steps of this peer; with local steps the outer rule's is one more."""
+    """Number of optimizer steps of this peer; with local steps, the outer step is counted too."""
     optimizer_s: float
-    """Of a step, on the host."""
+    """Seconds of one optimizer step on the host, by itself."""
     optimizer_wait_s: float
-    """How much longer the passes between two steps take because of one: what the first of them
-    waits for, and what a peer that steps by itself takes for its gradients' norm before."""
+    """Seconds by which a step makes the passes between two steps longer.
+
+    The first pass waits for updated parameters. A peer that steps by itself also computes the norm
+    of its gradients before the step.
+    """
     line_bytes: float
-    """Through this peer's line, up, and as much down."""
+    """Bytes that this peer sends; it receives as many."""
     all_reduce_s: float
+    """Seconds of averaging over the network."""
     overlapped: bool
-    """Whether passes go on while averages travel."""
+    """True if passes run during the averaging."""
     tokens: int
-    """Of all peers."""
+    """Number of tokens that all peers train on in the round."""
 
     @property
     def passes_s(self) -> float:
-        """In passes, with what they wait for optimizer steps."""
+        """Seconds of all passes, including waits for optimizer steps."""
         return self.accumulate_s + self.steps * self.optimizer_wait_s
 
     @property
@@ -72,7 +83,7 @@ class RoundPrediction:
 
     @property
     def utilisation(self) -> float:
-        """Share of the time that goes into passes."""
+        """Fraction of the round in which passes run."""
         return self.passes_s / self.round_s
 
     @property
@@ -85,18 +96,23 @@ class RoundPrediction:
 
 
 def predict(choice: Choice, work: Work) -> RoundPrediction:
-    """Reckons a round from the chosen pass: the share of the batch, the exchange, the steps.
+    """Predict a round: this peer's passes, its optimizer steps, and the averaging.
 
-    Of n peers each sends and receives 2 (n - 1) / n averages: in a ring, and by parts with equal
-    shares. The outer rule, which reads and writes about as much as an optimizer, counts as another
-    step. With local steps nothing is trained on the device.
+    Each of n peers sends, and receives, 2 (n - 1) / n times the bytes of the averaged numbers. This
+    holds in a ring, and if each peer averages an equal part. The outer step of local steps reads
+    and writes about as much as an optimizer step, and counts as one. With local steps nothing is
+    trained on the device.
+
+    Args:
+        choice: How this peer's devices run the model.
+        work: Work of the round, and rates of host and network.
     """
     if work.inner_sequences is not None:
         choice = replace(choice, arrangement=replace(choice.arrangement, trained=frozenset()))
     sequences = math.ceil(work.round_sequences / work.peers)
     micro_batches = math.ceil(sequences / work.micro_batch_sequences)
     micro_batches = math.ceil(micro_batches / (choice.groups if work.steps_beside else 1))
-    if micro_batches < choice.micro_batches:  # a pass of fewer may take as long
+    if micro_batches < choice.micro_batches:  # a pass with fewer micro-batches may take as long
         choice = choice.allowing(micro_batches=micro_batches)
     inner = work.inner_sequences
     average_bytes = work.parameters * work.gradient_element_bytes
@@ -126,21 +142,29 @@ def predict(choice: Choice, work: Work) -> RoundPrediction:
 
 @dataclass(frozen=True)
 class Gain:
-    """Tokens per second: what the swarm has of this peer."""
+    """Tokens per second of the swarm with and without this peer, and of this peer alone."""
 
     swarm: float
+    """Tokens per second of all peers together."""
     without: float
-    """Of the others by themselves; 0 if there are none."""
+    """Tokens per second of the swarm without this peer; 0 if there are no other peers."""
     alone: float
-    """Of this box without others, by the same rule."""
+    """Tokens per second of this peer without a swarm, with the same update rule."""
 
     @property
     def times_alone(self) -> float:
-        """What all are worth together, in boxes like this one."""
+        """Speed of the swarm as a multiple of the speed of this peer alone."""
         return self.swarm / self.alone
 
 
 def gain(choice: Choice, work: Work) -> Gain:
+    """Predict the swarm's speed with and without this peer, and this peer's speed alone.
+
+    Args:
+        choice: How this peer's devices run the model.
+        work: Work of the round, and rates of host and network.
+    """
+
     def tokens_per_s(peers: int) -> float:
         return predict(choice, replace(work, peers=peers)).swarm_tokens_per_s
 

@@ -1,9 +1,10 @@
-"""What spare device memory buys: weights that stay, and forwards that are not computed twice.
+"""Use spare device memory for weights that stay and for activations that are kept.
 
-A resident sub-model is loaded once per optimizer step instead of twice per pass. A kept one is
-resident too, and its backward needs no second forward; that costs its activations, once per
-micro-batch. What is taken first is what saves most seconds per byte. What is left then trains
-sub-models on the device: that shortens steps, and a pass only where the link holds it up.
+A resident sub-model is loaded once per optimizer step instead of twice per pass. A kept sub-model
+is resident too, and its backward does not recompute the forward; that costs memory for its
+activations of every micro-batch. Sub-models that save most seconds per byte come first. Memory that
+is still free then trains sub-models on the device. That shortens optimizer steps; it shortens a
+pass only if the pass waits for the link.
 """
 
 from bisect import bisect_left
@@ -15,13 +16,21 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Shape
 
 PATIENCE = 8
-"""After so many sub-models that do not fit, no more are tried."""
+"""Number of sub-models that may fail to fit before the search stops."""
 
 
 def arrangements(cut: Cut, devices: int = 1) -> list[Arrangement]:
-    """Those worth timing, of those that fit: plain swapping; weights first; activations first. The
-    same with values between sub-models on the host, and with as few of them there as fit: not in a
-    group of several `devices`, which holds more of them."""
+    """Return the arrangements of a cut that fit and are worth timing.
+
+    These are plain swapping, spare memory for weights, for activations, and for activations before
+    weights. A single device also tries each of these with all values between sub-models offloaded,
+    and with as few offloaded as fit. If training on the device is allowed, each arrangement found
+    is tried with it too.
+
+    Args:
+        cut: Sub-models to arrange.
+        devices: Size of a group. A group of several offloads no values and trains nothing.
+    """
     found = list(_filling(Arrangement(devices=devices), cut))
     if devices > 1:
         return list(dict.fromkeys(found))
@@ -35,18 +44,21 @@ def arrangements(cut: Cut, devices: int = 1) -> list[Arrangement]:
 
 
 def offloaded(cut: Cut) -> Arrangement:
-    """All that is worth it waits on the host."""
+    """Return the arrangement that offloads every value for which this pays."""
     return Arrangement(offloaded=frozenset(range(len(cut.pieces))))
 
 
 def waiting(shape: Shape) -> list[int]:
-    """Sub-models whose values, or some of them, wait on the host during a training pass."""
+    """Return the sub-models with outputs that are offloaded during a training pass, ascending."""
     return sorted({shape.crossings[index].made_by for index in shape.moving})
 
 
 def _fewest_offloaded(arrangement: Arrangement, cut: Cut) -> Arrangement:
-    """The arrangement, which fits, with the values of as few sub-models on the host as fit. Those
-    right before the turn stay first: they have the least time for their way there and back."""
+    """Offload the values of as few sub-models as possible, given an arrangement that fits.
+
+    Values of the last sub-models are the first to stay, because they have the least time to leave
+    and come back before their backward.
+    """
     makers = waiting(cut.shape(arrangement))
 
     def with_first(count: int) -> Arrangement:
@@ -55,15 +67,17 @@ def _fewest_offloaded(arrangement: Arrangement, cut: Cut) -> Arrangement:
     def fits(count: int) -> bool:
         return cut.fits(with_first(count))
 
-    if fits(0):  # a few may take more, with the ring that they come back through
+    if fits(0):  # a few may take more than none: they add a ring
         return with_first(0)
     few = bisect_left(range(len(makers)), True, key=fits)
     return with_first(few) if few < len(makers) else arrangement
 
 
 def _trained(arrangement: Arrangement, cut: Cut) -> Arrangement:
-    """The arrangement, which fits, with as many sub-models trained on the device as fit too: those
-    first for which the pass after a step would wait first."""
+    """Train as many sub-models on the device as fit, given an arrangement that fits.
+
+    Early sub-models come first, because a pass after an optimizer step waits for them first.
+    """
     misses = 0
     for group in _sharing(cut):
         resident, trained = arrangement.resident | group, arrangement.trained | group
@@ -76,8 +90,11 @@ def _trained(arrangement: Arrangement, cut: Cut) -> Arrangement:
 
 
 def _sharing(cut: Cut) -> list[frozenset[int]]:
-    """Sub-models that share parameters, in order of the first: a parameter lives on the device only
-    if all that use it are trained there."""
+    """Return sets of sub-models that share parameters, by their first sub-model.
+
+    Each set is trained on the device as a whole, because a parameter can be trained there only if
+    all its users are.
+    """
     groups = list[tuple[frozenset[int], frozenset[str]]]()
     for s, piece in enumerate(cut.pieces):
         members, names = frozenset({s}), frozenset(piece.parameters)
@@ -89,7 +106,7 @@ def _sharing(cut: Cut) -> list[frozenset[int]]:
 
 
 def _filling(plain: Arrangement, cut: Cut) -> Iterator[Arrangement]:
-    """The plain one, and what is made of it, where they fit."""
+    """Yield the plain arrangement if it fits, and others that use its spare memory."""
     if cut.fits(plain):
         yield plain
     resident, kept = _filled(plain, cut, keeping=False), _filled(plain, cut, keeping=True)
@@ -98,11 +115,16 @@ def _filling(plain: Arrangement, cut: Cut) -> Iterator[Arrangement]:
 
 
 def _filled(arrangement: Arrangement, cut: Cut, keeping: bool) -> Arrangement:
-    """Lets sub-models stay, most valuable first, later ones first among equals, while they fit.
-    `keeping`: their activations as well, but for the last one's, which are there anyway.
+    """Return the arrangement with more resident sub-models, as many as fit.
 
-    Shared slots shrink as residents leave them, so a whole model may fit where no first step does:
-    it is tried as well.
+    The most valuable sub-models come first; of equals, later ones. The shared slots shrink when
+    large sub-models become resident, so all candidates together may fit although none fits alone.
+    Therefore they are tried together first.
+
+    Args:
+        arrangement: Start, which need not fit.
+        cut: Sub-models to arrange.
+        keeping: Keep activations too, except for the last sub-model, whose graph stays anyway.
     """
 
     def with_more(arrangement: Arrangement, *more: int) -> Arrangement:
@@ -125,8 +147,12 @@ def _filled(arrangement: Arrangement, cut: Cut, keeping: bool) -> Arrangement:
 
 
 def _worth(piece: Piece, limits: Limits, keeping: bool) -> float:
-    """Loads save the same per byte, whatever the sub-model: the smallest fit best. `keeping`:
-    seconds that are saved per byte where nothing is computed twice."""
+    """Return how much a sub-model is worth keeping on the device; only the order matters.
+
+    Without `keeping`, saved loads are worth the same per byte for all sub-models, so small ones
+    come first because more of them fit. With `keeping`, the result is the seconds of recomputation
+    saved per byte.
+    """
     if not keeping:
         return -float(piece.elements)
     cost = piece.elements * limits.element_bytes + limits.micro_batches * piece.working_bytes
