@@ -1,1 +1,1 @@
-"""How a run's model goes through this box's device: chosen, measured, cut, built."""
+"""Fit a run's model to this machine's devices: measure, choose a cut, predict, and build."""

@@ -1,5 +1,7 @@
-"""A model that only answers, through this box's device: placed and streamed as one that is trained,
-without gradients and without an optimizer's state."""
+"""Run a model for sampling on this machine's device.
+
+The model is cut and swapped as in training, but without gradients and optimizer state.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,17 +28,30 @@ from atom.swap.host_store import HostStore
 from atom.swap.voided import Cause, PassVoided, finite_answers
 
 Progress = Callable[[int, int], None]
+"""Callback (bytes done, bytes in total)."""
 
 
 @contextmanager
 def answering(
     sampled: Sampled, window: int, texts: int, kind: str, progress: Progress
 ) -> Iterator[tuple[Ask, int]]:
-    """What answers questions of `window` tokens about so many `texts` at a time, and how many
-    tokens it knows. `kind`: of device. `progress` hears of the weights' bytes.
+    """Load a model on a device, as a context manager that closes the device at the end.
 
-    Raises: SourceError, ModelError; DeviceError for a device or a host that is too small; what the
-    weights raise.
+    Args:
+        sampled: Model and weights.
+        window: Tokens of a question.
+        texts: Most questions that are answered in one pass.
+        kind: Device to use, as in the peer file: "cpu", for example.
+        progress: Receives the progress of loading the weights.
+
+    Yields:
+        The function that answers questions, and the number of tokens in the model's vocabulary.
+
+    Raises:
+        SourceError: The model cannot be built, or gives no logits.
+        ModelError: The model cannot be traced, or (in a pass) gives no finite numbers.
+        DeviceError: The device or the host has too little memory.
+        Exception: `sampled.value_of` cannot read the weights.
     """
     model = next_token_model(sampled.source, sampled.dtype)
     graph = trace(model, example_question(window), training=False, gives_loss=False)
@@ -63,7 +78,7 @@ def answering(
 def _weights(
     sampled: Sampled, layout: ParameterLayout, device: Device, progress: Progress
 ) -> HostStore:
-    """As the device loads them, and nothing else."""
+    """Return a store with the weights in the precision in which the device loads them."""
     working, done = device.host_memory(layout.total_elements, sampled.dtype), 0
     for spec in layout.specs:
         progress(done * sampled.dtype.itemsize, working.nbytes)
@@ -74,7 +89,12 @@ def _weights(
 
 
 def _answered(engine: Engine, questions: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
-    """Raises: ModelError for weights that give no numbers; DeviceError."""
+    """Answer questions in one pass.
+
+    Raises:
+        ModelError: The answers are not finite.
+        DeviceError: Memory ran out.
+    """
     try:
         return finite_answers(engine.evaluate(questions))
     except PassVoided as void:

@@ -1,5 +1,7 @@
-"""From a recipe to a replica in memory: measured, cut for this box's device, allocated. Knows no
-peers."""
+"""Build a replica from a recipe: measure the model, cut it for this machine's devices, allocate.
+
+Nothing here communicates with peers.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -57,13 +59,25 @@ def build_replica(
     console: Console,
     prompts: Prompts | None = None,
 ) -> Replica:
-    """Checks the program against eager, cuts it for this device, allocates the replica, which is
-    not initialised yet.
+    """Build the replica of a run; its state is not initialised yet.
 
-    Leaves the generated source in `folder`. `dropout_seed`: of this peer. `prompts`: of the texts
-    that it is to write. Raises: ConfigError, ModelError; DeviceError for memory that is too small,
-    ShortageError if other programs have it: but for what they take meanwhile, before anything is
-    allocated.
+    The traced program is first checked against eager execution. The checks for enough memory come
+    before the replica is allocated; memory can still run out later if other programs take it.
+
+    Args:
+        recipe: Run and traced model.
+        samples: Samples of the run, for the check.
+        peer: Devices and limits of this peer.
+        dropout_seed: Seed of this peer's dropout.
+        folder: Folder for the generated source.
+        console: Receives progress and notes.
+        prompts: Prompts of the texts that the replica writes during training; None: it writes none.
+
+    Raises:
+        ConfigError: The run file or the peer file asks for something impossible.
+        ModelError: The program differs from eager execution.
+        DeviceError: This machine has too little memory.
+        ShortageError: This machine has enough memory, but other programs use it.
     """
     set_arithmetic(peer.device)
     run, graph, note = recipe.run, recipe.graph, console.note
@@ -78,7 +92,7 @@ def build_replica(
     evaluation = evaluation_graph(recipe) if run.validation is not None else None
 
     def measuring(done: int, total: int) -> None:
-        # A note has said what is done and why: a line of progress beside it must not say it again.
+        # A note has already said what is measured and why, so the progress line does not repeat it.
         console.progress("layers measured", done, total, "layers")
 
     profile = profile_or_guess(graph, kind, note, measuring)
@@ -113,8 +127,20 @@ def _choose(
     have_bytes: int,
     kernels: bool,
 ) -> Choice:
-    """`have_bytes`: of host memory, that the peer may use. Raises: DeviceError; ShortageError if it
-    would fit, were nobody else there."""
+    """Choose how the devices run the model.
+
+    Args:
+        recipe: Run and traced model.
+        profile: Seconds of the model's layers on a device.
+        peer: Limits of this peer.
+        devices: All devices, of one kind.
+        have_bytes: Host memory that the peer may use.
+        kernels: True if the GPU can take optimizer steps.
+
+    Raises:
+        DeviceError: The model does not fit.
+        ShortageError: The model would fit without other programs.
+    """
     run, graph, cap_bytes = recipe.run, recipe.graph, peer.device.memory_bytes
 
     def choice(host_bytes: int, alone: bool) -> Choice:
@@ -155,7 +181,7 @@ def _settings(recipe: Recipe, choice: Choice, dropout_seed: int) -> ReplicaSetti
 
 
 def _leave_source(source: str, folder: Path) -> None:
-    """For people to read: no reason to end if there is no room for it."""
+    """Write the generated source for people to read; do nothing if it cannot be written."""
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "sub_models.py").write_text(source, encoding="utf-8")
@@ -163,7 +189,10 @@ def _leave_source(source: str, folder: Path) -> None:
 
 @contextmanager
 def _named_if_out_of_memory() -> Iterator[None]:
-    """What was free when it was reckoned may be taken when it is wanted. Raises: ShortageError."""
+    """Raise ShortageError if memory runs out in the body.
+
+    Other programs may have taken memory since the check.
+    """
     try:
         yield
     except Exception as failure:
@@ -176,9 +205,16 @@ def _named_if_out_of_memory() -> Iterator[None]:
 
 
 def require_host_memory(need_bytes: int, have_bytes: int, cap_bytes: int | None) -> None:
-    """`have_bytes`: the owner's cap, or what is free now.
+    """Check that a replica fits the host's memory.
 
-    Raises: DeviceError; ShortageError if this box has enough, and other programs hold it.
+    Args:
+        need_bytes: Host memory of the replica.
+        have_bytes: Host memory that may be used.
+        cap_bytes: Limit in the peer file; None: `have_bytes` is the memory that is free now.
+
+    Raises:
+        DeviceError: The memory is too small.
+        ShortageError: This machine has enough memory, but other programs use it.
     """
     if need_bytes <= have_bytes:
         return

@@ -1,4 +1,4 @@
-"""How this box's device would take a run's model: what it allows, and what is chosen."""
+"""Limits of this machine's devices and host for a run's model, and a summary of the choice."""
 
 import math
 import os
@@ -34,10 +34,14 @@ from atom.swarm.exchange.codec import codec_named
 from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
 
 HOST_SHARE = 0.5
-"""Where the device is the host: of the memory left beside the replica. The rest is for people."""
+"""Fraction of the host memory not taken by the replica that all CPU devices may use together.
+
+The remainder is for other programs.
+"""
 BOUNDARY_SHARE = 0.8
-"""Of the host memory left beside the replica, for values between sub-models that wait there."""
+"""Fraction of the host memory not taken by the replica that offloaded values may use."""
 LEAST_HOST_BYTES = 256 << 20
+"""Least memory that a CPU device may use, in bytes."""
 WEIGHT_TITLES = {MASTER: "master weights", HIGH: "high halves", LOW: "low halves"}
 
 
@@ -52,10 +56,20 @@ def question(
     devices: int = 1,
     step_micro_batches: int | None = None,
 ) -> Question:
-    """`micro_batches`: the most that one pass may accumulate. `host_left_bytes`: beside the
-    replica; where not even that fits, values between sub-models take what they need: only the
-    verdict matters. `gradients`: how they leave. The others: as `Limits` and `Question` have
-    them."""
+    """Return the input of the search for a choice.
+
+    Args:
+        graph: The traced model.
+        profile: Seconds of its layers, and rates of the link.
+        device_bytes: Memory that may be used on each device.
+        micro_batches: Most micro-batches of one pass.
+        host_left_bytes: Host memory not taken by the replica. If negative, the replica does not
+            fit, and offloaded values are not limited: the caller only reports that.
+        gradients: Dtype of gradients on the copy to the host.
+        trained_element_bytes: See `Limits`.
+        devices: Number of devices.
+        step_micro_batches: See `Question`.
+    """
     element_bytes = graph.parameter_dtype.itemsize
     waits_bytes = int(host_left_bytes * BOUNDARY_SHARE / devices) if host_left_bytes >= 0 else None
     limits = Limits(
@@ -80,9 +94,22 @@ def question_of_run(
     devices: int = 1,
     on_gpu: bool = False,
 ) -> Question:
-    """With as many micro-batches as each device has of a step when this peer trains alone: with
-    others it may be fewer. `has_kernels`: for what is trained on the device, if there is one.
-    `on_gpu`: devices that share the host's cores win nothing in a group."""
+    """Return the input of the search for a choice, for a run.
+
+    A pass may have all micro-batches of a step that a device gets if this peer trains alone. In a
+    swarm a device may get fewer.
+
+    Args:
+        run: Settings of the run.
+        graph: The traced model.
+        profile: Seconds of its layers, and rates of the link.
+        device_bytes: Memory that may be used on each device.
+        host_left_bytes: Host memory not taken by the replica; negative: the replica does not fit.
+        has_kernels: True if the device can take optimizer steps. This counts only with one device.
+        devices: Number of devices.
+        on_gpu: True if the devices are GPUs. CPU devices share the host's cores, so they form no
+            groups.
+    """
     step = run.update.inner_sequences or run.batch.global_sequences
     whole_step = math.ceil(step / run.batch.micro_batch_sequences)
     most = min(math.ceil(whole_step / devices), MAX_MICRO_BATCHES_PER_PASS)
@@ -94,7 +121,7 @@ def question_of_run(
 
 
 def trained_element_bytes(optimizer: Optimizer, graph: Graph, form: StateForm) -> int:
-    """As `Limits` has it."""
+    """Return `Limits.trained_element_bytes`: 0 if the optimizer cannot take steps on a device."""
     if not optimizer.steps_on_devices:
         return 0
     layout, dtype = graph.layout, graph.parameter_dtype
@@ -104,7 +131,7 @@ def trained_element_bytes(optimizer: Optimizer, graph: Graph, form: StateForm) -
 
 
 def has_kernels(device: torch.device, note: Callable[[str], None]) -> bool:
-    """Can AdamW's steps be taken there? If a GPU cannot, that is told."""
+    """Return True if the device can take optimizer steps; note the reason if a GPU cannot."""
     if device.type != "cuda":
         return False
     try:
@@ -116,7 +143,7 @@ def has_kernels(device: torch.device, note: Callable[[str], None]) -> bool:
 
 
 def choice_text(choice: Choice) -> str:
-    """One line for the log of a daemon."""
+    """Return a summary of the choice, one line for the log of a daemon."""
     count, kept = len(choice.cut.pieces), len(choice.arrangement.kept)
     resident = len(choice.arrangement.resident)
     stays = "all of it stays" if resident == count else f"{resident} stay, {kept} not recomputed"
@@ -141,7 +168,7 @@ def choice_text(choice: Choice) -> str:
 
 
 def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int]]:
-    """Host memory that a peer takes however it cuts the model: (what, bytes)."""
+    """Return the host memory that a peer needs with any cut, as pairs (purpose, bytes)."""
     precision, form = getattr(torch, run.model.precision), state_form(run)
     rule = update_rule(run)
     arenas = [
@@ -154,7 +181,7 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
     arenas += [
         ("what the device loads", beside_bytes(layout, precision, form)),
         (f"gradients{narrow}", gradients(run).itemsize * elements),
-        # the one voted on and the next
+        # the result that is voted on, and the next one
         ("averages, as they travel", 2 * codec.wire_bytes(elements)),
         ("update rule's own", rule.own_bytes(layout, keeps_lost=codec.given_back > 0)),
     ]
@@ -162,15 +189,21 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
 
 
 def peer_bytes(run: RunFile, layout: ParameterLayout) -> int:
-    """The sum of `replica_arenas`."""
+    """Return the bytes of host memory that a peer needs with any cut (see `replica_arenas`)."""
     return sum(size for _, size in replica_arenas(run, layout))
 
 
 def cut_arenas(
     program: Program, choice: Choice, on_gpu: bool, leaving: torch.dtype
 ) -> list[tuple[str, int]]:
-    """Host memory that a cut costs, on all devices: (what, bytes). `leaving`: as what gradients
-    leave."""
+    """Return the additional host memory for a cut, as pairs (purpose, bytes).
+
+    Args:
+        program: Program with this cut.
+        choice: Cut, arrangement and number of devices.
+        on_gpu: True if the devices are GPUs.
+        leaving: Dtype of gradients on the copy to the host.
+    """
     lands_bytes = choice.devices * staging_bytes(program, leaving) if on_gpu else 0
     waits = waiting_elements(program, program.parameter_dtype) if choice.groups > 1 else {}
     lands_bytes += choice.groups * sum(waits.values()) * leaving.itemsize
@@ -182,27 +215,41 @@ def cut_arenas(
 
 
 def set_arithmetic(device: Device) -> None:
-    """Of this process, as the peer file wants it; before anything is computed on a GPU."""
+    """Set threads and determinism of PyTorch in this process, as the peer file says.
+
+    Call it before anything is computed on a GPU.
+    """
     if device.cpu_threads:
         torch.set_num_threads(device.cpu_threads)
     if device.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when first used
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at first use
         filling = torch.utils.deterministic
         filling.fill_uninitialized_memory = False  # type: ignore[attr-defined] # nothing reads it
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def allowed_bytes(planned_bytes: int | None) -> int | None:
-    """What PyTorch may take of a GPU, of which so much is planned; None: all."""
+    """Return the GPU memory that PyTorch may take if a plan fills `planned_bytes` of it.
+
+    None means that there is no limit.
+    """
     return None if planned_bytes is None else math.ceil(planned_bytes / PLANNED_SHARE)
 
 
 def usable_device_bytes(
     devices: Sequence[torch.device], host_left_bytes: int, alone: bool = False
 ) -> int:
-    """Of each, where the peer file says nothing: of a GPU, what is free there or in our allocator,
-    where that is least; on a CPU, what the peer leaves of the host. `alone`: were no other program
-    there; on a CPU `host_left_bytes` says so."""
+    """Return the memory that a plan may use on each device if the peer file sets no limit.
+
+    On GPUs it follows from the GPU with least memory that is free or unused in PyTorch's allocator.
+    On a CPU it follows from the host memory that the replica leaves.
+
+    Args:
+        devices: All devices, of one kind.
+        host_left_bytes: Host memory not taken by the replica.
+        alone: Assume that no other program uses the GPUs. On a CPU it has no effect; the caller
+            passes a larger `host_left_bytes` instead.
+    """
     if devices[0].type == "cuda":
         return min(_usable_gpu_bytes(device, alone) for device in devices)
     return max(int(host_left_bytes * HOST_SHARE / len(devices)), LEAST_HOST_BYTES)
@@ -215,5 +262,5 @@ def _usable_gpu_bytes(device: torch.device, alone: bool) -> int:
 
 
 def free_host_bytes(cap: int | None) -> int:
-    """The peer file's word, else what is free now."""
+    """Return the limit in the peer file (`cap`), or the free host memory if there is no limit."""
     return cap or usable_memory().available_bytes

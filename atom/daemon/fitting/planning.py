@@ -1,7 +1,7 @@
-"""What this box would do for a run: does it fit, how is it cut, how fast would it go.
+"""Plan this machine's part in a run: does the model fit, how is it cut, how fast is it trained.
 
-Needs no weights, no text and no swarm. Seconds come from a measurement of the model's layers on
-this device, or from a table of devices (`assume`).
+A plan needs no weights, no text and no swarm. Its seconds come from a measurement of the model's
+layers on this device, or from a table of devices (`assume`).
 """
 
 import shutil
@@ -62,29 +62,30 @@ DEFAULT_PEERS = 4
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What `atom plan` was asked."""
+    """Arguments of `atom plan`."""
 
     run: Path | RunFile
-    """A founder's run file, or what a swarm's manifest says."""
+    """Path of a founder's run file, or the run in a swarm's manifest."""
     peer_file: Path | None = None
     assume: str | None = None
-    """A device of the table instead of the one here."""
+    """Name of a device in the table, to plan for instead of this machine's device."""
     network_bits_per_s: float | None = None
+    """Rate of the slowest connection; None: the limit in the peer file, or a default."""
     peers: int = DEFAULT_PEERS
     measure_again: bool = False
-    """Whatever is kept of this device."""
+    """Measure this device even if a measurement is stored."""
     text: SharedText | None = None
-    """Of a swarm, as its manifest names it."""
+    """Text in a swarm's manifest; None: no text comes through the swarm."""
 
 
 @dataclass(frozen=True)
 class HostPlan:
-    """Host memory: flat arenas of one element per parameter (and padding)."""
+    """Host memory that a run needs, and how much may be used."""
 
     arenas: tuple[tuple[str, int], ...]
-    """(what, bytes)."""
+    """Pairs (purpose, bytes)."""
     have_bytes: int
-    """The peer file's word, or what is free now."""
+    """Host memory that may be used: the limit in the peer file, or the free memory."""
 
     @property
     def total_bytes(self) -> int:
@@ -93,20 +94,20 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class DiskPlan:
-    """The state directory at its largest, where room is short."""
+    """Largest size of the state directory if the disk has little space."""
 
     snapshot_bytes: int
-    """One, and the one being written."""
+    """Bytes of a snapshot, and of the next snapshot while it is written."""
     checkpoint_bytes: int
-    """Weights that the peer file asks to keep, and those being written."""
+    """Bytes of the checkpoints that the peer file asks for, and of one that is being written."""
     result_bytes: int
-    """Averages since it, and of a round meanwhile."""
+    """Bytes of the averages of the rounds since the snapshot, and of the round in progress."""
     text_bytes: int
-    """Of what comes through the swarm."""
+    """Bytes of text that comes through the swarm."""
     joiners_bytes: int
-    """Used besides where there is room: older states, and averages since then."""
+    """Bytes of older snapshots and averages, stored for joiners only if there is space."""
     have_bytes: int
-    """Free now, or taken by what there is of these already."""
+    """Disk space that is free now, or already taken by such files."""
 
     @property
     def total_bytes(self) -> int:
@@ -115,7 +116,7 @@ class DiskPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a box would do for a run."""
+    """Plan for a run on this machine."""
 
     run: str
     model: str
@@ -126,7 +127,7 @@ class Plan:
     host: HostPlan
     disk: DiskPlan
     device: str
-    """What computes, each of one kind."""
+    """Names of the devices, all of one kind, separated by commas; or the assumed device."""
     rounds: int | None
     """Rounds of the run; None if it is endless."""
     choice: Choice
@@ -134,41 +135,51 @@ class Plan:
     prediction: RoundPrediction
     gain: Gain
     alone: tuple[float, ...]
-    """Tokens per second of this box without others, with one device, with two, and so on, each by
-    itself. Empty: so it does not fit."""
+    """Tokens per second of this machine alone with one device, with two, and so on.
+
+    Each device runs passes by itself. Empty: the model does not fit a single device.
+    """
     shapes: Mapping[int, float]
-    """Micro-batches per second of its passes, with groups of so many devices."""
+    """Micro-batches per second of passes, by the number of devices in a group."""
     recommendation: Recommendation
 
     @property
     def fits(self) -> bool:
-        """The device always does, or there is no plan."""
+        """True if host memory and disk suffice; a plan exists only if the model fits the device."""
         host = self.host.total_bytes <= self.host.have_bytes
         return host and self.disk.total_bytes <= self.disk.have_bytes
 
     @property
     def run_s(self) -> float | None:
-        """All rounds, with these peers; None: it is endless."""
+        """Seconds of all rounds with the planned number of peers; None if the run is endless."""
         return None if self.rounds is None else self.rounds * self.prediction.round_s
 
     @property
     def run_alone_s(self) -> float | None:
-        """As many, of this box alone."""
+        """Seconds of as many rounds on this machine alone; None if the run is endless."""
         return None if self.run_s is None else self.run_s * self.gain.times_alone
 
 
 def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
-    """Plans from the two files. `note` is told what takes long or is not as expected.
+    """Plan a run from its run file and the peer file.
 
-    Raises: ConfigError; ModelError; DeviceError naming the layer that does not fit the device;
-    TrustError for a swarm whose model is its owner's code.
+    Args:
+        request: Arguments of `atom plan`.
+        note: Receives lines of text about steps that take long and about unexpected facts.
+
+    Raises:
+        ConfigError: A file is not valid, or the vocabulary is not known.
+        ModelError: The model cannot be traced or measured.
+        DeviceError: The model does not fit the device. The message names the operation that needs
+            most memory.
+        TrustError: The run comes from a swarm and its model is its owner's code.
     """
     run, folder, peer = request.run, None, load_peer_file(request.peer_file)
     if isinstance(run, Path):
         folder, run = run.absolute().parent, load_run(run)
     check_checkpoints(peer, run)
     if request.assume is not None:
-        assumed_device(request.assume, PRECISIONS[run.model.precision])  # told before the model is
+        assumed_device(request.assume, PRECISIONS[run.model.precision])  # fail early
     set_arithmetic(peer.device)
     run, graph, model = _trace(run, peer, folder)
     have_bytes = free_host_bytes(peer.host.memory_bytes)
@@ -209,8 +220,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
 
 
 def _trace(run: RunFile, peer: PeerFile, folder: Path | None) -> tuple[RunFile, Graph, str]:
-    """The run as its founder pins it, its graph, and what its model is called. Raises: ConfigError,
-    ModelError, TrustError."""
+    """Return the run as its founder pins it, its graph, and the name of its model."""
     with source_errors(run):
         run, code = _pinned(run, peer, folder)
         source = open_source(run, code)
@@ -218,7 +228,16 @@ def _trace(run: RunFile, peer: PeerFile, folder: Path | None) -> tuple[RunFile, 
 
 
 def _pinned(run: RunFile, peer: PeerFile, folder: Path | None) -> tuple[RunFile, OwnCode | None]:
-    """With the model's own code. `folder`: of the run file; None: a manifest's run is pinned."""
+    """Return the run with its model's source and vocabulary pinned, and the model's own code.
+
+    Args:
+        run: The run as the file or the manifest gives it.
+        peer: Sources of text on this machine.
+        folder: Folder of the run file; None: the run comes from a manifest and is pinned already.
+
+    Raises:
+        TrustError: The run comes from a manifest and its model is its owner's code.
+    """
     if folder is None:
         if run.model.module is not None:
             said = "this run's model is code of its owner, and nothing of it is run for a plan"
@@ -233,13 +252,13 @@ def _pinned(run: RunFile, peer: PeerFile, folder: Path | None) -> tuple[RunFile,
 
 
 def _root(run: RunFile, peer: PeerFile) -> Path:
-    """Where the run's state would lie."""
+    """Return the state directory that the run would use."""
     named = named_state_directory(None, peer.state.directory)
     return named or default_state_directory(run.run.name)
 
 
 def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:
-    """What the founder's tokenizer would decide. Raises: ConfigError."""
+    """Return the vocabulary size of the founder's tokenizer, or raise ConfigError."""
     try:
         return load_tokenizer(text_sources(run, peer, folder).tokenizer).vocabulary_size
     except ValueError as problem:
@@ -252,7 +271,11 @@ def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:
 def _device(
     request: PlanRequest, peer: PeerFile, graph: Graph, left_bytes: int, note: Callable[[str], None]
 ) -> tuple[str, int, Profile]:
-    """What computes, how much memory of each may be used, and the seconds of one."""
+    """Measure the devices of the peer file, or look up the assumed one.
+
+    Returns:
+        The names of the devices, the bytes that may be used on each, and the profile of one.
+    """
     cap = peer.device.memory_bytes
     if request.assume is not None:
         assumed = assumed_device(request.assume, graph.parameter_dtype)
@@ -294,7 +317,7 @@ def _work(run: RunFile, peer: PeerFile, graph: Graph, request: PlanRequest, on_g
 
 
 def step_bytes(run: RunFile, layout: ParameterLayout) -> float:
-    """What a step reads and writes in the host's memory, per parameter."""
+    """Return the bytes of host memory that an optimizer step reads and writes per parameter."""
     state = sum(each.size_bytes for each in replica_state(run, layout).values())
     copied = not state_form(run).splits and run.model.precision != "float32"
     copy_bytes = PRECISIONS[run.model.precision].itemsize if copied else 0
@@ -302,7 +325,7 @@ def step_bytes(run: RunFile, layout: ParameterLayout) -> float:
 
 
 def work_of_variant(work: Work, run: RunFile) -> Work:
-    """The same peers and lines, by the rule and the codec of `run`."""
+    """Return the work with the batch, update rule and codec of `run`; peers and rates stay."""
     return replace(
         work,
         round_sequences=run.batch.global_sequences,
@@ -320,14 +343,22 @@ def _recommended(choice: Choice, run: RunFile, graph: Graph, work: Work) -> Reco
 
 
 def number_bytes(run: RunFile) -> float:
-    """Of an averaged number on the wire."""
+    """Return the bytes per averaged number on the network with the run's codec."""
     return codec_named(run.swarm.codec).wire_bytes(2**20) / 2**20
 
 
 def disk_plan(
     run: RunFile, graph: Graph, peer: PeerFile, root: Path, text: SharedText | None
 ) -> DiskPlan:
-    """What there will be in the state directory `root`, and what room there is for it."""
+    """Return the sizes of files in the state directory, and the space for them.
+
+    Args:
+        run: Settings of the run.
+        graph: The traced model.
+        peer: Number of snapshots and checkpoints to keep.
+        root: State directory; it need not exist.
+        text: Text that comes through the swarm, if any.
+    """
     codec = codec_named(run.swarm.codec)
     result_bytes = codec.wire_bytes(graph.layout.trained_elements)
     kept = peer.state.snapshots

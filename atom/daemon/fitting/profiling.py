@@ -1,4 +1,4 @@
-"""Where a plan's seconds come from: a device's known rates, or a measurement on this box."""
+"""Measure a model's layers and an optimizer's step on this machine, or use typical rates."""
 
 import math
 import os
@@ -32,12 +32,15 @@ from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 
 REPEATS = 5
-SAMPLE_ELEMENTS = 2**23  # of a step that is timed: far more than any cache holds
+"""Number of measurements of which the median counts."""
+SAMPLE_ELEMENTS = 2**23
+"""Parameters in a step that is timed: far more than fit any cache."""
 SAMPLE_MATRIX = 768, 3072
+"""Shape of the matrix on which matrix products of an optimizer are timed."""
 PATIENCE_S = 30.0
-"""A daemon does not measure for longer than about this before it begins to train."""
+"""Longest time, estimated in advance, that a daemon measures before it begins to train."""
 BUSY_SHARE = 0.75
-"""Of the cores: from this load on, what is measured is what other programs leave."""
+"""Load, as a fraction of the cores, above which a note warns of slow measurements."""
 
 
 def profile_of(
@@ -48,11 +51,19 @@ def profile_of(
     told: Told = lambda done, total: None,
     again: bool = False,
 ) -> Profile:
-    """Measured here, layer by layer, and kept in the user's cache for the next time. `told`: layers
-    measured, and how many there are. `again`: whatever is kept.
+    """Return the measured profile of a model, from the user's cache if it is stored there.
 
-    Raises: DeviceError if a layer does not fit, or it would take longer than `patience_s`;
-    ModelError if the layers do not run on made-up inputs.
+    Args:
+        graph: The traced model.
+        device: Device to measure.
+        note: Receives lines of text for people.
+        patience_s: Most seconds that measuring may take, estimated in advance.
+        told: Receives the progress: (layers measured, layers in total).
+        again: Measure even if a measurement is stored.
+
+    Raises:
+        DeviceError: A layer does not fit, or measuring would take longer than `patience_s`.
+        ModelError: The layers do not run on made-up inputs.
     """
 
     def measure() -> Measurement:
@@ -86,8 +97,16 @@ def _measured(graph: Graph, device: torch.device, told: Told) -> Measurement:
 def profile_or_guess(
     graph: Graph, device: torch.device, note: Callable[[str], None], told: Told
 ) -> Profile:
-    """For a daemon, which trains whatever the figures: where measuring is not possible or would
-    take long, typical rates."""
+    """Return the measured profile, or one with typical rates if measuring fails or would take long.
+
+    A daemon uses this, because it trains in any case.
+
+    Args:
+        graph: The traced model.
+        device: Device to measure.
+        note: Receives lines of text for people.
+        told: Receives the progress: (layers measured, layers in total).
+    """
     try:
         return profile_of(graph, device, note, PATIENCE_S, told)
     except (ModelError, DeviceError) as problem:
@@ -96,7 +115,10 @@ def profile_or_guess(
 
 
 def _require_memory(graph: Graph, usual: Profile) -> None:
-    """On a CPU a layer that does not fit would end the process. Raises: DeviceError."""
+    """Raise DeviceError if measuring a layer needs more memory than the host has free.
+
+    On a CPU the system would otherwise kill the process.
+    """
     need_bytes = largest_layer_bytes(graph, usual)
     free_bytes = usable_memory().available_bytes
     if need_bytes > free_bytes:
@@ -108,15 +130,21 @@ def _require_memory(graph: Graph, usual: Profile) -> None:
 
 
 def largest_layer_bytes(graph: Graph, profile: Profile) -> int:
-    """The most that a layer takes which runs alone: its parameters, their gradients, the sums of
-    those in float32, and what it works with."""
+    """Return the most bytes that a layer takes while it is measured by itself.
+
+    They are its parameters, their gradients, float32 sums of the gradients, and its activations.
+
+    Args:
+        graph: The traced model.
+        profile: Sizes of its layers.
+    """
     element_bytes = 2 * graph.parameter_dtype.itemsize + torch.float32.itemsize
     pieces = pieces_of(profile.chain, layer_ends(layers_of(graph)))
     return max(piece.elements * element_bytes + piece.activation_bytes for piece in pieces)
 
 
 def _measuring_s(usual: Profile) -> float:
-    """About how long measuring takes: every distinct layer, several times, at typical rates."""
+    """Estimate the seconds of measuring every distinct layer several times, at typical rates."""
     distinct = set(usual.layers)
     return (REPEATS + 1) * sum(layer.forward_s + layer.backward_s for layer in distinct)
 
@@ -134,9 +162,21 @@ def step_elements_per_s(
     form: StateForm,
     now: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Parameters of a model with that `layout` that a step updates per second here, in the median:
-    as timed on a sample. Its products of matrices are timed on one of them, and reckoned by their
-    number. Raises: MemoryError."""
+    """Return the parameters per second that an optimizer step updates on this host.
+
+    A step on a small sample is timed and scaled to the size of the model. The optimizer's matrix
+    products are timed on one matrix and scaled by their number of operations.
+
+    Args:
+        optimizer: The optimizer to time.
+        layout: Layout of the model's parameters.
+        precision: Dtype of the parameters on the device.
+        form: Form in which weights and optimizer state are stored.
+        now: Clock, in seconds.
+
+    Raises:
+        MemoryError: The sample does not fit the host's memory.
+    """
     sample = ParameterLayout.of({"sample": (SAMPLE_ELEMENTS // 64, 64)})
     seconds = _step_s(optimizer, sample, precision, form, now)
     seconds *= layout.trained_elements / sample.total_elements
@@ -154,6 +194,7 @@ def _step_s(
     form: StateForm,
     now: Callable[[], float],
 ) -> float:
+    """Return the median seconds of a step, with a constant gradient."""
     state = optimizer_state(optimizer, layout, form)
     store = HostStore.allocate(layout, precision, form=form, optimizer_state=state)
     stepper = Stepper(store, optimizer, BootClock())
@@ -164,4 +205,4 @@ def _step_s(
         stepper.begin(gradient, 1e-4, step)
         stepper.wait()
         seconds.append(now() - start)
-    return statistics.median(seconds[1:])  # the first one faults pages in
+    return statistics.median(seconds[1:])  # the first step is slow: page faults

@@ -1,9 +1,8 @@
-"""A run as it could be founded instead: the same steps by another update rule or codec; and which
-of these suits a line. Pure.
+"""Find the update rule and codec with which a run suits a connection. Pure functions.
 
-Every-step is synchronous training, and its loss is known. Local steps ask for more sequences a
-round and cost some loss (docs/local-steps.md), so they are for lines on which nothing else leaves
-time for passes.
+The rule every-step is synchronous training, and its loss is known. Local steps need more sequences
+per round and make the loss somewhat worse (docs/local-steps.md). So they are for slow connections,
+on which nothing else leaves enough time for passes.
 """
 
 import json
@@ -17,17 +16,24 @@ from atom.config.load import normalised_run_text, run_from_text
 from atom.config.run_file import EVERY_STEP, LOCAL_STEPS, RunFile
 
 SYNCHRONOUS_CODECS = ("float32", "bfloat16", "int8")
-"""Most exact first. With int4 nobody has compared the loss of every-step."""
-LOCAL_CODECS = ("int4", "sparse")  # their loss was that of float32 (docs/local-steps.md)
+"""Codecs for the rule every-step, most exact first; its loss with int4 has not been compared."""
+LOCAL_CODECS = ("int4", "sparse")
+"""Codecs for local steps, whose loss was as with float32 (docs/local-steps.md)."""
 ENOUGH = 0.9
-"""Share of the time in passes from which nothing more is worth its loss."""
+"""Fraction of time in passes from which a less exact variant is not worth its loss."""
 INNER_STEPS = 30
-"""Of each peer between two rounds, where the run file does not say: as in published runs."""
+"""Inner steps of each peer per round if the run file has none, as in published runs."""
 
 
 def run_variants(run: RunFile, peers: int) -> Iterator[RunFile]:
-    """Most exact first; only those that a run file may ask for. An optimizer step, of the swarm or
-    of its peers side by side, has as many sequences in all of them."""
+    """Yield the valid variants of a run, most exact first.
+
+    All variants have the same number of sequences per optimizer step, counted over the whole swarm.
+
+    Args:
+        run: The run to vary.
+        peers: Number of peers, which share the sequences of a step.
+    """
     whole, inner = run.batch.global_sequences, run.update.inner_sequences
     if inner is None:
         step, inner = whole, -(-whole // peers)
@@ -55,14 +61,17 @@ def _variant(run: RunFile, codec: str, sequences: int, update: dict[str, Any]) -
 
 @dataclass(frozen=True)
 class Recommendation:
+    """Recommended variant of a run."""
+
     run: RunFile
     utilisation: float
+    """Fraction of the time in which passes run."""
     reason: str
-    """One sentence."""
+    """Reason for the recommendation, one sentence."""
 
     @property
     def keys(self) -> dict[str, str | int]:
-        """Of the run file, with their values."""
+        """Keys of the run file that a founder sets for this variant, with their values."""
         run, inner = self.run, self.run.update.inner_sequences
         keys: dict[str, str | int] = {"rule": run.update.rule, "codec": run.swarm.codec}
         keys["global_sequences"] = run.batch.global_sequences
@@ -72,8 +81,15 @@ class Recommendation:
 def recommend(
     offered: Sequence[RunFile], shares: Sequence[float], more_host_bytes: Sequence[int]
 ) -> Recommendation:
-    """The first of `offered`, most exact first, with ENOUGH of the time in passes, which have these
-    `shares` of it; if none has, the one with most. `more_host_bytes`: than the run itself takes."""
+    """Recommend the most exact variant with enough of its time in passes (ENOUGH).
+
+    If there is no such variant, recommend the one with the largest share.
+
+    Args:
+        offered: Variants of a run, most exact first.
+        shares: Fraction of the time in passes, by variant.
+        more_host_bytes: Difference in host memory between each variant and the run itself.
+    """
     enough = (n for n, share in enumerate(shares) if share >= ENOUGH)
     best = next(enough, shares.index(max(shares)))
     reason = f"passes get {shares[best]:.0%} of the time on this line"
