@@ -214,7 +214,7 @@ def device_memory(
 def trained_parameters(pieces: Sequence[Piece], arrangement: Arrangement) -> dict[str, int]:
     """Return the parameters that are trained on the device: name → elements.
 
-    A parameter that also a sub-model outside `arrangement.trained` uses is not among them.
+    A parameter is trained on the device only if all sub-models that use it are trained there.
     """
     trained = arrangement.trained
     others = {n for s, piece in enumerate(pieces) if s not in trained for n in piece.parameters}
@@ -257,7 +257,7 @@ class Cut:
     def fits(self, arrangement: Arrangement) -> bool:
         """Return True if the host and each device have enough memory for the arrangement."""
         room = [self.limits.device_bytes - m.total_bytes for m in self._at_work(arrangement)]
-        # The values between sub-models take longest to compute, so they come last.
+        # The memory for values between sub-models takes longest to compute, so it comes last.
         if min(room) < 0 or any(
             self._boundary_bytes(arrangement, device) > left for device, left in enumerate(room)
         ):
@@ -335,7 +335,7 @@ class Cut:
 
     @cached_property
     def first_uses(self) -> list[dict[str, int]]:
-        """Trained parameters that no earlier sub-model uses: name → elements, by sub-model."""
+        """Parameters with gradient that no earlier sub-model has: name → elements, by sub-model."""
         seen, found = set[str](), list[dict[str, int]]()
         for piece in self.pieces:
             seen |= piece.frozen

@@ -61,8 +61,9 @@ def build_replica(
 ) -> Replica:
     """Build the replica of a run; its state is not initialised yet.
 
-    The traced program is first checked against eager execution. The checks for enough memory come
-    before the replica is allocated; memory can still run out later if other programs take it.
+    The traced program is checked against eager execution before the model is cut. The checks for
+    enough memory come before the replica is allocated; memory can still run out later if other
+    programs take it.
 
     Args:
         recipe: Run and traced model.
