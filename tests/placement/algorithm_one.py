@@ -34,7 +34,7 @@ def _completions(chain: Chain, begin: int, fits: Callable[[Piece], bool]) -> Ite
 
 
 def charged_s(chain: Chain, machine: Machine, limits: Limits, ends: Sequence[int]) -> float:
-    """Of a pass with this cut, straight from the definitions."""
+    """Return the cost of a cut, straight from the formula of `atom.placement.cuts`."""
     pieces = Cut.of(chain, machine, limits, ends).pieces
     forward = [limits.micro_batches * piece.forward_s for piece in pieces]
     backward = [limits.micro_batches * piece.backward_s for piece in pieces]

@@ -1,4 +1,4 @@
-"""What is chosen fits, is never worse than plain swapping, and gains from memory."""
+"""The choice fits, is never slower than plain swapping, and gets faster with more memory."""
 
 import random
 import re
@@ -34,7 +34,7 @@ def question(seed: int) -> tuple[Chain, Limits, int, int]:
 
 @cache
 def answers(seed: int) -> tuple[Choice, ...]:
-    """With growing memory, from the least to plenty."""
+    """Return the choices for five amounts of device memory, from the least to plenty."""
     chain, limits, least, most = question(seed)
     budgets = [least + (most - least) * step // 4 for step in range(5)]
     return tuple(choose(Question(chain, MACHINE, replace(limits, device_bytes=b))) for b in budgets)

@@ -25,7 +25,7 @@ def all_parts(chain: Chain, limits: Limits) -> Parts:
 
 
 def repeated(pick: random.Random) -> Chain:
-    """As models are: a few operations, again and again; many cuts cost the same."""
+    """Return a chain of a few operations that repeat, as in models; many cuts cost the same."""
     block = random_chain(pick, 3)
     length, times = len(block.operations), pick.randint(2, 4)
     operations = tuple(

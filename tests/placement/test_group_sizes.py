@@ -1,4 +1,4 @@
-"""Devices that work each by itself, or in groups: which is chosen, and what a group holds."""
+"""Choice between independent devices and groups of devices, and the memory in a group."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from atom.placement.memory import Limits
 LAYERS, ELEMENTS, VALUE_BYTES = 40, 1_000_000, 20_000
 MODEL_BYTES = LAYERS * ELEMENTS * 4
 SOME_BYTES = 28_000_000
-"""Of a device: for some of the layers."""
+"""Memory of a device that holds some of the layers."""
 
 
 def asked(load_s: float, device_bytes: int, devices: int = 4, tied: bool = False) -> Question:

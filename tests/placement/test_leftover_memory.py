@@ -1,4 +1,4 @@
-"""What is trained on the device: what fits, where it costs the pass nothing, from the first on."""
+"""Spare memory trains sub-models on the device, first ones first, without slower passes."""
 
 import random
 from dataclasses import replace

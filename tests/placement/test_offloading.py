@@ -1,4 +1,4 @@
-"""Where values between sub-models are too much for a device, they wait on the host."""
+"""Values between sub-models that do not fit the device are offloaded to the host."""
 
 from dataclasses import replace
 from functools import cache
@@ -84,7 +84,7 @@ def test_it_leaves_room_for_more_micro_batches() -> None:
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_no_more_wait_on_the_host_than_must(skip: bool) -> None:
-    """With a little more memory, a few less: down to none."""
+    """More device memory means fewer sub-models with offloaded values, and finally none."""
     cut = Cut.of(chain(skip=skip), MACHINE, LIMITS, LAYER_ENDS)
     every = offloaded(cut)
     least = cut.memory(every).total_bytes

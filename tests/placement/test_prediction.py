@@ -1,4 +1,4 @@
-"""Rounds reckoned from a pass: more of anything good never makes them longer."""
+"""Predicted rounds: faster hardware and more memory never make them longer."""
 
 import math
 import random
@@ -61,7 +61,7 @@ def test_a_round_by_hand() -> None:
 
 
 def test_a_share_smaller_than_a_pass_is_a_pass_of_fewer_micro_batches() -> None:
-    """Of 32 peers each has one: what is loaded for it is loaded for more as well."""
+    """Each of 32 peers has one micro-batch, for which a pass still loads every sub-model."""
     choice = next(each for each in map(chosen, range(20)) if each.micro_batches == 4)
     found = predict(choice, replace(WORK, peers=32))
     assert found.passes == 1
@@ -173,7 +173,7 @@ def test_passes_of_a_round_follow_each_other_without_waiting_for_what_lands(seed
 # --- beside an H200 -----------------------------------------------------------------------------
 
 H200 = Machine(50e9, 50e9, 100e9, 140e9)
-"""As measured there, but for the additions: 12 bytes of each parameter."""
+"""Rates measured on an H200, except for additions, which move 12 bytes per parameter."""
 BLOCK, TABLE = {"2.7b": (78.7e6, 134e6), "6.7b": (201.4e6, 214e6)}, "table"
 
 

@@ -119,7 +119,7 @@ def test_with_the_least_memory_cuts_fall_inside_layers() -> None:
 
 
 class Noisy(nn.Module):
-    """In training it does more than in evaluation, and some of it cannot be parted."""
+    """Model with more calls in training than in evaluation, and with illegal cuts."""
 
     def __init__(self) -> None:
         super().__init__()

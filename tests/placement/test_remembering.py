@@ -1,4 +1,4 @@
-"""What a model checkpoints itself is computed again only where that pays."""
+"""Recomputation that a model itself requests is left out if there is enough memory."""
 
 from dataclasses import replace
 from functools import cache
@@ -41,7 +41,7 @@ def asked() -> Question:
 
 
 def least_bytes(chain: Chain) -> int:
-    """In which it goes through the device layer by layer."""
+    """Return the device memory with which a chain runs layer by layer."""
     cut = Cut.of(chain, asked().machine, Limits(0, 4, 1), asked().layer_ends)
     return cut.memory(Arrangement()).total_bytes
 
@@ -91,7 +91,7 @@ def test_what_checkpoints_nothing_has_one_chain() -> None:
 
 
 class LateProduct(nn.Module):
-    """Its loss's region computes something before it multiplies by a matrix that is the largest."""
+    """Model whose recomputed region begins with other calls before it uses the largest matrix."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a peer file says of how this process computes."""
+"""Settings of the peer file for threads and determinism in this process."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is only for people to read is no reason to end."""
+"""A peer starts even if it cannot write the generated source for people."""
 
 from pathlib import Path
 

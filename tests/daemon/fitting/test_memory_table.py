@@ -1,4 +1,4 @@
-"""docs/swap.md's table of host memory by optimizer, state and update rule is what plans reckon."""
+"""The table of host memory in docs/swap.md agrees with the bytes that plans compute."""
 
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,7 @@ def layout() -> ParameterLayout:
 
 
 def reckoned(optimizer: str, state: str, update: str, codec: str) -> int:
-    """Bytes, with gradients in the fewest bits that go with the codec."""
+    """Return the bytes, with gradients in the fewest bits that the codec allows."""
     gradients = "float32" if (update, codec) == (EVERY, "int4") else "bfloat16"
     run = RUN.format(
         optimizer=optimizer, state=state, gradients=gradients, update=update, codec=codec
@@ -66,7 +66,7 @@ def test_the_page_says_what_a_plan_reckons(optimizer: str, state: str) -> None:
 
 
 def test_seven_billion_train_in_eighty_gigabytes_or_with_local_steps_in_114() -> None:
-    """When the last fails, the page has something better to say."""
+    """A failure of the last assertion means that the page can state a better figure."""
     assert reckoned("adamw-8bit", "split", EVERY, "bfloat16") <= 80e9
     least = min(reckoned(*each, LOCAL, codec) for each in ROWS for codec in ("bfloat16", "int4"))
     assert 80e9 < least < 114.5e9

@@ -1,4 +1,4 @@
-"""Plans of run and peer files: what a box is told before it joins."""
+"""Plans from run and peer files, as shown to a volunteer before joining."""
 
 import json
 import math
@@ -197,7 +197,7 @@ def test_several_devices_share_a_step_and_the_host(tmp_path: Path) -> None:
     ],
 )
 def test_checkpoints_take_disk_for_what_is_trained(tmp_path: Path, asked: str, files: int) -> None:
-    """As many as are kept, and one that is being written, whatever the optimizer keeps."""
+    """Checkpoints hold weights only; one more than the kept ones is being written."""
     validated = "[validation]\nevery_rounds = 5\n[train]\nrank = 2"
     text = RUN.format(model=GPT, precision="float32", tokenizer="bytes", state="exact")
     text = text.replace('"bytes"', '"bytes"\nvalidation_fraction = 0.1')
@@ -322,7 +322,7 @@ def test_without_an_assumed_device_it_measures_also_where_nothing_can_be_kept(
 
 @pytest.mark.parametrize("size", ["gpu-8gb", "gpu-12gb", "gpu-24gb"])
 def test_the_boxes_that_ship_hold_what_they_say(size: str) -> None:
-    """By their memory for weights in bfloat16: the largest run that each names."""
+    """Each peer file names a largest run, which fits with weights in bfloat16."""
     runs = {"gpu-8gb": "gpt3-xl", "gpu-12gb": "gpt3-2.7b", "gpu-24gb": "gpt3-2.7b"}
     peer = PEERS / f"{size}.toml"
     request = PlanRequest(PEERS / f"{runs[size]}.toml", peer, assume="rtx4090-24g")

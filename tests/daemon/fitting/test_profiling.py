@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def unheard(done: int, total: int) -> None:
-    """Nobody waits."""
+    """Ignore the progress."""
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def table() -> list[list[str]]:
 def test_the_table_of_plans_is_what_the_plan_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As the page says: an optimizer of 750 million parameters a second, which no box measures."""
+    """The page assumes an optimizer of 750 million parameters per second, so it is not measured."""
     monkeypatch.setattr(planning, "step_elements_per_s", lambda *_: 750e6)
     peer = tmp_path / "peer.toml"
     peer.write_text('[host]\nmemory = "256 GiB"\n')

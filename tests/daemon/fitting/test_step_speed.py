@@ -12,7 +12,7 @@ from atom.swap.state_form import StateForm
 
 SHAPES = {f"m{number}": (1024, 1024) for number in range(3)}
 LAYOUTS = [ParameterLayout.of(SHAPES, set(list(SHAPES)[:count])) for count in range(4)]
-"""Of which so many are matrices."""
+"""Layouts in which none, one, two or all of the parameters are matrices."""
 EXACT = torch.float32, StateForm.EXACT
 
 
