@@ -180,7 +180,10 @@ def _more_parts(asked: Question, most: Mapping[str, int]) -> dict[str, int] | No
 def fastest(ways: Iterable[Choice]) -> Choice:
     """Return the best of some choices.
 
-    Only choices whose lower bound is good enough are timed, because timing takes long.
+    Choices that are nearly as fast as the fastest (`NEARLY`) count as equal. Among them the order
+    of preference is: more elements trained on the device; if there are any, more micro-batches per
+    pass; smaller groups; shorter passes; less host memory; less device memory. Only choices whose
+    lower bound is good enough are timed, because timing takes long.
     """
     timed, enough_s = list[Choice](), math.inf
     for way in sorted(ways, key=lambda way: way.least_per_micro_batch_s):
