@@ -1,5 +1,5 @@
-"""What a daemon was asked, and this machine's side of it: what it gives, where it keeps things, who
-it is, and whose run it is in."""
+"""Options of a daemon's command, and this machine's side of a peer: its peer file, state directory
+and identity, and the run that the directory belongs to."""
 
 import secrets
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from atom.swarm.records.manifest import Listed, Manifest, decode_manifest
 
 @dataclass(frozen=True)
 class StartOptions:
-    """`atom start`."""
+    """Options of `atom start`."""
 
     run_file: Path
     peer_file: Path | None = None
@@ -40,7 +40,7 @@ class StartOptions:
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """`atom join`."""
+    """Options of `atom join`."""
 
     address: str
     peer_file: Path | None = None
@@ -48,26 +48,29 @@ class JoinOptions:
     trust: str | None = None
     """KEY:SHA256 of the owner and the code that may run here."""
     weights: Path | None = None
-    """A folder with what the run began from, for what is frozen of it."""
+    """Folder with the weights that the run began from, to read the frozen ones; None: no folder."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """This machine's side: what it gives, where it keeps things, who it is."""
+    """This machine's side of a peer: its settings, state directory, identity and outputs."""
 
     peer: PeerFile
     peer_file: Path
-    """Where that is written, or would be."""
+    """Path of the peer file, which may not exist."""
     state: StateDirectory
     identity: Identity
     incarnation: bytes
+    """16 random bytes that distinguish this process from others with the same identity."""
     events: EventSink
-    """What is written down of it, by whomever: two writers would cut off each other's lines."""
+    """Sink of all events of this process. The log needs a single writer: two would cut off each
+    other's lines."""
     console: Console
     listen: str
-    """Where its DHT node listens."""
+    """HOST:PORT where the DHT node listens."""
     entrances: tuple[str, ...] = ()
-    """Multiaddrs through which it enters the run; empty: it founds one."""
+    """Multiaddrs of DHT nodes through which the peer enters the run; empty if its node is the
+    first."""
 
     @property
     def me(self) -> Voter:
@@ -81,8 +84,19 @@ def open_box(
     console: Console,
     listen: str | None = None,
 ) -> Box:
-    """Reads the peer file, claims the state directory; without a peer file, the one that is kept
-    there. `listen`: instead of what the peer file says. Raises: ConfigError, StorageError."""
+    """Read the peer file, lock the state directory, and load or create the identity.
+
+    Args:
+        run_name: name of the run, which names the default state directory.
+        peer_file: path of the peer file; None: the one in the state directory, if it exists.
+        state: the state directory; None: as the peer file says, or the run's default.
+        console: gets a warning if other users may read the private key.
+        listen: HOST:PORT that replaces the peer file's; None: as the peer file says.
+
+    Raises:
+        ConfigError: the peer file is not valid.
+        StorageError: the state directory cannot be used, or another daemon uses it.
+    """
     peer = load_peer_file(peer_file)
     named = named_state_directory(state, peer.state.directory)
     directory = StateDirectory(named or default_state_directory(run_name))
@@ -104,14 +118,28 @@ def open_box(
 
 
 def kept_peer(directory: StateDirectory) -> PeerFile:
-    """The peer file of a daemon that was named none, if there is one. Raises: ConfigError."""
+    """Return the peer file in the state directory, or the defaults if there is none.
+
+    Raises:
+        ConfigError: the file is not valid.
+    """
     return load_peer_file(directory.peer_file if directory.peer_file.exists() else None)
 
 
 def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> str:
-    """The id of the peer that `atom join` with the same options would be; made now if it is new.
+    """Return the peer id that `atom join` would use with the same options.
 
-    `run`: a run's name or address. Raises: ConfigError, AddressError, StorageError.
+    The identity is created if there is none yet.
+
+    Args:
+        run: name or address of a run; None if the state directory is named.
+        peer_file: path of the peer file; None: defaults.
+        state: the state directory; None: as the peer file says, or the run's default.
+
+    Raises:
+        ConfigError: neither a run nor a directory is named, or the name is not valid.
+        AddressError: the address is not valid.
+        StorageError: the directory cannot be used, or the key file is damaged.
     """
     root = named_state_directory(state, load_peer_file(peer_file).state.directory)
     name = run
@@ -138,7 +166,16 @@ def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> 
 
 
 def check_member(listed: Listed, owner: str, peer_id: str) -> None:
-    """Raises: TrustError for a peer that the run's owner has not listed."""
+    """Refuse a peer that the run's owner has not listed.
+
+    Args:
+        listed: peer ids that may take part; None: all may.
+        owner: peer id of the run's owner.
+        peer_id: our peer id.
+
+    Raises:
+        TrustError: the peer is not listed.
+    """
     if listed is not None and peer_id not in listed:
         raise TrustError(
             f"this run is open to those its owner has listed, and this peer is not: {peer_id}",
@@ -148,8 +185,14 @@ def check_member(listed: Listed, owner: str, peer_id: str) -> None:
 
 
 def read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes] | None:
-    """With its owner's signature; None: this directory belongs to no run yet.
-    Raises: StorageError."""
+    """Return the manifest in the state directory, and its record signed by the run's owner.
+
+    Returns:
+        (manifest, record), or None if the directory belongs to no run yet.
+
+    Raises:
+        StorageError: the file cannot be read, or it is not the manifest of `run_name`.
+    """
     try:
         record = box.state.manifest.read_bytes()
     except FileNotFoundError:
@@ -169,8 +212,18 @@ def read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes] | None:
 
 
 def check_same_run(manifest: Manifest, run_text: str, box: Box, path: Path) -> None:
-    """Whether `run_text`, read from `path`, takes up the run kept here.
-    Raises: AddressError, MismatchError."""
+    """Raise unless this peer founded the run in the state directory from the same run file.
+
+    Args:
+        manifest: the manifest in the state directory.
+        run_text: normalised text of the run file that was given now.
+        box: this machine's side.
+        path: path of the run file, for the message.
+
+    Raises:
+        AddressError: another peer founded the run.
+        MismatchError: the run file, or the model that it names, has changed.
+    """
     if manifest.owner != box.identity.peer_id:
         raise AddressError(
             f"the run in {box.state.root} was founded by another peer",

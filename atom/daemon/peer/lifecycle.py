@@ -1,9 +1,10 @@
-"""A peer's life as others see it, how it is told to leave, and when it ends.
+"""States of a peer as other peers see them, requests to leave, and the decision to end.
 
     starting → syncing → accumulating → reducing → stepping → accumulating → … → leaving → left
 
-Pausing keeps what was counted and goes on voting; leaving first sees the counted work committed,
-and that others can go on. What is decided of facts is pure; `Life` holds them.
+A paused peer keeps its counted work and goes on voting. A leaving peer first waits until its
+counted work is committed and the other peers can go on without it. The decisions are pure functions
+of `Facts`, and `Life` holds the current facts.
 """
 
 import threading
@@ -19,12 +20,12 @@ from atom.swarm.records.lease import PeerState
 from atom.training.round.events import Phase
 
 LINGER_S = 10.0
-"""At the end a peer stays this long at most, for others to fetch the last round from it."""
+"""Longest time that a peer stays after its end, so that others can fetch the last round from it."""
 
 HEEDED_S, LONGEST_HEEDED_S = 30.0, 600.0
-"""For so long after its first look around, a peer lets every claim of a better head keep it from
-work; then only those that it has not asked in vain lately, and in the end none: a lease is free,
-and claims what it likes."""
+"""Limits of how long claims of a better head keep a new peer from work, from its first look at the
+swarm: for HEEDED_S any claim does, until LONGEST_HEEDED_S only claims of peers that it did not ask
+in vain recently, and later none. A lease costs nothing and may claim anything."""
 
 _STATE_OF_PHASE = {
     Phase.ACCUMULATING: PeerState.ACCUMULATING,
@@ -42,9 +43,9 @@ class Ending(StrEnum):
     ROUNDS_REACHED = "rounds-reached"
     LEFT = "left"
     LEFT_LATE = "left-late"
-    """Counted work was given up: the deadline came first, or a round closed without it."""
+    """Some counted work was lost: the deadline came first, or a round closed without it."""
     MONTH_USED = "month-used"
-    """The line's allowance of this month is used up: until the next one no start is accepted."""
+    """The month's traffic allowance is used up, so the peer does not start before next month."""
 
 
 _WORDS = {
@@ -60,32 +61,33 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What the decision rests on. Times are seconds of the daemon's clock."""
+    """Facts about a peer from which its state and its end follow. Times are seconds of the daemon's
+    monotonic clock."""
 
     phase: Phase
     now: float
     started: bool = False
-    """We have looked around, and nobody is ahead of us, as far as can be found out."""
+    """True once the leases were read and no peer that can be believed is ahead of us."""
     paused: bool = False
     leave_by: float | None = None
-    """Deadline of a requested leave."""
+    """Deadline of a requested leave; None: no leave is requested."""
     sequences: int = 0
-    """Counted and not yet committed."""
+    """Sequences that we counted and no commit contains yet."""
     finished_at: float | None = None
-    """When the run's last round was committed here."""
+    """Time at which the run's last round was committed here."""
     laggards: int = 0
-    """Fresh peers of this run whose head is not ours."""
+    """Number of peers with a fresh lease whose head is neither ours nor better."""
     work_dropped: bool = False
-    """A round closed without work that we had counted when asked to leave."""
+    """True if, since the request to leave, counted work of ours was lost."""
     settled_at: float | None = None
-    """When nothing of ours was left uncommitted, after the leave was requested."""
+    """Time at which, after the request to leave, no uncommitted work of ours was left."""
     others_stuck: bool = False
-    """Nobody that stays could decide a round without us; looked at from the beginning, since what
-    we counted is settled on another thread."""
+    """True if the peers that stay could decide no round without us. Always kept up to date, because
+    the worker's thread sets `settled_at` at any time."""
 
 
 def peer_state(facts: Facts) -> PeerState:
-    """What the lease says."""
+    """Return the state that the peer's lease announces."""
     state = _STATE_OF_PHASE[facts.phase]
     if state is not PeerState.ACCUMULATING:
         return state
@@ -97,14 +99,20 @@ def peer_state(facts: Facts) -> PeerState:
 
 
 def may_begin(ahead: int, believed: int, phase: Phase, waited_s: float) -> bool:
-    """Whether work begins: nobody is `ahead`, or nobody who is `believed` just now. `waited_s`:
-    since the first look around."""
+    """Return True if a new peer may begin to work although it may be behind.
+
+    Args:
+        ahead: number of peers that claim a better head.
+        believed: number of these peers whose claims are not doubted now.
+        phase: phase of our round machine.
+        waited_s: seconds since the first look at the swarm.
+    """
     heeded_s = LONGEST_HEEDED_S if believed else HEEDED_S
     return ahead == 0 or (phase is not Phase.SYNCING and waited_s >= heeded_s)
 
 
 def ending(facts: Facts) -> Ending | None:
-    """Whether to end now, and why; None: live on."""
+    """Return why the peer should end now; None if it should go on."""
     busy = facts.phase not in (Phase.ACCUMULATING, Phase.SYNCING)
     if facts.finished_at is not None and not busy:
         waited = facts.now - facts.finished_at
@@ -120,7 +128,7 @@ def ending(facts: Facts) -> Ending | None:
 
 
 def ending_note(verdict: Ending, last_round: int) -> str:
-    """What its owner reads."""
+    """Return the line for the owner that says why the peer ended."""
     return f"ended at round {last_round}: {_WORDS[verdict]}"
 
 
@@ -130,15 +138,14 @@ def _left(facts: Facts) -> Ending:
 
 
 LEAVE_S = 60.0
-"""How long a requested leave may take to see the counted work committed."""
+"""Default deadline of a leave: longest wait until the counted work is committed."""
 
 
 class Life:
-    """The facts that its end is decided by: changed by the daemon's main thread, the control API's
-    and the worker's, each time as one step.
+    """Current facts about a peer, changed atomically by several threads.
 
-    A leave is asked for on the first two and settled on the last. Who else is stuck without us is
-    known whether or not all is settled: `ending` needs both as of one moment.
+    The main thread and the control API's threads request a leave, and the worker's thread settles
+    it. `others_stuck` is known before that: `ending` needs both facts as of one moment.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -148,22 +155,35 @@ class Life:
         self._told = False
 
     def update(self, **changes: Any) -> Facts:
+        """Change fields of the facts, and return the new facts as of now. Thread-safe."""
         with self._lock:
             self.facts = replace(self.facts, now=self._clock.now(), **changes)
             return self.facts
 
     @property
     def leaves(self) -> bool:
+        """True once a leave is requested."""
         return self.facts.leave_by is not None
 
     def leave(self, deadline_s: float, dropped: int) -> None:
-        """`dropped`: sequences that rounds closed without, until now."""
+        """Request a leave.
+
+        Args:
+            deadline_s: seconds after which the peer ends in any case.
+            dropped: number of counted sequences that were lost until now.
+        """
         self._dropped_before = dropped
         self.update(leave_by=self._clock.now() + deadline_s)
 
     def leave_sooner(self, deadline_s: float | None) -> tuple[bool, float]:
-        """Asked again: an earlier deadline holds, a later one does not. Whether this one does, and
-        the seconds that are left."""
+        """Move the deadline of a requested leave, but only to an earlier time.
+
+        Args:
+            deadline_s: seconds from now; None: keep the deadline.
+
+        Returns:
+            (whether the deadline was moved, seconds until the deadline).
+        """
         now, before = self._clock.now(), self.facts.leave_by
         assert before is not None
         due = before if deadline_s is None else min(before, now + deadline_s)
@@ -172,8 +192,13 @@ class Life:
         return due < before, max(due - now, 0.0)
 
     def settles(self, counted: int, dropped: int) -> bool:
-        """Whether nothing of ours, `counted` sequences, is uncommitted any more; once. `dropped`:
-        as for `leave`."""
+        """Return True, only once, when no uncommitted work of ours is left.
+
+        Args:
+            counted: number of our sequences that are not committed.
+            dropped: number of counted sequences that were lost until now; more than at the request
+                means that leaving lost work.
+        """
         if dropped > self._dropped_before:
             self.update(work_dropped=True)
         if counted or self.facts.settled_at is not None:
@@ -182,7 +207,11 @@ class Life:
         return True
 
     def stays_for_others(self) -> str:
-        """That it does, in words; empty: it does not, or that was said."""
+        """Return a line for the owner, once, when only the other peers' need delays the leave.
+
+        Returns:
+            The line; empty if there is no such delay, or the owner has read it.
+        """
         stays = self.facts.settled_at is not None and self.facts.others_stuck
         first, self._told = stays and not self._told, stays
         return "leaving as soon as the others can go on without this peer" * first
@@ -190,9 +219,11 @@ class Life:
 
 @contextmanager
 def noted_signals() -> Iterator[list[int]]:
-    """Numbers of the signals that arrive meanwhile, for who looks now and then. The handler wakes
-    nobody: it runs within whatever the main thread does, and would wait for ever for a lock of
-    that. Elsewhere than on the main thread none arrives.
+    """Collect the numbers of SIGINT, SIGTERM and SIGHUP that arrive in this context.
+
+    The caller polls the list. The handler must not wake the caller: it interrupts the main thread
+    anywhere, and would wait forever for a lock that the main thread holds. On other threads the
+    list stays empty.
     """
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():

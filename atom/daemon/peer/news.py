@@ -1,5 +1,8 @@
-"""What a daemon says while nobody types: that it is there, rounds, pauses, who is waited for. Pure.
-Rounds are told of every half a minute at most, however many there were."""
+"""Lines that a daemon prints while it runs: its arrival, rounds, pauses and missing peers.
+
+Rounds are reported at most every half a minute, in one line. The clock is injected, and nothing is
+printed here.
+"""
 
 from collections.abc import Collection, Iterator
 
@@ -8,17 +11,23 @@ from atom.swarm.identity import short_id
 from atom.swarm.records.lease import GAP_SECONDS
 
 EVERY_S = 30.0
+"""Shortest time between two lines about rounds."""
 PAUSES_S = 2.0
-"""Between two lines about pauses."""
+"""Shortest time between two lines about pauses."""
 LOOK_AROUND_S = 5.0
-"""Until the first line about others: a large swarm's leases take several readings."""
+"""Time before the first line about other peers: reading a large swarm's leases takes a while."""
 WAITING_S = 60.0
-"""Until a peer that is waited for is told of: usually others go on without it before."""
+"""Time for which voters must be missing before a line names them. Usually the others go on without
+them sooner."""
 MOST_NAMES = 3
+"""Number of peers that a line names at most."""
 
 
 class News:
-    """`lines` and `arrival` are asked often, on one thread; `hear` on any."""
+    """State of the reports to the owner, so that each line is printed once.
+
+    `lines` and `arrival` are called often, on one thread; `hear` is thread-safe.
+    """
 
     def __init__(self, me: str, now: float) -> None:
         self._me = me
@@ -27,19 +36,28 @@ class News:
         self._heard_at = float("-inf")
         self._has_arrived = False
         self._swarm = 0
-        """Of those who were ahead, the round that they showed last."""
+        """Newest round claimed by peers ahead of us, at the last look that saw such peers."""
         self._reason = ""
         self._round: int | None = None
         self._waiting_since: float | None = None
         self._has_told_lack = False
 
     def hear(self, now: float) -> None:
-        """The directory was read."""
+        """Note that the leases were read. Thread-safe."""
         self._heard_at = now
 
     def arrival(self, ours: int, ahead: Collection[int]) -> str:
-        """That this peer is there, and what it has to catch up with first; for each look until
-        nobody is ahead. `ours`: our round; `ahead`: that of each who is. Empty: nothing to say."""
+        """Return a line about this peer's arrival, or about having caught up.
+
+        Called again and again until no peer is ahead.
+
+        Args:
+            ours: our round.
+            ahead: the rounds of all peers that claim a better head.
+
+        Returns:
+            The line; empty if nothing is new.
+        """
         told, self._has_arrived = self._has_arrived, True
         if ahead:
             self._swarm = max(ahead)
@@ -62,19 +80,22 @@ class News:
         now: float,
         lacks: str = "",
     ) -> Iterator[str]:
-        """What there is to say at this look.
+        """Yield the lines that are due now.
 
         Args:
-            reason: why this peer stands still; empty: it does not.
-            last: what was committed last, since this peer is there.
-            others: whose leases are fresh.
-            missing: voters without whom no round can be decided.
-            lacks: what others have to give before this peer can train; empty: nothing.
+            reason: why this peer computes nothing; empty if it computes.
+            last: value of the last commit since this peer started; None: no commit yet.
+            others: ids of the peers whose leases are fresh.
+            missing: ids of absent voters without which no round can be decided.
+            now: monotonic time in seconds.
+            lacks: name of the data that other peers must give before this peer can train; empty if
+                it lacks nothing.
         """
         if reason != self._reason and now >= self._pauses_due:
             self._reason, self._pauses_due = reason, now + PAUSES_S
             yield f"paused: {reason}" if reason else "resumed"
-        hears = now - self._heard_at <= GAP_SECONDS  # else everybody seems to be gone
+        # After a longer gap between readings all peers seem to be gone, although they may not be.
+        hears = now - self._heard_at <= GAP_SECONDS
         if hears:
             yield from self._waiting(missing, now)
         if now < self._due:
@@ -114,7 +135,7 @@ class News:
         since = self._waiting_since
         self._waiting_since = now if since is None else since
         if since is not None and now - since >= WAITING_S:
-            self._waiting_since = float("inf")  # told
+            self._waiting_since = float("inf")  # this absence is reported once
             yield (
                 f"waiting for {_names(missing)}: no round can be decided without them. Training "
                 "goes on by itself when they are back; if that takes long, ask the run's owner"
@@ -122,7 +143,7 @@ class News:
 
 
 def _names(peers: Collection[str]) -> str:
-    """The first few by name, the others by number."""
+    """Return the first few ids, shortened, and the number of the others."""
     first = [short_id(peer) for peer in sorted(peers)[:MOST_NAMES]]
     more = len(peers) - len(first)
     return ", ".join(first) + (f" and {more:,} more" if more else "")

@@ -1,4 +1,4 @@
-"""One peer of a run: its parts, the loop that lives with them, and what its owner asks of it."""
+"""One peer of a run: its parts, its main loop, and the commands of its owner."""
 
 import math
 import threading
@@ -63,10 +63,13 @@ from atom.training.round_executor import RoundExecutor, TrainingContext
 from atom.training.storage.checkpoints import Checkpoints
 
 HANG_UP = "SIGHUP"
-"""Asks to leave, and never insists, nor does the first signal after it: when a terminal is closed,
-the kernel sends one, the shell another, and who ends the login's processes a SIGTERM."""
+"""Signal that requests a graceful leave; neither it nor the next signal forces an exit.
+
+When a terminal is closed, the kernel sends SIGHUP, the shell sends it again, and the program that
+ends the login's processes sends SIGTERM. The user has asked only once.
+"""
 TWIN_S = 20.0
-"""Who finds another process with its key so soon after its start came second."""
+"""Seconds after its start in which a process that finds another one with its key is the later."""
 TWIN_WORDS = "another process uses this peer's key, and the swarm can count on neither of the two"
 TWIN_HINT = "end one of them; for a second peer begin with an empty folder: --state FOLDER"
 _LOOK_S = 0.1
@@ -74,7 +77,10 @@ _REACHABLE = {"auto": Reached.UNKNOWN, "yes": Reached.YES, "no": Reached.NO}
 
 
 class Peer:
-    """From its state on disk to its goodbye. Also what the control API and the extensions call."""
+    """A running peer, from rebuilding its state to leaving the run.
+
+    Its public methods are also called by the control API and the extensions.
+    """
 
     def __init__(
         self,
@@ -85,20 +91,24 @@ class Peer:
         entrance: JoinAddress,
         clock: Clock | None = None,
     ) -> None:
-        """Builds every part, each from those before it, and starts none. What is called back is
-        called once `run` has started them. Raises: UserError."""
+        """Build all parts in the order of their dependencies, and start none.
+
+        Callbacks may name parts that are built later: no part calls back before `run` starts it.
+        The caller keeps the state directory locked, and closes `directory` after this peer.
+        `entrance` is the address of the run. Raises: UserError.
+        """
         clock = clock or BootClock()
         me, run, replica, network = box.me, member.run, member.replica, box.peer.network
         self._box, self._console, self._clock, self._me = box, box.console, clock, me
         self._entrance, self._run_name = entrance, member.manifest.run
         self._events = events = box.events
-        # what ends it
+        # the end of this peer
         self._wake = threading.Event()
         self._failure: BaseException | None = None
         self._gone = False
         self._life = Life(clock)
         self._may_insist = True
-        # what is kept, and what others are reached by
+        # storage and transport
         codec = codec_named(run.swarm.codec)
         inbox = Inbox(lambda sender, leases: self._heartbeat.hear(sender, leases))
         terms = round_terms(member, codec)
@@ -109,12 +119,12 @@ class Peer:
             box.state.traffic, self._transport.bandwidth.both_ways, clock
         )
         self._stands_by = False
-        """It leaves because its line may carry no more this month."""
+        """True while the peer leaves because the month's traffic allowance is used up."""
         self._outreach = Outreach(self._transport, _REACHABLE[network.reachable], clock, events)
         self._state_sync = state_sync_of(
             box, member, events, self._transport, self._storage, clock, entrance.head
         )
-        # what trains
+        # training
         self._text = None if member.text is None else RunText(
             box, member, self._transport, self._storage.room, clock, self._on_text_came, self.fail
         )  # fmt: skip
@@ -135,14 +145,14 @@ class Peer:
         self._loop = RoundLoop(
             self._machine, context, self._executor.carry_out, inbox, self._on_change, self.fail
         )
-        # what its owner asks of it
+        # the owner's commands and settings
         self._pauses = Pauses(self._worker.gate, events, box.state.paused)
         self._wishes = open_wishes(box.peer, self._pauses.wish, self.fail)
         self._settings = Settings(
             box.peer_file, box.peer, self._wishes, self._transport.bandwidth, self._worker.submit
         )
         self._control = ControlServer(self, box.state)
-        # what it shows, and sees of others
+        # the view of the swarm, and this peer's share in it
         self._serial = 0
         self._status = Status(box, member, context, self._executor, self._machine, self._outreach)
         self._directory = directory.directory
@@ -160,17 +170,23 @@ class Peer:
         self._watching_since = self._looked_since = math.inf
         self._other_versions = ""
 
-    # ---- its life
+    # ---- the main loop
 
     def run(self, greeting: str = "") -> Ending:
-        """Trains until the run or the owner ends it. `greeting` is said when nothing on this disk
-        stands in the way. Raises: what a part failed with."""
+        """Train until the run is finished or the peer has left, and return why it ended.
+
+        Args:
+            greeting: line for the owner, shown once the state on disk is rebuilt.
+
+        Raises:
+            BaseException: the exception with which a part failed.
+        """
         self._transport.start()
         self._control.start()
         self._wishes.keep_looking()
         try:
             digest = self._executor.begin()
-        except PeerRefused:  # told to leave; nothing of ours is counted
+        except PeerRefused:  # asked to leave during the rebuilding; no work is counted yet
             return self._say_goodbye(Ending.LEFT)
         self._say(greeting)
         with noted_signals() as signals:
@@ -187,7 +203,7 @@ class Peer:
                 self._contacts.keep(self._directory.contacts(), self._storage.room)
 
     def _enter_rounds(self, digest: bytes) -> None:
-        """`digest`: of the state that was rebuilt; empty: there is none."""
+        """Start the parts that work on rounds. `digest`: of the state from disk; empty if none."""
         head = self._storage.journal.head
         self._events.emit(
             "started",
@@ -207,7 +223,7 @@ class Peer:
         self._heartbeat.start()
 
     def _watch_allowance(self) -> None:
-        """Leaves while what the line may still carry this month is enough for that."""
+        """Leave while the month's remaining traffic still suffices for an orderly leave."""
         use, last = self._executor.stats.use, self._executor.stats.last
         carried = use.sent_bytes + use.received_bytes if use else 0
         members = len(last.contributions) if last else 0
@@ -220,7 +236,7 @@ class Peer:
             self._stands_by = True
 
     def close(self) -> None:
-        """Ends every part, in the order that lets each finish what it holds."""
+        """End all parts, in an order in which each part can finish its work."""
         self._gone = True
         self._state_sync.stop.set()
         self._wishes.close()
@@ -234,8 +250,10 @@ class Peer:
         self._transport.close()
 
     def _require_all_well(self) -> None:
-        """Raises: what a part failed with; StorageError, first, for a state directory that is gone:
-        parts fail of that, too, and know no reason."""
+        """Raise if the state directory is gone (StorageError), or with the failure of a part.
+
+        The directory comes first: parts fail of its loss, too, but cannot name the cause.
+        """
         self._box.state.require_there()
         if self._failure is not None:
             raise self._failure
@@ -276,7 +294,7 @@ class Peer:
         return ending(facts)
 
     def _arrive(self, ours: int, ahead: Sequence[Lease]) -> None:
-        """Work begins where nobody is ahead, by the directory, or nobody can show that it is."""
+        """Begin to work if no peer is ahead, or no peer that claims to be can show its state."""
         self._say(self._news.arrival(ours, [lease.round for lease in ahead]))
         doubted, facts = self._machine.doubted, self._life.facts
         believed = sum(lease.peer_id not in doubted for lease in ahead)
@@ -294,40 +312,40 @@ class Peer:
         self._gone = True
         self._traffic.write(self._storage.room)
         verdict = Ending.MONTH_USED if self._stands_by else verdict
-        digest = self._machine.state_digest  # empty: what is on disk was not rebuilt
+        digest = self._machine.state_digest  # empty: the state on disk was not rebuilt
         head = self._machine.head if digest else self._storage.journal.head
         told = {"round": head.round, "head": head.digest.hex(), "digest": digest.hex()}
         self._events.emit("left", ending=verdict.value, **told)
         self._console.note(ending_note(verdict, head.round))
         return verdict
 
-    # ---- what its parts tell, each on its own thread
+    # ---- callbacks of the parts, each on the thread of its part
 
     def fail(self, failure: BaseException) -> None:
-        """A part cannot go on: ends the whole peer, its disk state is whole."""
+        """End the peer because a part cannot go on. The state on disk stays valid. Thread-safe."""
         if self._failure is None:
             self._failure = failure
         self._wake.set()
 
     def _on_pass(self) -> None:
-        """A pass ended: the count is news."""
+        """Spread the new count of sequences after a pass."""
         self._executor.stats.pass_counted()
         self._loop.pass_ended()
         self._heartbeat.nudge()
 
     def _on_void(self, void: PassVoided) -> None:
-        """A pass counted for nothing, and earlier ones may be lost with it."""
+        """Record a pass without result, with which gradients of earlier passes may be lost."""
         if self._executor.voided(void):
             self._console.note(f"{void.message}; {void.hint}")
         self._heartbeat.nudge()
 
     def _on_change(self) -> None:
-        """Head or phase changed."""
+        """Spread a new head or phase, and wake the main loop."""
         self._heartbeat.nudge()
         self._wake.set()
 
     def _on_round_begun(self) -> None:
-        """On the worker's thread: a peer that leaves starts nothing new."""
+        """Keep a leaving peer from starting new work. Called on the worker's thread."""
         if self._life.leaves:
             self._settle()
 
@@ -335,18 +353,18 @@ class Peer:
         self._worker.text_came()
 
     def _on_text(self, sample: SampleText, seconds: float) -> None:
-        """On the worker's thread."""
+        """Publish a text that the model wrote within `seconds`. Called on the worker's thread."""
         self._executor.stats.sample = sample
         self._events.emit("sample", round=sample.round, text=sample.text, seconds=round(seconds, 3))
         self._say(f"round {sample.round:,} writes, in {seconds:.1f} s: {sample.text}")
 
     def _settle(self) -> None:
-        """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""
+        """Stop working once all our counted work is committed. Called on the worker's thread."""
         if self._life.settles(self._replica.sequences, self._executor.stats.sequences_dropped):
             self._worker.hold("leaving")
 
     def _next_lease(self) -> Lease:
-        """As of now. On the directory's thread."""
+        """Return our lease as it is now. Called on the directory's thread."""
         self._serial += 1
         self._exchange.know(self._machine.head, self._clock.now())
         return self._status.lease(self._life.facts, self._serial, self._gone)
@@ -372,8 +390,10 @@ class Peer:
         self._news.hear(self._clock.now())
 
     def _beside_a_twin(self) -> None:
-        """Of two processes with one key, the later one ends, for good: whichever box starts again
-        would be the later one, so nobody is to start again by itself."""
+        """End this process if it is the later of two with one key; else warn its owner once.
+
+        No service may restart it: the restarted process would be the later one again.
+        """
         if self._has_twin:
             return
         self._has_twin = True
@@ -383,7 +403,7 @@ class Peer:
         else:
             self._console.note(f"{TWIN_WORDS}; {TWIN_HINT}")
 
-    # ---- what the control API asks, from any thread
+    # ---- commands of the control API, from any thread
 
     def info(self) -> Mapping[str, Any]:
         """Return the figures of `atom info`. Thread-safe."""
@@ -396,18 +416,20 @@ class Peer:
             "versions": self._other_versions or None,
             "traffic": self._traffic.traffic.to_json(),
             "text": None if self._text is None else self._text.figures(),
-            # with the entrances of other peers: ours may be gone before the run is
+            # The entrances of other peers are included: this peer may end before the run does.
             "join_address": format_join_address(address),
             "pinned_address": format_join_address(pinned),
             "state_directory": str(self._box.state.root),
         }
 
     def pause(self) -> str:
+        """Pause until `resume`, and return the outcome as text for the owner."""
         said = self._pauses.pause()
         self._on_change()
         return said
 
     def resume(self) -> str:
+        """End the owner's pause, and return the outcome as text for the owner."""
         said = self._pauses.resume()
         self._on_change()
         return said
@@ -428,8 +450,16 @@ class Peer:
         return changed
 
     def leave(self, deadline_s: float | None) -> str:
-        """Sees the counted work committed, then ends; at the deadline at the latest."""
-        self._stands_by = False  # its owner's wish is for good
+        """Leave the run: wait until the counted work is committed, then end.
+
+        Args:
+            deadline_s: seconds after which the peer ends in any case; None: LEAVE_S, or the
+                deadline of a leave that is under way.
+
+        Returns:
+            Text for the owner that names the seconds left.
+        """
+        self._stands_by = False  # the owner's request outranks the allowance as the reason
         return self._leave(deadline_s)
 
     def _leave(self, deadline_s: float | None) -> str:
@@ -437,12 +467,13 @@ class Peer:
             return self._leave_sooner(deadline_s)
         seconds = LEAVE_S if deadline_s is None else deadline_s
         self._life.leave(seconds, self._executor.stats.sequences_dropped)
-        self._worker.submit(self._settle)  # before: with nothing counted, no pass begins
+        # Submitted before `ends_with_round` is set: if no work is counted, no pass begins.
+        self._worker.submit(self._settle)
         self._worker.ends_with_round = True
         self._pauses.end()
         self._loop.leave()
         if self._machine.phase is Phase.SYNCING and not self._replica.sequences:
-            # Who leaves without a part in any round needs no state.
+            # A peer that has no counted work needs no state in order to leave.
             self._console.note("fetching ends here; what has arrived is kept for the next start")
             self._state_sync.stop.set()
         self._events.emit("leaving", deadline_s=seconds)
