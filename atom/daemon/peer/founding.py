@@ -1,4 +1,8 @@
-"""Becoming a peer of a run: as its founder from a run file, or by an address from its manifest."""
+"""Becoming a peer of a run: a founder builds the run from a run file, a joiner from the manifest.
+
+Both build the run's model, text and replica on this machine. The founder computes the state of
+round 0 and signs the manifest; a joiner compares what it built with the manifest.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -67,29 +71,29 @@ from atom.training.storage.disk import write_tensors
 from atom.training.storage.run_storage import STILL, write_snapshot
 
 _Made = tuple[Recipe, Samples, Replica, Prompts | None]
-"""What a run becomes on this machine."""
+"""A run as built on this machine."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """The run's side: what everybody agreed on, and our replica of it."""
+    """The run's side of a peer: the manifest that all peers share, and our replica of the model."""
 
     manifest: Manifest
     record: bytes
-    """The manifest with its owner's signature, to be published again and again."""
+    """Manifest with its owner's signature, as it is published in the DHT again and again."""
     recipe: Recipe
     samples: Samples
     replica: Replica
     prompts: Prompts | None
-    """Of the texts that the replica is to write."""
+    """Prompts of [sample] in the peer file, for texts that the replica writes; None: no texts."""
     code: OwnCode | None
-    """The run's own code, to be served to others."""
+    """Source file of the model, to be served to other peers; None: the run has no own code."""
     console: Console
-    """Who is told how far the first weights are."""
+    """Console that shows the progress of the first weights."""
     weights: Path | None = None
-    """A folder with what the run began from, that its owner names."""
+    """Folder with the weights that the run began from, as named by `--from`; None: no folder."""
     text: PieceStore | None = None
-    """The run's text, where it comes through the swarm."""
+    """Store of the run's text as it arrives from other peers; None: this peer has a copy."""
 
     @property
     def run(self) -> RunFile:
@@ -104,8 +108,13 @@ class Membership:
         return first_head(self.manifest)
 
     def initialise(self) -> bool:
-        """Sets the replica to round 0, if it can be made here; whether it is bit for bit the run's.
-        Given weights nobody can make: they are in the founder's first snapshot, and fetched."""
+        """Set the replica to round 0, if the run's seed determines that state.
+
+        Given weights cannot be computed: a joiner fetches the founder's first snapshot instead.
+
+        Returns:
+            True if the replica now equals the run's round 0 bit for bit.
+        """
         train = self.run.train
         added = train is not None and train.what == "adapters"
         if self.run.model.weights is not None and not added:
@@ -116,8 +125,15 @@ class Membership:
         return digest == self.manifest.initial_state_digest
 
     def fill_frozen(self) -> bool:
-        """Fills in what no step changes, if it can be had here; without the hub, others have it.
-        Raises: ConfigError, MismatchError for a folder with something else."""
+        """Fill in the frozen parameters from the seed, the hub or the folder that `--from` named.
+
+        Returns:
+            False if they must be fetched from other peers instead.
+
+        Raises:
+            ConfigError: the folder or the model cannot be used.
+            MismatchError: the folder's weights are not the ones of the run.
+        """
         begins_from = self.run.model.weights if self.weights is None else None
         if begins_from == "given":
             return False
@@ -144,9 +160,19 @@ class Membership:
 
 
 def found_run(options: StartOptions, box: Box, run: RunFile) -> Membership:
-    """Founds the run, or takes up the one that was founded in this state directory.
+    """Found the run, or continue it if it was founded in this state directory.
 
-    Raises: ConfigError, StorageError, MismatchError, ModelError, DeviceError.
+    Args:
+        options: options of `atom start`.
+        box: this machine's side, whose state directory is locked.
+        run: the run file's content, not yet pinned.
+
+    Raises:
+        ConfigError: the run file, the peer file or the weights cannot be used.
+        StorageError: the disk is full, or files in the state directory are damaged.
+        MismatchError: the run file or the data differ from the run that was founded here.
+        ModelError: the model cannot be traced, or its sub-models compute something else.
+        DeviceError: a device does not exist or cannot be used.
     """
     folder, known = options.run_file.absolute().parent, read_manifest(box, run.run.name)
     weights = options.weights
@@ -175,10 +201,10 @@ def found_run(options: StartOptions, box: Box, run: RunFile) -> Membership:
 
 
 def _given_by(folder: Path, recipe: Recipe) -> InitialValue:
-    """Return the values in `folder`: weights as safetensors, or the state directory of a run.
+    """Return the values in `folder`, which holds safetensors or is a run's state directory.
 
     Raises:
-        UserError: they are not this model's.
+        UserError: the values are not this model's.
     """
     if is_state(folder):
         return KeptRun.read(folder, with_chain=False).weights(recipe.graph.layout)
@@ -187,7 +213,11 @@ def _given_by(folder: Path, recipe: Recipe) -> InitialValue:
 
 
 def _began_from_weights(kept: RunFile, weights: Path | None) -> bool:
-    """Of the run that is taken up. Raises: MismatchError."""
+    """Return True if the kept run began from weights given with `--from`.
+
+    Raises:
+        MismatchError: `weights` names a folder, but the run began without weights.
+    """
     if weights is not None and kept.model.weights is None:
         raise MismatchError(
             "the run in this state directory began from its seed, not from given weights",
@@ -197,7 +227,12 @@ def _began_from_weights(kept: RunFile, weights: Path | None) -> bool:
 
 
 def _weights_of_hub(recipe: Recipe, console: Console) -> Path:
-    """A folder with them. Raises: ConfigError, AddressError."""
+    """Fetch the weights that the run pins on the hub, and return their folder.
+
+    Raises:
+        ConfigError: the hub does not have them.
+        AddressError: the hub cannot be reached.
+    """
     model, most_bytes = recipe.run.model, 8 * recipe.graph.layout.total_elements + (1 << 20)
     assert model.huggingface is not None
     assert model.revision is not None, "pinned with the weights"
@@ -208,7 +243,7 @@ def _weights_of_hub(recipe: Recipe, console: Console) -> Path:
 
 
 def _founded(made: _Made, run_text: str, weights: Path | None, box: Box) -> tuple[Manifest, bytes]:
-    """Round 0, and the manifest that names it, with its signature."""
+    """Compute round 0, write it and the signed manifest to disk, and return (manifest, record)."""
     recipe, samples, replica, _ = made
     given = None
     if recipe.run.model.weights == "hub":
@@ -233,7 +268,7 @@ def _founded(made: _Made, run_text: str, weights: Path | None, box: Box) -> tupl
     )
     record = encode_manifest(manifest, box.identity)
     if weights is not None:
-        # Nobody could make this state again: it is on disk before the run is.
+        # No peer can compute this state again, so it must be on disk before the manifest is.
         digest = manifest.initial_state_digest
         write_snapshot(box.state.snapshots, 0, first_head(manifest).digest, digest, state)
     if frozen:
@@ -249,14 +284,22 @@ def enter_run(
     box: Box,
     weights: Path | None = None,
 ) -> Membership:
-    """Takes part in the run of a (verified) manifest; `code` is the run's own, and is run.
-    `weights`: a folder with what the run began from, if there is one here.
+    """Build the run of a manifest on this machine, and record the manifest as this peer's run.
 
-    Raises: as `found_run`; MismatchError if this installation or text differs from the run's.
+    Args:
+        manifest: the run's manifest, verified by the caller.
+        record: the manifest with its owner's signature.
+        code: the run's own code, which is executed; None: the run has none.
+        box: this machine's side, whose state directory is locked.
+        weights: folder with the weights that the run began from; None: no folder.
+
+    Raises:
+        MismatchError: this installation, or our copy of the text, differs from the run's.
+        UserError: as `found_run`.
     """
     run = run_of(manifest, box)
     if weights is not None:
-        WeightFiles.open(weights)  # said now, and not when the model is traced
+        WeightFiles.open(weights)  # raises now, and not only after the model is traced
     run, text, store = _text_of(run, manifest, box)
     try:
         with source_errors(run):
@@ -272,7 +315,15 @@ def enter_run(
 def _text_of(
     run: RunFile, manifest: Manifest, box: Box
 ) -> tuple[RunFile, Samples | None, PieceStore | None]:
-    """Of a joiner: through the swarm, or its own copy. Raises: as `open_text`."""
+    """Return the text of a joiner, from its own copy or through the swarm.
+
+    Returns:
+        (run, samples, store). Samples are None if the run trains on its module's dataset; the store
+        is None if the text does not come through the swarm.
+
+    Raises:
+        UserError: as `open_text`.
+    """
     shared = manifest.text
     if shared is None or not comes_through_the_swarm(run, manifest, box.peer):
         sources = text_sources(run, box.peer, None)
@@ -283,9 +334,12 @@ def _text_of(
 
 
 def run_of(manifest: Manifest, box: Box) -> RunFile:
-    """The run of a (verified) manifest.
+    """Return the run that a (verified) manifest describes.
 
-    Raises: ConfigError; MismatchError; StorageError if this state directory is another run's.
+    Raises:
+        ConfigError: its run file is not valid.
+        MismatchError: the manifest contradicts its run file.
+        StorageError: this state directory belongs to another run.
     """
     known = read_manifest(box, manifest.run)
     if known is not None and manifest_digest(known[0]) != manifest_digest(manifest):
@@ -303,7 +357,11 @@ def _make(
     box: Box,
     manifest: Manifest | None = None,
 ) -> _Made:
-    """Before memory is spent, compared with the manifest."""
+    """Build recipe, samples, replica and prompts.
+
+    Data and model are compared with the manifest, if there is one, before memory is allocated for
+    weights.
+    """
     console = box.console
     if text is not None and text.tokenizer_json:
         write_atomically(box.state.tokenizer, text.tokenizer_json)

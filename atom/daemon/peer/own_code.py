@@ -1,7 +1,7 @@
 """A run's own code on a volunteer's machine: fetched as a file, executed only if trusted by digest.
 
 The manifest, which the owner signed, names the sha256 of one source file. A peer that is asked for
-the file can only give this one or none. The file lies in the state directory, to be read, until
+the file can give this file or no file. The file lies in the state directory, to be read, until
 `--trust OWNER:SHA256` names both the run's owner and this file: trust in a key alone would let a
 stolen key execute code on the machine of everyone who joins later.
 """
@@ -30,7 +30,7 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 
 FETCH_S = 30.0
-"""Patience until some peer offers the file: a run that was just founded may have none yet."""
+"""Longest wait for a peer that offers the file: right after a run is founded, none may do so."""
 _RETRY_S = 0.5
 _PATIENCE_S = 5.0
 
@@ -106,7 +106,7 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, directory: DirectoryThrea
                 content = ask_for_code(transport, run, leases, manifest.owner)
                 if content is not None:
                     return content
-            time.sleep(_RETRY_S)  # nothing to wait on: peers that have it may appear at any time
+            time.sleep(_RETRY_S)  # no event to wait for: peers with the file may appear at any time
     finally:
         transport.close()
     raise AddressError(

@@ -1,4 +1,4 @@
-"""The run's text in a peer's life: what it trains on is fetched from others ahead of need."""
+"""Feed that fetches the run's text from other peers, in the order in which this peer needs it."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -23,11 +23,11 @@ from atom.training.storage.disk import DiskRoom
 
 TEXT = "text"
 _OWN_DRAWS = 256
-"""Of this peer, by which its next pieces are found."""
+"""Number of this peer's next draws whose pieces are fetched ahead."""
 
 
 class RunText(PieceFeed):
-    """Of a peer that has no copy of its own. Calls are for any thread."""
+    """Feed of the run's text, for a peer that has no copy of the text. Thread-safe."""
 
     def __init__(
         self,
@@ -39,14 +39,21 @@ class RunText(PieceFeed):
         on_ready: Callable[[], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`on_ready`: samples that were missing are here."""
+        """Prepare the feed without starting its thread.
+
+        Args:
+            member: the run's side, which has a store for the text.
+            room: reports a full disk.
+            on_ready: called when samples that were missing have arrived.
+            on_failure: gets the exception that ended the feed.
+        """
         store = member.text
         assert store is not None, "that peer has a copy"
         self._box, self._samples, self._room, self._clock = box, member.samples, room, clock
         self._offenders = offenders = transport.offenders
         self._head: Head | None = None
         self._tokenizer = tokenizer_pieces(store)
-        """Until it is kept for `atom export`."""
+        """Pieces of the tokenizer; empty once they are written as a file for `atom export`."""
         self._validation = validation_pieces(member.samples)
         watch = Watch(
             events=box.events,
@@ -55,26 +62,34 @@ class RunText(PieceFeed):
         told = Told(watch, on_ready, partial(room.attempt, TEXT), on_failure)
         super().__init__(transport, store, self._order_of_need, told)
         self.samples = replace(member.samples, need=self._need)
-        """What the peer trains on."""
+        """Samples of the run; using pieces that are missing raises PiecesMissing."""
 
     def figures(self) -> Mapping[str, int]:
-        """Bytes here, and of all of it."""
+        """Return the bytes of the text that are here, and the bytes of the whole text."""
         return {"kept_bytes": self._store.kept_bytes, "total_bytes": self._store.total_bytes}
 
     def look(self, leases: Mapping[str, Lease], head: Head | None) -> None:
-        """Who is there, and where the run is. None: that is not known."""
+        """Update the peers that can give pieces, and the head from which needs follow.
+
+        Args:
+            leases: all fresh leases, by peer id.
+            head: our head; None while this peer is catching up.
+        """
         there = {peer for peer, lease in leases.items() if lease.state is not PeerState.LEFT}
         self._head = head
         self.know(there - self._offenders.held(self._clock.now()))
 
     def _need(self, pieces: Collection[Piece]) -> None:
-        """Raises: PiecesMissing."""
+        """Raise PiecesMissing unless all pieces are here; request the missing ones first."""
         if not self.need([*map(piece_of, pieces)]):
             raise PiecesMissing("pieces of the text are on their way")
 
     def _order_of_need(self) -> Iterator[arenas.Piece]:
-        """The tokenizer, what the next draws need, what is held back for validation, and what all
-        peers need from the cursor on."""
+        """Yield all pieces in the order of need.
+
+        The tokenizer comes first, then our next draws, then the validation data, then everything
+        from the run's cursor on.
+        """
         head, samples = self._head, self._samples
         if head is None:
             return
@@ -88,7 +103,7 @@ class RunText(PieceFeed):
         yield from map(piece_of, samples.pieces_from(head.cursor))
 
     def _keep_tokenizer(self) -> None:
-        """Once it is here."""
+        """Write the tokenizer to its file as soon as all its pieces are here."""
         if self._tokenizer and all(map(self._store.has, self._tokenizer)):
             raw = bytes(bytes_of(self._store.arenas[TOKENIZER]))
             if self._room.attempt(TEXT, lambda: write_atomically(self._box.state.tokenizer, raw)):

@@ -1,5 +1,7 @@
-"""From a command to a running peer: `atom start` founds a run or takes it up, `atom join` enters
-one. What can be refused is refused before anything that takes long."""
+"""Entry points of a peer: `atom start` founds or continues a run, `atom join` enters one.
+
+Cheap checks come first, so that a mistake is reported before anything that takes long.
+"""
 
 import contextlib
 import resource
@@ -57,11 +59,23 @@ __all__ = ["run_join", "run_start"]
 def run_start(
     options: StartOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
 ) -> Ending:
-    """Founds (or takes up) a run and trains until it ends. Raises: UserError."""
+    """Found a run, or continue the one founded in this state directory, and train until it ends.
+
+    Args:
+        options: options of `atom start`.
+        console: shows messages and progress to the owner.
+        extensions: constructors of monitors and wishes.
+
+    Returns:
+        Why the daemon ended.
+
+    Raises:
+        UserError: the owner has to change something.
+    """
     run = load_run(options.run_file)
     name, initial = run.run.name, parse_multiaddrs(options.initial_peers)
     if options.listen is not None:
-        parse_listen(options.listen)  # as all arguments, before anything is touched
+        parse_listen(options.listen)  # all arguments are checked before any file is written
     box = open_box(name, options.peer_file, options.state, console, options.listen)
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
@@ -89,7 +103,19 @@ def run_start(
 def run_join(
     options: JoinOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
 ) -> Ending:
-    """Joins a run by its address and trains until it ends. Raises: UserError."""
+    """Join a run by its address, and train until it ends.
+
+    Args:
+        options: options of `atom join`.
+        console: shows messages and progress to the owner.
+        extensions: constructors of monitors and wishes.
+
+    Returns:
+        Why the daemon ended.
+
+    Raises:
+        UserError: the owner has to change something.
+    """
     address = parse_join_address(options.address)
     box = open_box(address.run, options.peer_file, options.state, console)
     with ExitStack() as stack:
@@ -119,11 +145,21 @@ def run_join(
 def _opened(
     stack: ExitStack, box: Box, address: JoinAddress, rounds: int | None, extensions: Extensions
 ) -> tuple[Box, Callable[[Info], None], DirectoryThread] | None:
-    """What a run needs of this machine and of the DHT, closed with the stack: the box that monitors
-    hear, what begins them, the directory. None: the run is finished here.
-    `rounds`: as of `says_finished`. Raises: UserError."""
+    """Check what the run needs of this machine, open the monitors, and enter the DHT.
+
+    Args:
+        stack: closes all that is opened here.
+        rounds: number of rounds in the run file that was given; None: no run file.
+
+    Returns:
+        (box whose events reach the monitors, function that starts the monitors, directory), or None
+        if the run is finished on this disk.
+
+    Raises:
+        UserError: a check failed, a port is in use, or the DHT cannot be reached.
+    """
     _raise_file_limit()
-    chunk_kernels()  # or not at all: said now, and not when there is a replica
+    chunk_kernels()  # raises now if they cannot be built, and not only when there is a replica
     if says_finished(box, address.run, address.owner, rounds):
         return None
     require_allowance(box.state.traffic, box.peer.network.per_month_bytes, datetime.now())
@@ -135,10 +171,15 @@ def _opened(
 def _at_the_door(
     stack: ExitStack, box: Box, extensions: Extensions
 ) -> tuple[Box, Callable[[Info], None]]:
-    """What the peer file asks for and cannot have is said before there is an address or a state:
-    making them may take hours. Returns the box that monitors hear, and what begins them.
+    """Check the ports and open the monitors, before a state is built, which may take hours.
 
-    Raises: PortInUseError, AddressError, ConfigError, StorageError.
+    Returns:
+        (box whose events reach the monitors, function that starts the monitors).
+
+    Raises:
+        PortInUseError: another program uses a port.
+        AddressError: this machine cannot listen on the host.
+        UserError: the peer file asks for something else that cannot be had.
     """
     network = box.peer.network
     check_listen(box.peer, box.listen)
@@ -150,7 +191,11 @@ def _at_the_door(
 
 
 def _enter_dht(stack: ExitStack, box: Box, address: JoinAddress) -> DirectoryThread:
-    """Closed with the stack. Raises: AddressError, PortInUseError, StorageError."""
+    """Open the directory of the run; the stack closes it.
+
+    Raises:
+        AddressError, PortInUseError, StorageError: as `enter_dht`.
+    """
     node = NodeSettings(
         identity_path=str(box.state.identity),
         listen=box.listen,
@@ -167,27 +212,34 @@ def _enter_dht(stack: ExitStack, box: Box, address: JoinAddress) -> DirectoryThr
 
 
 def _raise_file_limit() -> None:
-    """Every stored result that is offered is an open file: ask for all the system allows."""
+    """Raise the limit of open files to the maximum: each stored result that is served is open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-# ---- a run whose last round this peer has
+# ---- a run whose last state is on this disk
 
 
 def says_finished(box: Box, name: str, owner: str, rounds: int | None) -> bool:
-    """Whether the run of that name (and owner) is kept here with the state after its last round,
-    whole; then that is said, and there is nothing to do. Otherwise the peer would enter the DHT,
-    trace the model and fill its memory first; and who joins a run that nobody is left in would only
-    hear that it cannot be reached. `rounds`: what its run file says, where one is given."""
+    """Return True, and report the end, if the state directory holds the run's last state undamaged.
+
+    Without this check the peer would enter the DHT, trace the model and fill its memory in vain. A
+    joiner of a run without any remaining peer would only learn that the run cannot be reached.
+
+    Args:
+        name: name of the run.
+        owner: peer id of the run's owner.
+        rounds: number of rounds in the run file that was given; None: no run file. A changed number
+            is refused later, with the reason.
+    """
     try:
         last = _last_state(box, name, owner)
     except UserError:
-        return False  # whoever takes the run up mends it, or says what is wrong with it
+        return False  # continuing the run repairs the damage, or names it
     if last is None or rounds not in (None, last.round):
-        return False  # a run file that was changed is refused, with the reason
+        return False
     told = {"round": last.round, "head": last.head.hex(), "digest": last.state_digest.hex()}
     box.events.emit("left", ending=Ending.ROUNDS_REACHED.value, **told)
     box.console.note(ending_note(Ending.ROUNDS_REACHED, last.round))
@@ -195,13 +247,17 @@ def says_finished(box: Box, name: str, owner: str, rounds: int | None) -> bool:
 
 
 def _last_state(box: Box, name: str, owner: str) -> Snapshot | None:
-    """Raises: UserError for what cannot be used as it is."""
+    """Return the checked snapshot of the run's last round; None if this directory has none.
+
+    Raises:
+        UserError: files of the run are damaged.
+    """
     known = read_manifest(box, name)
     if known is None or owner != known[0].owner:
         return None
     rounds = run_from_text(known[0].run_file).run.rounds
     if rounds not in {snapshot.round for snapshot in list_snapshots(box.state.snapshots)}:
-        return None  # seen before a long chain is read
+        return None  # without reading the chain, which may be long
     kept = KeptRun.read(box.state.root, box.console.note)
     last = next((each for each in kept.snapshots() if each.round == rounds), None)
     if last is not None:

@@ -1,4 +1,4 @@
-"""How a peer shows itself: its lease to the swarm, its information to its owner."""
+"""Status of a peer: the lease that it publishes, and the figures of `atom info` for its owner."""
 
 import math
 import time
@@ -28,7 +28,7 @@ from atom.training.storage.checkpoints import figures
 
 @dataclass(frozen=True)
 class Status:
-    """Reads the parts of a peer that something is told of. From any thread."""
+    """Reader of a peer's parts, from which leases and figures are composed. Thread-safe."""
 
     box: Box
     member: Membership
@@ -39,17 +39,23 @@ class Status:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where gradients and state of others arrive."""
+        """Addresses "host:port" for other peers' data; empty if this peer only dials."""
         transport, network = self.context.transport, self.box.peer.network
         return data_addresses(network, transport.address) if transport.listens else ()
 
     @property
     def own_sequences(self) -> int:
-        """Counted for the round that follows our head."""
+        """Number of sequences that we counted for the round that follows our head."""
         return self.context.worker.own_sequences(self.machine.head.digest)
 
     def lease(self, facts: Facts, serial: int, gone: bool) -> Lease:
-        """As of now: a count for this very head."""
+        """Return our current lease, unsigned.
+
+        Args:
+            facts: facts about the peer; their phase is replaced by the current one.
+            serial: number of the lease, larger than any number before.
+            gone: True if the peer has left.
+        """
         head, stats, worker = self.machine.head, self.executor.stats, self.context.worker
         rate = worker.rate()
         return Lease(
@@ -80,7 +86,12 @@ class Status:
         )
 
     def info(self, facts: Facts, view: View) -> Mapping[str, Any]:
-        """What `atom info` shows of the peer and its run."""
+        """Return the figures of `atom info` about the peer and its run, JSON-serialisable.
+
+        Args:
+            facts: facts about the peer; their phase is replaced by the current one.
+            view: the other peers' leases.
+        """
         run, stats, head = self.member.run, self.executor.stats, self.machine.head
         rate, engines = self.context.worker.rate(), self.context.replica.engines
         return {
@@ -132,7 +143,7 @@ class Status:
         }
 
     def reading_pause_s(self) -> float:
-        """Until the others' leases are read again."""
+        """Return the seconds until the other peers' leases should be read again."""
         if self.machine.phase is not Phase.ACCUMULATING:
             return READ_S
         worker = self.context.worker
@@ -144,7 +155,7 @@ class Status:
         return peer_state(replace(facts, phase=self.machine.phase))
 
     def _disk(self) -> Mapping[str, Any]:
-        """What lies on disk, and what does not because there is no room."""
+        """Return the kept rounds, the free bytes, and the reasons why files are not written."""
         storage, checkpoints = self.context.storage, self.context.checkpoints
         return {
             "snapshots": [snapshot.round for snapshot in storage.snapshots()],
@@ -155,5 +166,5 @@ class Status:
 
 
 def _loss_of(last: Value | None, round_number: int) -> float | None:
-    """The worker's thread tallies a round when it steps, so what it knows may be of another."""
+    """Return the loss of a round; None if the worker's newest figures are of another round."""
     return last.loss if last is not None and last.round == round_number else None

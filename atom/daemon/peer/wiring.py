@@ -1,4 +1,4 @@
-"""The parts of a peer that take more than a call to build. Each starts nothing."""
+"""Constructors of those parts of a peer that need more than one call. They start nothing."""
 
 from functools import partial
 
@@ -56,7 +56,7 @@ def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -
 def transport_of(
     box: Box, member: Membership, events: EventSink, inbox: Inbox, storage: RunStorage
 ) -> Transport:
-    """It serves what is stored."""
+    """Return the transport, which also serves the stored results, states, text and code."""
     network = box.peer.network
     bandwidth = Bandwidth(network.upload_bits_per_s, network.download_bits_per_s)
     listed = listed_peers(member.manifest.owner, member.run.swarm.members)
