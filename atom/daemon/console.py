@@ -1,5 +1,4 @@
-"""What a daemon says to the person at its terminal; the command line decides how it looks. And what
-a terminal that is closed says to it."""
+"""Interface of a daemon's output to its terminal, and the signals that end a daemon."""
 
 import signal
 from collections.abc import Iterator
@@ -7,29 +6,38 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 BYTES = "bytes"
+"""Unit of progress that is shown as KiB, MiB and so on."""
 
 
 class Console(Protocol):
+    """Output of a daemon for its owner. The command line decides how it looks."""
+
     def join_address(self, address: str) -> None:
-        """The one string that others paste to join this run."""
+        """Show the address with which other peers join this run."""
 
     def note(self, text: str) -> None:
-        """One line worth reading."""
+        """Show one line."""
 
     def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
-        """How far a long step is, in `unit`: BYTES, or a word for several; `done == total` ends
-        it, and a `total` of 0 says that it broke off."""
+        """Show how far a long step is.
+
+        Args:
+            what: the step, such as "fetching the state".
+            done: units that are done; equal to `total` at the end of the step.
+            total: all units; 0 if the step was broken off.
+            unit: BYTES, or a plural noun.
+        """
 
 
 def hang_up() -> tuple[signal.Signals, ...]:
-    """SIGHUP, or nothing where it is ignored: `nohup` has its way."""
+    """Return SIGHUP; empty if it is ignored, because `nohup` must keep the daemon running."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return () if ignored else (signal.SIGHUP,)
 
 
 @contextmanager
 def ending_signals(handler: Any) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP go to `handler` meanwhile. In the main thread."""
+    """Handle SIGINT, SIGTERM and SIGHUP with `handler` in this context. Main thread only."""
     numbers = (signal.SIGINT, signal.SIGTERM, *hang_up())
     before = {number: signal.signal(number, handler) for number in numbers}
     try:

@@ -1,4 +1,4 @@
-"""Both ends of the control API: JSON over gRPC on a Unix socket that only this user may open."""
+"""Server and client of the control API: JSON over gRPC on a Unix socket for this user only."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from atom.daemon.state_directory import StateDirectory
 COMMANDS = ("info", "pause", "resume", "leave", "reload")
 _SERVICE = "atom.Control"
 _TIMEOUT_S = 10.0
+"""Longest wait of a client for an answer."""
 MAX_ANSWER_BYTES = 64 << 20
 """Longest answer that a client reads."""
 _REFUSALS = {kind.__name__: kind for kind in UserError.__subclasses__()}
@@ -42,7 +43,7 @@ class ControlServer:
         self._server.add_generic_rpc_handlers((handler,))
 
     def start(self) -> None:
-        """Listen, and record in the state directory where.
+        """Listen, and record the socket's path in the state directory.
 
         Raises:
             StorageError: the socket cannot be made.
@@ -106,7 +107,7 @@ def ask(socket_path: Path, command: str, *arguments: Any) -> Any:
 
 
 def _named(problem: Exception, path: Path) -> ControlError:
-    """Say why there is no answer: only the last of these causes means that no daemon is there."""
+    """Return an error that says why there is no answer. Only the last case may mean no daemon."""
     if isinstance(problem, grpc.Call):
         if problem.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return ControlError(f"the answer is longer than {MAX_ANSWER_BYTES:,} bytes")

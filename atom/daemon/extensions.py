@@ -30,8 +30,8 @@ class Wishes:
 
 
 OpenWishes = Callable[[PeerFile, Callable[[str], None], Callable[[BaseException], None]], Wishes]
-"""Constructor of wishes. The first callback gets the reason to pause (empty: none), the second one
-the exception of a failed check. Raises: UserError."""
+"""Constructor of wishes. The first callback gets the reason to pause (empty: none), the second
+callback gets the exception of a failed check. Raises: UserError."""
 
 
 @dataclass(frozen=True)

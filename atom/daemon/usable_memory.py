@@ -1,4 +1,4 @@
-"""How much memory this process may have: the machine's, or less in a container or a service."""
+"""Memory that this process may use: the machine's, or less in a container or a service."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,22 +8,31 @@ import psutil
 
 _ROOT = Path("/")
 _CACHED = ("active_file", "inactive_file")
-"""In memory.stat: the kernel takes these pages back before it kills anybody."""
+"""Keys in memory.stat for pages that the kernel takes back before it kills a process."""
 _LIMITS = ("memory.max", "memory.high")
-"""The latter kills nobody, but who is beyond it hardly moves."""
+"""Files with limits of a group. Beyond the second the kernel kills no process but slows them down
+to almost a standstill, so it counts as a limit, too."""
 
 
 @dataclass(frozen=True)
 class UsableMemory:
+    """Memory of the machine, or of the tightest control group of this process."""
+
     total_bytes: int
     available_bytes: int
     is_limited: bool = False
-    """A control group allows less than the machine has: `docker run --memory`, MemoryMax=."""
+    """True if a control group allows less than the machine has (`docker run --memory`,
+    MemoryMax=)."""
 
 
 def usable_memory(root: Path = _ROOT) -> UsableMemory:
-    """What the machine has, or the tightest of this process's control groups and those above
-    leaves of it. `root`: where /proc and /sys are."""
+    """Return the memory that this process may use, and the part of it that is free now.
+
+    Both are the minimum over the machine, this process's control group and all groups above it.
+
+    Args:
+        root: folder that contains /proc and /sys.
+    """
     seen = psutil.virtual_memory()
     total, available = int(seen.total), int(seen.available)
     limited = False
@@ -34,13 +43,13 @@ def usable_memory(root: Path = _ROOT) -> UsableMemory:
 
 
 def _allowed(root: Path) -> Iterator[tuple[int, int]]:
-    """(most, free) bytes of each group with a limit, of this process's and those above it."""
+    """Yield (limit, free bytes) of this process's group and the groups above it, if limited."""
     top = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):
         if not line.startswith("0::"):
-            continue  # of the first version of control groups, whose limits are not known here
+            continue  # version 1 of control groups, whose limits are not read here
         group = top / line.removeprefix("0::").strip("/")
-        # In a container the path may be the host's, where here is only the top.
+        # In a container the path may be the host's, of which only the top exists here.
         for folder in (group, *group.parents):
             if not folder.is_relative_to(top):
                 break
@@ -50,14 +59,14 @@ def _allowed(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _held_bytes(folder: Path) -> int:
-    """What the kernel cannot take back: all but the cache of files."""
+    """Return the bytes that the kernel cannot take back: all but the cache of files."""
     counts = (line.split() for line in _lines(folder / "memory.stat"))
     cached = sum(int(count) for name, count in counts if name in _CACHED)
     return max((_number(folder / "memory.current") or 0) - cached, 0)
 
 
 def _number(path: Path) -> int | None:
-    """None: there is no such file, or it says `max`."""
+    """Return the number in a file; None if the file does not exist or says `max`."""
     words = _lines(path)
     return int(words[0]) if words and words[0].isdigit() else None
 

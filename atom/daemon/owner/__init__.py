@@ -1,1 +1,1 @@
-"""What a daemon's owner asks of it while it runs: to pause, to give more or less."""
+"""Owner's control of a running daemon: pauses, changed settings and the traffic allowance."""

@@ -9,34 +9,42 @@ from atom.daemon.state_directory import write_atomically
 from atom.training.replica.worker import Pause, RunGate
 
 GIVE_BACK_S = 2.0
-"""How long a pause waits for the device's memory, before it says that a pass still needs it."""
+"""Longest wait of a pause for the device's memory, which a running pass may still need."""
 BY_OWNER = "by its owner, until `atom resume`"
 
 
 class Pauses:
-    """Calls come from the control API's threads, `look` from the daemon's main one."""
+    """Pauses of the owner and of the schedule, reported as events when they begin or end.
+
+    Thread-safe, except that only the daemon's main thread calls `look`.
+    """
 
     def __init__(self, gate: RunGate, events: EventSink, mark: Path) -> None:
-        """`mark`: a file that is there while the owner's pause lasts, whatever is in it, so that it
-        outlives the process, a crash and a reboot. No pass has run yet: what its owner paused
-        before computes nothing now either."""
+        """Continue the owner's pause if an earlier process left its mark. Call before any pass.
+
+        Args:
+            gate: the peer's gate, which keeps passes from the device.
+            events: gets `paused`, `resumed` and `device-taken`.
+            mark: file that exists while the owner's pause lasts, with any content, so that the
+                pause outlives a crash and a reboot.
+        """
         self._gate, self._events = gate, events
         self._mark = mark
         self._lock = threading.Lock()
         self._told = ""
-        """Why it stands still, as the last event says."""
+        """Kind of pause in the last event; empty if there is none."""
         self._leaving = self._taken = False
         if mark.exists():
             self._stop()
 
     def _stop(self) -> bool:
-        """Whether the device's memory is free."""
+        """Begin the owner's pause. Return True if the device's memory was freed in time."""
         free = self._gate.pause(Pause.OWNER, BY_OWNER, GIVE_BACK_S)
         self._tell()
         return free
 
     def _tell(self) -> None:
-        """An event, if it stands still for another reason now, or for none."""
+        """Emit an event if the kind of pause has changed since the last one."""
         standing = next((each for each in Pause if self._gate.why_paused(each)), "")
         if standing == self._told:
             return
@@ -52,7 +60,7 @@ class Pauses:
         return bool(self._gate.why_paused(Pause.OWNER))
 
     def pause(self) -> str:
-        """The owner's wish; what came of it."""
+        """Begin the owner's pause, and return the outcome as text for the owner."""
         with self._lock:
             if self._leaving:
                 return "not paused: it is leaving, and sees to what it counted"
@@ -66,8 +74,11 @@ class Pauses:
         )
 
     def resume(self) -> str:
-        """Also of a peer that leaves, for its next start; what keeps it paused is told in any
-        case."""
+        """End the owner's pause, and return the outcome as text for the owner.
+
+        A leaving peer removes the mark, too, for its next start. The text names the schedule's
+        pause if that goes on.
+        """
         wished = self._gate.why_paused(Pause.SCHEDULE)
         with self._lock:
             fault = self._remove_mark()
@@ -78,7 +89,11 @@ class Pauses:
         return f"resumed{wished and f', but still {wished}: see [schedule]'}{fault}"
 
     def wish(self, reason: str) -> None:
-        """Pause for a `reason` of the owner's schedule; an empty one ends that pause."""
+        """Begin, change or end the schedule's pause.
+
+        Args:
+            reason: reason of the schedule, for the owner; empty to end the pause.
+        """
         schedule = Pause.SCHEDULE
         with self._lock:
             before, wished = self._gate.why_paused(schedule), not self._leaving and reason
@@ -89,21 +104,23 @@ class Pauses:
             self._tell()
 
     def end(self) -> None:
-        """A peer that leaves sees to what is counted, and stands still no more. Its owner's pause
-        holds again from its next start on."""
+        """End all pauses because the peer leaves, for which it must finish its counted work.
+
+        The owner's pause holds again after the next start, because its mark stays.
+        """
         with self._lock:
             self._leaving = True
-            self._told = ""  # that it leaves is an event of its own
+            self._told = ""  # no `resumed` event: `leaving` is emitted instead
             self._gate.resume(*Pause)
 
     def look(self) -> None:
-        """Now and then: an event, if another program has the device's memory now."""
+        """Emit an event if another program has newly taken the device's memory. Called often."""
         before, self._taken = self._taken, self._gate.device_taken
         if self._taken and not before:
             self._events.emit("device-taken")
 
     def _put_mark(self) -> str:
-        """Empty, or in words what a disk that takes nothing means."""
+        """Write the mark. Return text for the owner if the disk refuses, else an empty string."""
         try:
             write_atomically(self._mark, b"`atom resume` removes this\n")
         except StorageError as problem:
@@ -111,9 +128,9 @@ class Pauses:
         return ""
 
     def _remove_mark(self) -> str:
-        """As `_put_mark`."""
+        """Remove the mark. Return text for the owner if the disk refuses, else an empty string."""
         try:
-            if self._mark.exists():  # a disk that takes no writes refuses what is not there, too
+            if self._mark.exists():  # a read-only disk refuses to remove even an absent file
                 self._mark.unlink(missing_ok=True)
         except OSError as problem:
             return f"; a restart would be paused, cannot remove {self._mark}: {problem.strerror}"

@@ -1,4 +1,4 @@
-"""What this box gives, changed while the daemon runs: the peer file is read again."""
+"""Changes of the peer file while the daemon runs (`atom reload`)."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ from atom.daemon.extensions import Wishes
 from atom.swarm.stream.bandwidth import Bandwidth
 
 THREADS_UNLESS_TOLD = torch.get_num_threads()
-"""PyTorch's own choice: this is read before any peer file is."""
+"""Number of threads that PyTorch chose itself, read before any peer file can change it."""
 THREADS, CAPS = "device.cpu_threads", ("network.upload", "network.download")
 ALLOWANCE = "network.per_month"
 
 
 class Settings:
-    """The peer file in force. `reload` may be called from several threads."""
+    """Settings of the peer file that is in force. Thread-safe."""
 
     def __init__(
         self,
@@ -30,22 +30,36 @@ class Settings:
         bandwidth: Bandwidth,
         on_worker: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`peer`: what is in `path`; `on_worker`: runs a command between two passes, on the thread
-        that computes. All but the path give what can change."""
+        """Store the parts that a changed peer file affects.
+
+        Args:
+            path: path of the peer file.
+            peer: content of the peer file at the start of the daemon.
+            wishes: conditions of the schedule.
+            bandwidth: the line's limits.
+            on_worker: runs a function on the thread that computes, between two passes.
+        """
         self._path, self._peer, self._lock = path, peer, threading.Lock()
         self._wishes, self._bandwidth = wishes, bandwidth
         self._on_worker = on_worker
 
     @property
     def network(self) -> Network:
-        """As it is now."""
+        """Section [network] of the peer file that is in force."""
         return self._peer.network
 
     def reload(self) -> list[Mapping[str, Any]]:
-        """`key` of what has changed, and whether that is `live`. Raises: UserError; then nothing is
-        changed."""
+        """Read the peer file again, and apply those changes that need no restart.
+
+        Returns:
+            One entry for each changed key: "key" is "section.key", "live" is False if the change
+            needs a restart.
+
+        Raises:
+            UserError: the file or a setting is refused, and nothing was changed.
+        """
         with self._lock:
-            if not self._path.is_file():  # a pipe would be waited for, for ever
+            if not self._path.is_file():  # reading a pipe could block forever
                 raise ConfigError(
                     f"{self._path}: no such file, or no plain one",
                     "write your peer file there, or start again with --peer and a file that stays",
@@ -56,8 +70,11 @@ class Settings:
             return [{"key": key, "live": is_live(key)} for key in changed]
 
     def _put_in_force(self, peer: PeerFile, keys: list[str]) -> None:
-        """What may be refused comes first, then the rest. Raises: UserError; then nothing is
-        changed."""
+        """Apply the changes. The change that may be refused comes first, so that all apply or none.
+
+        Raises:
+            UserError: the schedule is refused, and nothing was changed.
+        """
         changed, network = set(keys), peer.network
         if any(_is_wish(key) for key in changed):
             self._wishes.change(peer)
@@ -70,7 +87,7 @@ class Settings:
 
 
 def is_live(key: str) -> bool:
-    """Whether a change is in force without a restart."""
+    """Return True if a change of "section.key" takes effect without a restart."""
     return key in (THREADS, *CAPS, ALLOWANCE) or _is_wish(key)
 
 
@@ -79,7 +96,7 @@ def _is_wish(key: str) -> bool:
 
 
 def changed_keys(before: PeerFile, after: PeerFile) -> list[str]:
-    """ "section.key" of everything whose value differs."""
+    """Return "section.key" of all keys whose values differ."""
     old, new = (peer.model_dump(by_alias=True) for peer in (before, after))
     return [
         f"{name}.{key}" for name in new for key in new[name] if new[name][key] != old[name][key]

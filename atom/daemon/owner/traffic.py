@@ -1,9 +1,9 @@
-"""Bytes that a peer's line carried, by day of this machine's calendar, kept over restarts; and a
-month's allowance ([network] per_month), which may be used up.
+"""Bytes that a peer's line carried, by day of this machine's calendar, and the monthly allowance.
 
-A peer leaves in order while there is room for what its leaving may take. Stopping at the last byte
-would break the exchange that it is in, and a peer that only stood still would fetch every result.
-Until the next month it does not start again (`require_allowance`).
+The counts are kept over restarts. The allowance is [network] per_month. A peer leaves while the
+remaining bytes still suffice for an orderly leave: stopping at the last byte would break the
+exchange under way, and a merely paused peer would go on fetching every result. The peer does not
+start again before the next month (`require_allowance`).
 """
 
 import json
@@ -21,29 +21,28 @@ from atom.daemon.state_directory import write_atomically
 from atom.training.storage.disk import DiskRoom
 
 WRITTEN_EVERY_S = 10.0
-"""A process that is killed forgets what its line carried since."""
+"""Time between two writes of the file. A killed process forgets the bytes since the last write."""
 MOST_DAYS = 62
 MOST_FILE_BYTES = 1 << 16
 AVERAGES_A_ROUND = 4
-"""Averages that a member's line carries in a round, up and down together, where lines are alike:
-`swarm.exchange.choice`."""
+"""Traffic of a member in a round, up and down together, as a multiple of the size of the average,
+if all lines are equally fast: see `swarm.exchange.choice`."""
 ROUNDS_IN_RESERVE = 2
-"""The one under way, and one that sees the counted work committed."""
+"""Rounds that a leave may take: the one under way, and one that commits the counted work."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The traffic at one moment. Bytes are both ways together, without TLS and the DHT."""
+    """Traffic at one moment. Bytes are both directions together, without TLS and the DHT."""
 
     now: datetime
-    """Time on the wall, without a time zone."""
+    """Local wall-clock time, without a time zone."""
     days: dict[str, int] = field(default_factory=dict)
-    """Bytes by date, "2026-11-27". A clock that was wrong counted for another day, and took nothing
-    from the right one."""
+    """Bytes by date, "2026-11-27". While the clock was wrong, bytes were added to another day."""
     round_bytes: int = 0
-    """Bytes that a round may take, at most."""
+    """Upper bound on the bytes of one round."""
     per_month: int | None = None
-    """The allowance; None: there is none."""
+    """Allowance in bytes; None: no limit."""
 
     @property
     def today_bytes(self) -> int:
@@ -55,12 +54,12 @@ class Traffic:
 
     @property
     def reserve_bytes(self) -> int:
-        """Left unused, for leaving in order."""
+        """Bytes of the allowance that are kept for an orderly leave."""
         return ROUNDS_IN_RESERVE * self.round_bytes
 
     @property
     def why_not(self) -> str:
-        """Why the peer trains no further with others, and until when; empty: it may."""
+        """Reason why the peer may not go on this month, for the owner; empty if it may."""
         if self.per_month is None or self.per_month - self.month_bytes > self.reserve_bytes:
             return ""
         allowed = f"its {format_bytes(self.per_month)} a month ([network] per_month)"
@@ -70,7 +69,7 @@ class Traffic:
 
     @property
     def next_month(self) -> datetime:
-        """The first moment of the next month."""
+        """First moment of the next month."""
         first = self.now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         year, month = divmod(first.month, 12)
         return first.replace(year=first.year + year, month=month + 1)
@@ -82,7 +81,7 @@ class Traffic:
         return replace(self, days=dict(sorted(days.items())[-MOST_DAYS:]))
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-serialisable."""
+        """Return the figures of `atom info`, JSON-serialisable."""
         return {
             "today_bytes": self.today_bytes,
             "month_bytes": self.month_bytes,
@@ -91,28 +90,28 @@ class Traffic:
 
 
 def most_round_bytes(carried: int, members: int, average_bytes: int) -> int:
-    """Return the bytes that a round may take.
+    """Return an upper bound on the bytes that the next round takes.
 
-    The line may have served states and text besides: an exchange takes at most the bytes of a
-    member that owns all parts.
+    The last round's bytes may include states and text that were served to other peers. They are
+    therefore capped at the bytes of a member that owns all parts.
 
     Args:
-        carried: bytes of the last round.
-        members: members of the last round.
-        average_bytes: bytes of one average.
+        carried: bytes that the line carried during the last round.
+        members: number of members of the last round.
+        average_bytes: encoded size of one average.
     """
     most = 2 * members * average_bytes
     return max(min(carried, most), AVERAGES_A_ROUND * average_bytes)
 
 
 def used_text(today_bytes: int, month_bytes: int, per_month_bytes: int | None) -> str:
-    """ "1.2 GiB today, 34.0 GiB this month of 465.7 GiB"."""
+    """Return text such as "1.2 GiB today, 34.0 GiB this month of 465.7 GiB"."""
     used = f"{format_bytes(today_bytes)} today, {format_bytes(month_bytes)} this month"
     return used if per_month_bytes is None else f"{used} of {format_bytes(per_month_bytes)}"
 
 
 def kept_traffic(path: Path, now: datetime) -> Traffic:
-    """Return the traffic that was written last; a damaged file is no reason not to start."""
+    """Return the traffic that was written last, or none if the file is missing or damaged."""
     try:
         with path.open("rb") as file:
             said = json.loads(file.read(MOST_FILE_BYTES))
@@ -126,19 +125,22 @@ def require_allowance(path: Path, per_month: int | None, now: datetime) -> None:
     """Refuse a start while the line may carry nothing more this month.
 
     Args:
-        path: the file that the line's bytes are written to.
-        per_month: the allowance in bytes, both ways; None: there is none.
-        now: the time on the wall.
+        path: file with the line's bytes.
+        per_month: allowance in bytes, both directions together; None: no limit.
+        now: local wall-clock time.
 
     Raises:
-        AllowanceError: the allowance is used up; it names the day from which it is not.
+        AllowanceError: the allowance is used up; the message says until when.
     """
     if why_not := replace(kept_traffic(path, now), per_month=per_month).why_not:
         raise AllowanceError(why_not, "start again then, or with a larger [network] per_month")
 
 
 class TrafficCounter:
-    """Counts, and writes down now and then. `count` is for one thread, `traffic` for any."""
+    """Counter of the line's bytes, written to a file regularly.
+
+    Call `count` on one thread; `traffic` is thread-safe.
+    """
 
     def __init__(
         self,
@@ -147,7 +149,14 @@ class TrafficCounter:
         clock: Clock | None = None,
         wall: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`carried`: bytes by this process so far, both ways."""
+        """Continue from the file.
+
+        Args:
+            path: file with the line's bytes.
+            carried: returns the bytes of this process so far, both directions together.
+            clock: monotonic clock; None: the machine's.
+            wall: returns the local wall-clock time.
+        """
         self._path, self._carried = path, carried
         self._clock, self._wall = clock or BootClock(), wall
         self._lock = threading.Lock()
@@ -155,12 +164,18 @@ class TrafficCounter:
 
     @property
     def traffic(self) -> Traffic:
-        """The traffic at the last `count`."""
+        """Traffic at the last `count`. Thread-safe."""
         with self._lock:
             return self._traffic
 
     def count(self, per_month: int | None, round_bytes: int, room: DiskRoom) -> Traffic:
-        """Count the bytes until now, and write them down if that is due."""
+        """Count the bytes until now, write them to the file if that is due, and return the traffic.
+
+        Args:
+            per_month: allowance in bytes; None: no limit.
+            round_bytes: upper bound on the bytes of one round.
+            room: reports a full disk.
+        """
         carried, counted = self._carried(), self._counted
         with self._lock:
             as_now = replace(
@@ -174,7 +189,7 @@ class TrafficCounter:
         return self._traffic
 
     def write(self, room: DiskRoom) -> None:
-        """Write the counted bytes to the disk, whole or not at all."""
+        """Write the counted bytes to the file atomically."""
         now = self._traffic
         kept = {"days": now.days, "round_bytes": now.round_bytes}
         room.attempt("traffic", lambda: write_atomically(self._path, json.dumps(kept).encode()))
