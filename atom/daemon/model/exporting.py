@@ -1,7 +1,7 @@
-"""From a peer's snapshot to a folder that `transformers` loads.
+"""Export of a peer's snapshot to a folder that `transformers` loads.
 
-A daemon may be at work meanwhile: snapshots are whole files that nobody changes. The folder is
-written aside and renamed when it is whole.
+The daemon may run during an export: the files of snapshots are complete and never change. The
+folder is written under a temporary name and renamed when it is complete.
 """
 
 import json
@@ -52,25 +52,36 @@ def export_run(
     adapter: bool = False,
     wanted: str = LATEST,
 ) -> Path:
-    """A round that a state directory keeps, as a new folder. Returns its absolute path.
+    """Export the weights of one round from a state directory to a new folder.
 
     Args:
-        precision: a key of PRECISIONS; None: the run's.
-        trust: the owner whose code may run here.
-        begins: called before anything is written.
-        adapter: the run's adapters alone, for `peft`; else they are put into the model.
-        wanted: the round, or LATEST, or BEST by validation.
+        target: the folder, which must not exist.
+        state: the state directory of a peer.
+        console: shows notes and progress.
+        precision: key of PRECISIONS for the exported numbers; None: the run's precision.
+        trust: value of `--trust`, for a run whose model is code of its owner; None: not given.
+        begins: called right before the folder is created.
+        adapter: True to write the run's adapters alone, for `peft`; False to add them to the model.
+        wanted: number of the round, as text; LATEST; or BEST, by validation loss.
 
-    Raises: StorageError, ConfigError, MismatchError, ModelError, TrustError.
+    Returns:
+        The absolute path of the folder.
+
+    Raises:
+        StorageError: the folder cannot be written, or the state is missing or damaged.
+        ConfigError: the model cannot be built, or has no such export.
+        MismatchError: this installation builds another model than the run's.
+        ModelError: the model cannot be traced, or a number does not fit into the precision.
+        TrustError: the model is code that may not run here.
     """
     target = expand_home(target).absolute()
     require_new(target)
     kept = KeptRun.read(state, console.note)
-    kept.chosen(wanted)  # that there is none is said now, and not when libraries were loaded
+    kept.chosen(wanted)  # raises now if there is none, and not only after libraries are loaded
     with source_errors(kept.run):
         source = kept.source(trust)
-        # Read again: while libraries were loaded its daemon may have put newer snapshots in the
-        # place of those that were there, and may do so while the model is traced.
+        # Read again: the daemon may have replaced its snapshots while libraries were loaded. It may
+        # do so again while the model is traced, so `_opened` maps the chosen files before that.
         kept = KeptRun.read(state)
         precision = precision or kept.run.model.precision
         snapshot = kept.chosen(wanted)
@@ -102,7 +113,7 @@ def _opened(
 
 
 def _adapter(source: ModelSource) -> Outside:
-    """Raises: SourceError."""
+    """Return the folder format of the run's adapters. Raises: SourceError."""
     if not isinstance(source, PartlyTrained):
         raise SourceError("the run trains no adapters", "leave --adapter out")
     return Outside(*source.adapter())
@@ -110,7 +121,7 @@ def _adapter(source: ModelSource) -> Outside:
 
 @dataclass(frozen=True)
 class _Drawer:
-    """Gets one tensor after the other out of the snapshot."""
+    """Reader of one tensor after the other from a snapshot, for a folder."""
 
     kept: KeptRun
     source: ModelSource
@@ -118,7 +129,11 @@ class _Drawer:
     dtype: torch.dtype
 
     def value(self, place: Place) -> Tensor:
-        """Raises: ModelError for numbers that the format does not hold."""
+        """Return the tensor that a folder has at this place.
+
+        Raises:
+            ModelError: a number is too large for the dtype.
+        """
         if place.parameter in self.weights.layout.by_name:
             found = self._whole(place.parameter)
         else:
@@ -138,7 +153,11 @@ class _Drawer:
         return (held(name, torch.float32) + added).to(self.dtype)
 
     def _untrained(self, place: Place) -> Tensor:
-        """No part of the loss: it is as it was at first. Raises: SourceError."""
+        """Return a parameter that the loss does not use: it still has its first value.
+
+        Raises:
+            SourceError: the value cannot be computed.
+        """
         assert self.kept.run.model.weights is None, "such a folder is refused"
         first = self.source.initial_values(self.kept.run.run.seed)
         return first(place.parameter, place.shape)
@@ -174,7 +193,11 @@ def _write_texts(
 
 
 def require_new(target: Path) -> None:
-    """Raises: StorageError unless `target` can be made."""
+    """Raise unless `target` can be created as a new folder.
+
+    Raises:
+        StorageError: it exists, or a file is in its path.
+    """
     if os.path.lexists(target):
         raise StorageError(f"{target} is already there", "name a new folder")
     above = next(each for each in target.parents if os.path.lexists(each))
@@ -184,11 +207,14 @@ def require_new(target: Path) -> None:
 
 @contextmanager
 def folder_aside(target: Path) -> Iterator[Path]:
-    """A folder that becomes `target` (absolute, not there yet) if all goes well, and is gone
-    otherwise.
+    """Create a temporary folder that becomes `target` at the end, or is removed after an error.
 
-    Raises: StorageError where the disk is full, or may not be written, or another export to the
-    same place is at work, or was killed.
+    Args:
+        target: absolute path that does not exist.
+
+    Raises:
+        StorageError: the disk is full or cannot be written, or the temporary folder exists:
+            another export to the same target runs, or was killed.
     """
     aside = target.parent / f".{target.name}.partial"
     try:

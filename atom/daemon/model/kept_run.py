@@ -1,6 +1,6 @@
-"""What a state directory holds of its run, read without disturbing the daemon that may use it.
+"""Reader of the run in a state directory, which a daemon may use at the same time.
 
-Only files that are replaced as a whole, or that only grow, are read, and none is written.
+It writes nothing, and reads only files that the daemon replaces as a whole or only appends to.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,16 +44,21 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class HeldWeights:
-    """A state's weights, by name."""
+    """Weights of one state, by name of the parameter."""
 
     layout: ParameterLayout
     arenas: Mapping[str, Tensor]
-    """The state, or of it `MASTER`, or `HIGH`, and `LOW` if another precision is asked for."""
+    """Flat tensors of the state. Needed are `MASTER`, or `HIGH`; `LOW` too for the dtypes that
+    `HIGH` does not have."""
     frozen: Tensor | None
-    """What no step changes; None: all is trained."""
+    """Flat tensor of the frozen parameters; None: all parameters are trained."""
 
     def value(self, name: str, dtype: torch.dtype) -> Tensor:
-        """As a device that computes in `dtype` loads it: a view, or new memory."""
+        """Return a parameter in `dtype`, with the bits that a device computing in it would use.
+
+        Returns:
+            A tensor shaped like the parameter: a view of the state, or new memory.
+        """
         spec = self.layout.by_name[name]
         if spec.frozen:
             assert self.frozen is not None, "its digest is in the manifest"
@@ -69,13 +74,13 @@ class HeldWeights:
 
 @dataclass(frozen=True)
 class KeptRun:
-    """The run of a state directory, as its files describe it."""
+    """Run in a state directory, as its files describe it."""
 
     state: StateDirectory
     manifest: Manifest
     run: RunFile
     journal: Journal | None
-    """None: the chain was not read, and states are compared with their own digests only."""
+    """Chain of commits; None: not read, so states are checked against their own digests only."""
 
     @classmethod
     def read(
@@ -85,7 +90,7 @@ class KeptRun:
 
         Args:
             root: the state directory.
-            note: is told before a chain is checked that may be long.
+            note: gets a message before the chain is checked, which may take long.
             with_chain: False for a chain that another protocol version may have written.
 
         Raises:
@@ -143,8 +148,14 @@ class KeptRun:
         return open_source(self.run, code)
 
     def chosen(self, wanted: str = LATEST) -> Snapshot:
-        """Of snapshots and checkpoints. `wanted`: the round, or LATEST, or BEST by validation.
-        Raises: StorageError."""
+        """Return one of the snapshots and checkpoints.
+
+        Args:
+            wanted: number of the round, as text; LATEST; or BEST, by validation loss.
+
+        Raises:
+            StorageError: nothing is kept, or not the wanted round.
+        """
         found = [*self.snapshots(), *self.checkpoints()]
         if not found:
             raise StorageError(
@@ -172,7 +183,7 @@ class KeptRun:
         """Return where parameters lie in the arenas: the model is traced again, without weights.
 
         Raises:
-            MismatchError: it is another model here than the run's.
+            MismatchError: this installation builds another model than the run's.
             ConfigError: as `source_errors`.
             ModelError: the model cannot be traced.
         """
@@ -186,10 +197,16 @@ class KeptRun:
         return recipe.graph.layout
 
     def arenas(self, snapshot: Snapshot) -> dict[str, Tensor]:
-        """The state, mapped from the file, every byte checked against what it must be: of a
-        checkpoint, which no commit names, by what it says itself.
+        """Return the state in a snapshot, mapped from the file, after checking every byte.
 
-        Raises: StorageError.
+        A snapshot is compared with the digest in the chain. No commit names a checkpoint, which is
+        compared with the digest in its own file.
+
+        Returns:
+            Name of the arena → flat tensor.
+
+        Raises:
+            StorageError: the file is damaged.
         """
         is_checkpoint = snapshot.path.parent == self.state.checkpoints
         if is_checkpoint or self.journal is None:
@@ -199,7 +216,11 @@ class KeptRun:
         return snapshot.checked(certified)
 
     def frozen(self) -> Tensor | None:
-        """What no step changes, mapped and checked; None: all is trained. Raises: StorageError."""
+        """Return the frozen parameters as a flat tensor, mapped and checked; None: all are trained.
+
+        Raises:
+            StorageError: the file is missing or damaged.
+        """
         wanted, path = self.manifest.frozen_digest, self.state.snapshots / STILL
         if not wanted:
             return None
@@ -212,13 +233,13 @@ class KeptRun:
         return arenas[FROZEN]
 
     def weights(self, wanted: ParameterLayout) -> InitialValue:
-        """Return the newest weights, by name and in float32, for a run that continues this one.
+        """Return the newest weights as float32, by name, for a new run that begins from them.
 
         Args:
-            wanted: the parameters of the new run. It must have all of this run's.
+            wanted: the parameters of the new run, which must include all parameters of this run.
 
         Raises:
-            ConfigError: the new run is not of the same model, or this one trains adapters.
+            ConfigError: the new run has another model, or this run trains adapters.
             StorageError: no state is kept, or it is damaged.
             UserError: as `source` and `layout`.
         """

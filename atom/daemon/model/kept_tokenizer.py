@@ -1,4 +1,4 @@
-"""The run's kept tokenizer, as `transformers` wants it."""
+"""The run's tokenizer in the state directory, and its export for `transformers`."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,19 @@ from atom.models.source import DataError
 
 
 def write_tokenizer(folder: Path, run: RunFile, kept: Path) -> int | None:
-    """Into a folder of weights, if the run has a tokenizer. Returns the token with which a text
-    ends, if there is one. Raises: OSError; StorageError for a kept one that is not the run's.
+    """Write the run's tokenizer into a folder of weights, if the run trains on text.
+
+    Args:
+        folder: the folder.
+        run: the run, pinned.
+        kept: path of the run's tokenizer in the state directory.
+
+    Returns:
+        The token that ends a text; None if there is none.
+
+    Raises:
+        OSError: the files cannot be written.
+        StorageError: the kept tokenizer is not the run's.
     """
     if run.data.source == "module":
         return None
@@ -31,8 +42,15 @@ def write_tokenizer(folder: Path, run: RunFile, kept: Path) -> int | None:
 
 
 def run_tokenizer(run: RunFile, path: Path) -> Tokenizer:
-    """The (pinned) run's, which lies at `path` if it has a tokenizer.json. Raises: StorageError if
-    that is not it."""
+    """Return the tokenizer of a pinned run.
+
+    Args:
+        run: the run, pinned.
+        path: path of the run's tokenizer in the state directory; not read for bytes.
+
+    Raises:
+        StorageError: the file is missing, or is not the run's tokenizer.
+    """
     if run.data.tokenizer == "bytes":
         return ByteTokenizer()
     try:

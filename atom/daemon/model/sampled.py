@@ -1,4 +1,4 @@
-"""A model that text is sampled from: a kept run's newest snapshot, or an exported folder."""
+"""Models for sampling text: the newest snapshot in a state directory, or an exported folder."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -28,20 +28,20 @@ from atom.training.replica.round_texts import MOST_TOKENS, Prompts
 Note = Callable[[str], None]
 _ADAPTER_CONFIG = "adapter_config.json"
 _WITHOUT_POSITIONS = 1 << 20
-"""Tokens that a model may be asked about that takes any number."""
+"""Limit of a prompt's tokens for models without a largest number of positions."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """A model, its weights, and what its tokens mean."""
+    """A model with its weights and its tokenizer."""
 
     title: str
-    """Which weights, for people."""
+    """Name of the weights for people, such as "round 12 of my-run"."""
     source: ModelSource
     dtype: torch.dtype
-    """It computes in that."""
+    """Dtype in which the model computes."""
     sequence_tokens: int
-    """Of what it was trained on, or has positions for."""
+    """Largest number of tokens of a text: the training sequences' length, or the positions."""
     tokenizer: Tokenizer
     value_of: Callable[[str, tuple[int, ...]], Tensor]
     """(parameter's name, shape) → its value."""
@@ -52,20 +52,37 @@ class Sampled:
         return ends_of(self.tokenizer)
 
     def read(self, prompts: Sequence[str]) -> list[list[int]]:
-        """As `read_prompts`."""
+        """Return the tokens of each prompt.
+
+        Raises:
+            ConfigError: a prompt is empty, too long, or not of this model's vocabulary.
+        """
         known = self.source.vocabulary_size
         return read_prompts(prompts, self.tokenizer, self.sequence_tokens, known)
 
 
 def ends_of(tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that end a text. Bytes have none: the newline between documents is in all of them."""
+    """Return the tokens that end a text.
+
+    The byte tokenizer has none: the newline that separates documents also occurs inside them.
+    """
     return frozenset(tokenizer.separator if tokenizer.content else ())
 
 
 def read_prompts(
     prompts: Sequence[str], tokenizer: Tokenizer, sequence_tokens: int, vocabulary: int | None
 ) -> list[list[int]]:
-    """Their tokens. Raises: ConfigError for one that cannot be asked."""
+    """Return the tokens of each prompt.
+
+    Args:
+        prompts: beginnings of texts.
+        tokenizer: the model's tokenizer.
+        sequence_tokens: largest number of tokens of a prompt.
+        vocabulary: number of tokens that the model knows; None: unknown.
+
+    Raises:
+        ConfigError: a prompt is empty, too long, or not of this model's vocabulary.
+    """
     return [
         _read(prompt, f"prompt {number}", tokenizer, sequence_tokens, vocabulary)
         for number, prompt in enumerate(prompts, 1)
@@ -97,9 +114,20 @@ def _read(
 def wanted_prompts(
     wanted: Sample, recipe: Recipe, tokenizer_json: Path, note: Note
 ) -> Prompts | None:
-    """Of a peer file; None: it has none, or the tokenizer is still on its way here.
+    """Return the prompts of a peer file, as tokens.
 
-    Raises: ConfigError naming what cannot be asked; StorageError for another tokenizer.
+    Args:
+        wanted: section [sample] of the peer file.
+        recipe: the run and its model.
+        tokenizer_json: path of the run's tokenizer in the state directory.
+        note: gets a message if the tokenizer has not arrived yet.
+
+    Returns:
+        The prompts; None if there are none, or the tokenizer has not arrived yet.
+
+    Raises:
+        ConfigError: a prompt cannot be used, or the run does not train on text.
+        StorageError: the kept tokenizer is not the run's.
     """
     run, source = recipe.run, recipe.source
     if not wanted.prompts:
@@ -124,8 +152,20 @@ def wanted_prompts(
 
 
 def sampled_folder(folder: Path, trust: str | None, note: Note) -> Sampled:
-    """Raises: StorageError if there is no model, or it is damaged; ConfigError; MismatchError;
-    ModelError; TrustError for its owner's own code."""
+    """Return the model in a state directory or an exported folder.
+
+    Args:
+        folder: the folder.
+        trust: value of `--trust`, for a run whose model is code of its owner; None: not given.
+        note: gets a message before the chain is checked, which may take long.
+
+    Raises:
+        StorageError: there is no model, or its files are damaged.
+        ConfigError: the model cannot be used for sampling.
+        MismatchError: this installation builds another model than the run's.
+        ModelError: the model cannot be traced.
+        TrustError: the model is code that may not run here.
+    """
     if StateDirectory(folder).manifest.exists():
         return _kept(folder, trust, note)
     if (folder / CONFIG).exists():
@@ -141,7 +181,7 @@ def sampled_folder(folder: Path, trust: str | None, note: Note) -> Sampled:
 
 
 def _require_text(run: RunFile) -> None:
-    """Raises: ConfigError."""
+    """Raise ConfigError unless the run trains on text."""
     if run.data.source == "module":
         raise ConfigError(
             f"the run {run.run.name} trains on its module's own dataset, and not on text",
@@ -152,12 +192,13 @@ def _require_text(run: RunFile) -> None:
 def _kept(folder: Path, trust: str | None, note: Note) -> Sampled:
     kept = KeptRun.read(folder, note)
     _require_text(kept.run)
-    kept.chosen()  # that there is none is said now, and not when libraries were loaded
+    kept.chosen()  # raises now if there is none, and not only after libraries are loaded
     tokenizer = run_tokenizer(kept.run, kept.state.tokenizer)
     with source_errors(kept.run):
         source = kept.source(trust)
         layout = kept.layout(source)
-        kept = KeptRun.read(folder)  # its daemon may have written newer ones meanwhile
+        # Read again: the daemon may have replaced its snapshots while the model was traced.
+        kept = KeptRun.read(folder)
         snapshot = kept.chosen()
         weights = HeldWeights(layout, kept.arenas(snapshot), kept.frozen())
     dtype = PRECISIONS[kept.run.model.precision]
@@ -184,7 +225,7 @@ def _exported(folder: Path) -> Sampled:
 
 @contextmanager
 def _damage(folder: Path) -> Iterator[None]:
-    """Raises: ConfigError."""
+    """Raise ConfigError in place of a SourceError: the folder is damaged, or not an export."""
     try:
         yield
     except SourceError as problem:

@@ -1,13 +1,13 @@
-"""Weights by name in a folder of safetensors files, as `transformers` names and splits them; and a
-run's first values out of such a folder.
+"""Folders of safetensors files as `transformers` writes them, and a run's first values from them.
 
-One file, `model.safetensors`; or several and an index that says which tensor is where. Where both
-are, the one file counts, as for `transformers`. Nothing is unpickled: other files are not opened.
+A folder has one file, `model.safetensors`, or several files and an index that maps tensors to
+files. If both exist, the single file is used, as by `transformers`. Other files are never opened,
+so nothing is unpickled.
 
-A run begins from a folder in which every tensor of the model is there, of its shape, finite, and
-nothing else. Buffers are no part of the state that peers exchange: they must be the model's own.
-Nor is a parameter that the loss does not use: its given values would be with nobody but the
-founder, so the run is refused.
+A run can begin from a folder that contains every tensor of the model, with the right shape and
+finite values, and no others. Peers do not exchange buffers, so a folder's buffers must equal the
+model's. Peers do not exchange parameters that the loss does not use, either: only the founder would
+have their given values, so such a folder is refused.
 """
 
 import json
@@ -31,21 +31,21 @@ from atom.models.source import InitialValue, ModelSource, Outside, Place
 from atom.training.storage.disk import sync
 
 SHARD_BYTES = 2 * 10**9
-"""Of one file: as much is in memory at once, where numbers are converted."""
+"""Default limit of a written file's size. Writing may need as much memory, to convert numbers."""
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 Progress = Callable[[int, int], None]
-"""(bytes done, bytes in all)"""
+"""Callback with (bytes done, all bytes)."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor to be written."""
+    """Tensor to be written."""
 
     name: str
     size_bytes: int
     make: Callable[[], Tensor]
-    """Its value, asked for when its file is written."""
+    """Function that returns the tensor; called when its file is written."""
 
 
 def write_weights(
@@ -55,8 +55,17 @@ def write_weights(
     shard_bytes: int = SHARD_BYTES,
     whole: str = WHOLE,
 ) -> None:
-    """Writes one file, `whole`, or several of at most `shard_bytes` (a larger tensor has one of its
-    own) and their index, in the order given. Raises: StorageError when the disk is full or gone.
+    """Write tensors into one file, or into several files with an index.
+
+    Args:
+        folder: existing folder.
+        pieces: the tensors, which are written in this order.
+        on_progress: called before each tensor and at the end.
+        shard_bytes: largest size of a file. A larger tensor gets its own file.
+        whole: name of the file if one is enough.
+
+    Raises:
+        StorageError: the disk is full or gone.
     """
     shards, total = _shards(pieces, shard_bytes), sum(piece.size_bytes for piece in pieces)
     names = [whole] if len(shards) == 1 else _shard_names(len(shards))
@@ -78,15 +87,22 @@ def write_weights(
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """What a folder holds, by name; values are read when they are asked for."""
+    """Index of the tensors in a folder, which reads a tensor only when its value is requested."""
 
     folder: Path
     shapes: Mapping[str, tuple[int, ...]]
+    """Name of the tensor → its shape."""
     _files: Mapping[str, Path]
+    """Name of the tensor → its file."""
 
     @classmethod
     def open(cls, folder: Path) -> "WeightFiles":
-        """Raises: ConfigError naming what is missing or does not read."""
+        """Read names and shapes of all tensors in `folder`.
+
+        Raises:
+            ConfigError: there are no weights, or a file is missing or damaged; the message names
+                it.
+        """
         shapes, files = dict[str, tuple[int, ...]](), dict[str, Path]()
         for path, names in _files_in(folder).items():
             with _read_errors(path), safe_open(path, framework="pt") as file:
@@ -96,7 +112,7 @@ class WeightFiles:
         return cls(folder, shapes, files)
 
     def value(self, name: str) -> Tensor:
-        """On the CPU, in the file's own number format. Raises: ConfigError."""
+        """Return a tensor on the CPU, in the dtype of the file. Raises: ConfigError."""
         with _read_errors(self._files[name]):
             with safe_open(self._files[name], framework="pt") as file:
                 found: Tensor = file.get_tensor(name)
@@ -124,7 +140,7 @@ def _write_synced(path: Path, tensors: dict[str, Tensor]) -> None:
     places = set[int]()
     for name, value in tensors.items():
         own = value.detach().contiguous()
-        # A tied tensor that is to be there twice: the library refuses shared memory.
+        # A tied tensor that is written under two names: the library refuses shared memory.
         whole[name] = own.clone() if own.data_ptr() in places else own
         places.add(own.data_ptr())
     save_file(whole, path, metadata={"format": "pt"})
@@ -132,7 +148,7 @@ def _write_synced(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _files_in(folder: Path) -> dict[Path, list[str]]:
-    """File → what the index says is in it; empty: no index counts."""
+    """Return each file with the names that the index lists for it; empty without an index."""
     if (folder / WHOLE).is_file():
         return {folder / WHOLE: []}
     if (folder / INDEX).exists():
@@ -184,32 +200,51 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 
 def size_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Of a tensor."""
+    """Return the bytes of a tensor of this shape and dtype."""
     return dtype.itemsize * math.prod(shape)
 
 
 _SHOWN = 3
-"""Of the names that are wrong."""
+"""Number of tensors that a message names at most."""
 
 
 def given_values(source: ModelSource, folder: Path) -> InitialValue:
-    """What the run's parameters are in the folder: float32, read one at a time. From any thread.
+    """Return the function that reads the model's parameters from a folder.
 
-    Raises: SourceError for another model's; ConfigError naming what is missing, not known, or of
-    another shape. The values raise it for numbers that are none.
+    Args:
+        source: builds the model.
+        folder: folder with safetensors files.
+
+    Returns:
+        Thread-safe function of a parameter's name and shape, which reads and returns the value as
+        float32. It raises ConfigError if a value is not finite, or tied parameters differ.
+
+    Raises:
+        SourceError: the folder's config.json describes another model.
+        ConfigError: tensors are missing, unknown or misshaped, or buffers are not the model's; the
+            message names them.
     """
     files = WeightFiles.open(folder)
-    if (folder / CONFIG).exists():  # else names and shapes say what they can
+    if (folder / CONFIG).exists():  # without it only names and shapes are compared
         source.require_config(config_text(folder / CONFIG))
     outside = source.outside(torch.float32)
     if outside.converted is not None and outside.loaded is not None:
-        # Names do not tell what the numbers are: the library turns them into the model's.
+        # The folder's tensors differ from the parameters by more than names: the library converts.
         return _loaded(folder, outside, outside.loaded(str(folder)))
     return _matched(outside, files).value
 
 
 def refuse_unused(recipe: Recipe, folder: Path) -> None:
-    """Raises: SourceError; ConfigError naming the folder's tensors that no peer would keep."""
+    """Raise if the model has parameters that the loss does not use, which no peer would keep.
+
+    Args:
+        recipe: the run and its traced model.
+        folder: folder with weights, for the message.
+
+    Raises:
+        SourceError: the model has no folder format.
+        ConfigError: there are such parameters; the message names them.
+    """
     places = recipe.source.outside(torch.float32).places
     unused = [place.name for place in places if place.parameter not in recipe.graph.layout.by_name]
     if unused:
@@ -221,8 +256,11 @@ def refuse_unused(recipe: Recipe, folder: Path) -> None:
 
 
 def _loaded(folder: Path, outside: Outside, values: dict[str, Tensor]) -> InitialValue:
-    """`values`: all in memory, as the library gave them. Raises: ConfigError for a buffer that is
-    not the model's own."""
+    """Return a function of values that the library has loaded. Raises: ConfigError.
+
+    Args:
+        values: all parameters and buffers, in memory. The buffers must equal the model's.
+    """
     for name, buffer in outside.buffers.items():
         _require_own(folder, name, values[name], buffer)
     return lambda name, shape: _finite(folder, name, values[name])
@@ -230,11 +268,11 @@ def _loaded(folder: Path, outside: Outside, values: dict[str, Tensor]) -> Initia
 
 @dataclass(frozen=True)
 class _Given:
-    """Which tensors of the folder make up each parameter."""
+    """Matching of the model's parameters with the tensors of a folder."""
 
     files: WeightFiles
     found: dict[str, list[tuple[str, Place]]]
-    """Parameter → (name in the folder, its place), more than one if it is tied."""
+    """Parameter → (name in the folder, place in the format); several if the parameter is tied."""
 
     def value(self, name: str, shape: tuple[int, ...]) -> Tensor:
         (first, place), *others = self.found[name]
@@ -256,7 +294,7 @@ class _Given:
 
 
 def _matched(outside: Outside, files: WeightFiles) -> _Given:
-    """Raises: ConfigError."""
+    """Match parameters with tensors. Raises: ConfigError if they do not match one to one."""
     in_folder = _by_full_name(outside, files)
     found: dict[str, list[tuple[str, Place]]] = {}
     misshaped = list[str]()
@@ -299,7 +337,11 @@ def _require_own(folder: Path, name: str, found: Tensor, own: Tensor) -> None:
 
 
 def _by_full_name(outside: Outside, files: WeightFiles) -> dict[str, str]:
-    """The model's name → the folder's. Raises: ConfigError if two of the folder's are one."""
+    """Return the model's name → the folder's name, for all tensors of the folder.
+
+    Raises:
+        ConfigError: two names of the folder mean one tensor of the model.
+    """
     known = {place.name for place in (*outside.places, *outside.aliases)}
     found = dict[str, str]()
     for name in sorted(files.shapes):
@@ -314,7 +356,7 @@ def _by_full_name(outside: Outside, files: WeightFiles) -> dict[str, str]:
 
 
 def _full(name: str, prefix: str, known: set[str]) -> str:
-    """The name with the model's prefix, where the folder leaves it out."""
+    """Return the name with the model's prefix, if the folder omits the prefix."""
     return f"{prefix}{name}" if name not in known and f"{prefix}{name}" in known else name
 
 
