@@ -1,1 +1,1 @@
-"""A run's model and text as its files describe them: traced, named, given values, exported."""
+"""Model and text of a run: built from its files, traced, initialised, read from disk, exported."""

@@ -1,4 +1,4 @@
-"""The devices that a peer file names ([device] use), and how they are opened."""
+"""Devices named in a peer file ([device] use): checking and opening them."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -10,7 +10,11 @@ from atom.swap.device import CpuDevice, Device
 
 
 def named_devices(use: Sequence[str]) -> list[torch.device]:
-    """In that order, whether or not they are there."""
+    """Return the devices in the order of their names, without a check that they exist.
+
+    Args:
+        use: value of [device] use: "all", "auto", "cpu", "cuda" or "cuda:N".
+    """
     if "all" in use:
         return [torch.device("cuda", n) for n in range(torch.cuda.device_count() or 1)]
     return [_named(name) for name in use]
@@ -23,7 +27,14 @@ def _named(name: str) -> torch.device:
 
 
 def require_alike(devices: Sequence[torch.device]) -> None:
-    """GPUs that are there must be of one architecture. Raises: DeviceError."""
+    """Raise unless all GPUs have one architecture: others would round differently.
+
+    Args:
+        devices: devices that exist.
+
+    Raises:
+        DeviceError: the compute capabilities differ.
+    """
     versions = {
         device: "{}.{}".format(*torch.cuda.get_device_capability(device))
         for device in devices
@@ -39,8 +50,16 @@ def require_alike(devices: Sequence[torch.device]) -> None:
 
 
 def require_devices(use: Sequence[str], precision: torch.dtype) -> list[torch.device]:
-    """Those that are named. Raises: DeviceError for one that is not there or does not compute in
-    this precision, and for GPUs that round differently."""
+    """Return the named devices, after checking them.
+
+    Args:
+        use: value of [device] use.
+        precision: dtype in which the run computes.
+
+    Raises:
+        DeviceError: a device does not exist or does not support the precision, or the GPUs have
+            several architectures.
+    """
     named = named_devices(use)
     for each in named:
         if each.type == "cuda":
@@ -54,8 +73,16 @@ def require_devices(use: Sequence[str], precision: torch.dtype) -> list[torch.de
 def open_devices(
     use: Sequence[str], precision: torch.dtype, memory_bytes: int | None = None
 ) -> list[Device]:
-    """`use`: as [device] use has it. `memory_bytes`: of each, as `CudaDevice` has it. Raises:
-    DeviceError, and none is open."""
+    """Check and open the named devices.
+
+    Args:
+        use: value of [device] use.
+        precision: dtype in which the run computes.
+        memory_bytes: limit of each GPU's allocator; None: all memory.
+
+    Raises:
+        DeviceError: a device cannot be used; then no device is left open.
+    """
     with ExitStack() as opened:
         devices = [
             opened.enter_context(closing(_opened(each, precision, memory_bytes)))

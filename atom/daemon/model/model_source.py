@@ -1,4 +1,4 @@
-"""From a run file's [model] to the source that builds it, and to what it trains on."""
+"""Sources and samples of a run: from a run file's [model] to the object that builds the model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,13 +26,19 @@ _PINNED = {
     "huggingface": "huggingface_config",
     "module": "module_sha256",
 }
-"""Where a model comes from → the key that is filled in when its run is founded."""
+"""Kind of a model's source → key in [model] that is filled in when the run is founded."""
 
 
 @contextmanager
 def source_errors(run: RunFile) -> Iterator[None]:
-    """A model that cannot be had is a mistake in the run file's key that names it. Around all that
-    a command does with the run's model."""
+    """Turn a SourceError into a user error that names the run file's key of the model.
+
+    Each command uses this context for everything that it does with the run's model.
+
+    Raises:
+        AddressError: the hub cannot be reached.
+        ConfigError: the model cannot be built for another reason.
+    """
     try:
         yield
     except SourceError as problem:
@@ -43,10 +49,20 @@ def source_errors(run: RunFile) -> Iterator[None]:
 def pin_source(
     run: RunFile, folder: Path, weights_given: bool, kept: RunFile | None = None
 ) -> tuple[RunFile, OwnCode | None]:
-    """The founder's run with its config.json in it, or the digest of its code, and that code;
-    and with the word how it begins. `kept`: as it was founded, if it is taken up.
+    """Fix the founder's run to one model: fill in its config.json or the digest of its code.
 
-    Paths are relative to `folder`. Raises: SourceError, ConfigError.
+    Args:
+        run: content of the run file.
+        folder: folder of the run file, to which paths are relative.
+        weights_given: True if the run begins from weights given with `--from`.
+        kept: the run as it was founded, if it is continued; None for a new run.
+
+    Returns:
+        (pinned run, own code of the run or None).
+
+    Raises:
+        SourceError: the config or the code cannot be read.
+        ConfigError: the run file contradicts the given weights.
     """
     code = config = revision = None
     if run.model.huggingface is not None:
@@ -60,7 +76,7 @@ def pin_source(
 
 
 def _described(run: RunFile, folder: Path, kept: RunFile | None) -> tuple[str, str | None]:
-    """The model's config, and the commit of the hub that it is from."""
+    """Return the model's canonical config, and its commit on the hub; None for a local file."""
     assert run.model.huggingface is not None
     place = model_place(run.model.huggingface, folder)
     if Path(place).is_absolute():
@@ -73,9 +89,11 @@ def _described(run: RunFile, folder: Path, kept: RunFile | None) -> tuple[str, s
 
 
 def agreed_run(manifest: Manifest) -> RunFile:
-    """What a (verified) manifest says is trained, with all that its founder fills in.
+    """Return the pinned run of a (verified) manifest.
 
-    Raises: ConfigError; MismatchError.
+    Raises:
+        ConfigError: its run file is not valid.
+        MismatchError: the run has another name, or a key that founders fill in is missing.
     """
     run = run_from_text(manifest.run_file)
     if run.run.name != manifest.run:
@@ -91,7 +109,7 @@ def agreed_run(manifest: Manifest) -> RunFile:
 
 
 def kept_code(run: RunFile, path: Path) -> OwnCode | None:
-    """The (pinned) run's own code, if that is what lies there."""
+    """Return the file at `path` if it is the pinned run's own code, else None."""
     assert run.model.module is not None
     try:
         code = read_code(run.model.module, path)
@@ -109,9 +127,14 @@ def trust_value(owner: str, code: OwnCode) -> str:
 
 
 def open_source(run: RunFile, code: OwnCode | None) -> ModelSource:
-    """The source of a run that has been pinned. Runs `code`, so only give it what may run here.
+    """Return the source that builds the model of a pinned run.
 
-    Raises: SourceError.
+    Args:
+        run: the run, pinned.
+        code: the run's own code, which is executed: the caller has checked that it may run here.
+
+    Raises:
+        SourceError: the model cannot be built.
     """
     whole, train = _whole_source(run, code), run.train
     if train is None:
@@ -140,9 +163,16 @@ def _whole_source(run: RunFile, code: OwnCode | None) -> ModelSource:
 
 
 def open_samples(run: RunFile, source: ModelSource, text: Samples | None) -> Samples:
-    """What the run trains on: its text (see `open_text`), or the module's dataset.
+    """Return the run's samples, from its text or from the dataset of its module.
 
-    Raises: SourceError, ConfigError.
+    Args:
+        run: the run, pinned.
+        source: builds the model.
+        text: the run's text as `open_text` returns it; None: use the dataset of the module.
+
+    Raises:
+        SourceError: the dataset cannot be used.
+        ConfigError: the tokenizer has more tokens than the model.
     """
     if text is None:
         source = source.whole if isinstance(source, PartlyTrained) else source
@@ -159,7 +189,7 @@ def open_samples(run: RunFile, source: ModelSource, text: Samples | None) -> Sam
 
 
 def config_text(path: Path) -> str:
-    """A config.json as it is. Raises: SourceError."""
+    """Return the text of a config.json. Raises: SourceError."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_CONFIG_BYTES + 1)

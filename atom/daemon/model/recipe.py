@@ -1,4 +1,4 @@
-"""A run's model, traced, named and checked, and the values it begins with. Knows no peers."""
+"""Tracing, naming and checking a run's model, and setting its first values, without any peers."""
 
 import os
 import threading
@@ -31,26 +31,33 @@ from atom.training.replica.replica import Replica
 
 PRECISIONS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in PRECISION_NAMES}
 CHECKED_MEMORY_SHARE = 0.5
-"""Of the free host memory, at most, for the start-up check of a smaller model."""
+"""Largest share of the free host memory that the start-up check of a smaller model may use."""
 MOST_THREADS = 8
-"""That make first values: each holds a parameter's on its way to the arena."""
+"""Largest number of threads that compute first values: each holds one parameter in memory."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A run's model, traced and named, before any memory for weights is spent."""
+    """A run's model, traced without memory for weights, and the identity of its computation."""
 
     run: RunFile
     source: ModelSource
     graph: Graph
-    """Its hash is what the manifest carries and every joiner compares."""
+    """Training graph, whose hash is in the manifest and compared by every joiner."""
     versions: tuple[tuple[str, str], ...]
+    """(package, version) of all packages that determine the graph."""
 
 
 def write_recipe(run: RunFile, source: ModelSource) -> Recipe:
-    """Traces the (pinned) run's model without weights and names it.
+    """Trace the model of a pinned run without weights.
 
-    Raises: SourceError, ModelError.
+    Args:
+        run: the run, pinned.
+        source: builds the model.
+
+    Raises:
+        SourceError: the model cannot be built.
+        ModelError: the model cannot be traced.
     """
     graph = trace_run(run, source)
     versions = (
@@ -62,9 +69,16 @@ def write_recipe(run: RunFile, source: ModelSource) -> Recipe:
 
 
 def check_recipe(recipe: Recipe, graph_hash: str, versions: Sequence[tuple[str, str]]) -> None:
-    """Whether this installation computes what the run was founded with.
+    """Raise unless this installation computes the same as the founder's.
 
-    Raises: MismatchError naming the package whose version differs, else the hashes.
+    Args:
+        recipe: the model as traced here.
+        graph_hash: hash of the graph in the run's manifest.
+        versions: (package, version) pairs of the manifest.
+
+    Raises:
+        MismatchError: the graphs differ; the message names the first package whose version
+            differs, or the hashes if all versions agree.
     """
     if recipe.graph.graph_hash == graph_hash:
         return
@@ -77,9 +91,14 @@ def check_recipe(recipe: Recipe, graph_hash: str, versions: Sequence[tuple[str, 
 
 
 def refuse_versions(wanted: Sequence[tuple[str, str]], because: Exception | None = None) -> None:
-    """`wanted`: a run's (package, version) pairs. `because`: what does not work here.
+    """Raise if a package has another version here than the run was founded with.
 
-    Raises: MismatchError naming the first package whose version differs here.
+    Args:
+        wanted: (package, version) pairs of the run's manifest.
+        because: error that the difference may explain, for the message; None: the graphs differ.
+
+    Raises:
+        MismatchError: names the first such package. Packages that are not installed do not count.
     """
     for package, version in wanted:
         here = version_here(package)
@@ -92,7 +111,11 @@ def refuse_versions(wanted: Sequence[tuple[str, str]], because: Exception | None
 
 
 def version_here(package: str) -> str | None:
-    """Without a build's name: 2.13.0+cpu is 2.13.0. None: not installed, or no package's name."""
+    """Return the version of a package here, without its build: "2.13.0" for 2.13.0+cpu.
+
+    Returns:
+        The version; None if the package is not installed or the name is not valid.
+    """
     if package == "atom-swarm":
         return __version__
     try:
@@ -104,8 +127,17 @@ def version_here(package: str) -> str | None:
 def initialise(
     replica: Replica, recipe: Recipe, console: Console, given: InitialValue | None = None
 ) -> None:
-    """Sets the replica to the run's round 0; `given`: the values that it begins from, else those of
-    its seed. Raises: SourceError; what `given` raises.
+    """Set the trained parameters of the replica to round 0, and its optimizer's state to zero.
+
+    Args:
+        replica: the replica to set.
+        recipe: the run and its model.
+        console: shows the progress.
+        given: values of a folder; None: values from the run's seed.
+
+    Raises:
+        SourceError: a value cannot be computed.
+        ConfigError: a given value is not a number, or tied parameters differ.
     """
     _fill(replica.initialise, recipe, False, console, given)
 
@@ -113,7 +145,7 @@ def initialise(
 def fill_frozen(
     replica: Replica, recipe: Recipe, console: Console, given: InitialValue | None = None
 ) -> None:
-    """The same for the frozen parameters, which are no part of a state."""
+    """Set the frozen parameters, which no state contains. See `initialise` for the arguments."""
     _fill(replica.fill_frozen, recipe, True, console, given)
 
 
@@ -136,7 +168,7 @@ def _fill(
 
 
 def _counted(value_of: InitialValue, total: int, console: Console) -> InitialValue:
-    """The same values; from whatever threads they are asked for, it is told how many there are."""
+    """Wrap a function of first values so that it also reports progress. Thread-safe."""
     lock, made = threading.Lock(), 0
     console.progress("making the first weights", made, total, "parameters")
 
@@ -152,15 +184,35 @@ def _counted(value_of: InitialValue, total: int, console: Console) -> InitialVal
 
 
 def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph:
-    """The graph of a pinned run's model. Raises: SourceError, ModelError."""
+    """Return the graph of a pinned run's model.
+
+    Args:
+        run: the run, pinned.
+        source: builds the model.
+        training: True for training mode, False for evaluation mode.
+
+    Raises:
+        SourceError: the model cannot be built.
+        ModelError: the model cannot be traced.
+    """
     model = source.build(PRECISIONS[run.model.precision])
     return trace(model, source.example_batch(run.batch.micro_batch_sequences), training)
 
 
 def verify_recipe(recipe: Recipe, samples: Samples, console: Console) -> None:
-    """A shrink of the model, split at every layer, must equal the eager module.
+    """Check that the model's compiled program computes the same bits as the eager module.
 
-    Raises: SourceError, ModelError.
+    The smaller one of the whole model and its shrunk version is compared. A model that is too large
+    for this machine's memory is not checked, and a note says so.
+
+    Args:
+        recipe: the run and its model.
+        samples: the run's data, for a batch.
+        console: shows notes and progress.
+
+    Raises:
+        SourceError: the model cannot be built, or cannot be trained correctly.
+        ModelError: program and module differ.
     """
     run = recipe.run
     precision = PRECISIONS[run.model.precision]
@@ -181,7 +233,7 @@ def verify_recipe(recipe: Recipe, samples: Samples, console: Console) -> None:
 
 
 def _compared_on(samples: Samples, sequences: int) -> Batch:
-    """Of a text, which may be on its way, any tokens will do."""
+    """Return a batch for the check: random tokens for text, which may not have arrived yet."""
     if not samples.vocabulary_size:
         return samples.batch(range(sequences))
     shape = sequences, samples.tokens_per_sample + 1
@@ -193,10 +245,13 @@ def _compared_on(samples: Samples, sequences: int) -> Batch:
 
 
 def _compared(recipe: Recipe, dtype: torch.dtype) -> tuple[ModelSource, str]:
-    """Which model, and what is in the way. The whole one is the better witness: what only one of
-    its layers does shows in it alone. It is taken where it costs no more than the shrunk one.
+    """Return the source of the model to compare, and a warning if it is too large.
 
-    Raises: SourceError.
+    The whole model is preferred if it is not larger than the shrunk one: it also has layers that
+    the shrunk model may lack.
+
+    Raises:
+        SourceError: the model cannot be built.
     """
     whole, shrunk = recipe.source, recipe.source.shrunk()
     small = min((whole, shrunk), key=lambda source: parameter_bytes(source.build(dtype)))
@@ -206,9 +261,15 @@ def _compared(recipe: Recipe, dtype: torch.dtype) -> tuple[ModelSource, str]:
 
 
 def answering_graph(recipe: Recipe, window: int) -> Graph:
-    """What the model says of the next token of a text of `window` tokens at most.
+    """Return the graph that predicts the next token of a text.
 
-    Raises: SourceError, ModelError.
+    Args:
+        recipe: the run and its model.
+        window: largest number of tokens of the text.
+
+    Raises:
+        SourceError: the model cannot be built.
+        ModelError: it cannot be traced without its loss, or then uses its parameters differently.
     """
     model = next_token_model(recipe.source, PRECISIONS[recipe.run.model.precision])
     graph = trace(model, example_question(window), training=False, gives_loss=False)
@@ -221,10 +282,12 @@ def answering_graph(recipe: Recipe, window: int) -> Graph:
 
 
 def evaluation_graph(recipe: Recipe) -> Graph | None:
-    """None: it is the training graph.
+    """Return the graph of the model in evaluation mode; None if it equals the training graph.
 
-    Raises: SourceError; ModelError if it draws random numbers, uses other parameters, or has no
-    loss.
+    Raises:
+        SourceError: the model cannot be built.
+        ModelError: in evaluation mode it cannot be traced, draws random numbers, or uses its
+            parameters differently.
     """
     try:
         graph = trace_run(recipe.run, recipe.source, training=False)

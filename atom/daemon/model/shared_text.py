@@ -1,5 +1,7 @@
-"""A run's text as peers give it to each other: its tokenizer.json and its tokens, one blob, whose
-digest the run's manifest names. A joiner needs neither the text nor the tokenizer."""
+"""A run's text in the form in which peers share it, so that joiners need no copy of their own.
+
+The text is shared as one blob: the tokenizer.json and the tokens. Its digest is in the manifest.
+"""
 
 import math
 import shutil
@@ -28,21 +30,22 @@ from atom.swarm.state.blobs import Content
 from atom.swarm.state.piece_store import PieceStore
 
 MOST_SHARED_BYTES = 20 * 10**9
-"""Of tokens, unless the run file says otherwise."""
+"""Size of the tokens up to which a run's text is shared, unless the run file says otherwise."""
 TOKENIZER = "tokenizer"
-"""The first arena, by the order of names; one for each token file follows."""
+"""Name of the blob's first arena; one arena for each token file follows, in order of names."""
 _USUAL_BITS_PER_S = 100e6
+"""Assumed speed of a line without a limit in the peer file."""
 
 
 def with_share(run: RunFile, text: Samples) -> RunFile:
-    """The founder's run with the word how its text comes to the others."""
+    """Return the founder's run with [data] share filled in: "swarm" or "own-copy"."""
     size = sum(file.tokens.nbytes for file in text.files)
     usual = "swarm" if size <= MOST_SHARED_BYTES else "own-copy"
     return run.changed("data", share=run.data.share or usual)
 
 
 def content_of(text: Samples) -> Content:
-    """What others get of a text that is here as a whole."""
+    """Return the blob of a text that is here as a whole: name of the arena → flat tensor."""
     raw = bytearray(text.tokenizer_json)
     tokenizer = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0).byte()
     return {TOKENIZER: tokenizer} | {
@@ -51,7 +54,7 @@ def content_of(text: Samples) -> Content:
 
 
 def described(text: Samples) -> SharedText:
-    """For the manifest: hashes all of it."""
+    """Return the description of the text for the manifest. Slow: hashes the whole text."""
     files = (
         TextFile(dtype_name(file.tokens.dtype), len(file.tokens), file.digest)
         for file in text.files
@@ -61,17 +64,28 @@ def described(text: Samples) -> SharedText:
 
 
 def comes_through_the_swarm(run: RunFile, manifest: Manifest, peer: PeerFile) -> bool:
-    """Whether a joiner gets the text from others; it may name a copy of its own."""
+    """Return True if a joiner fetches the text from other peers.
+
+    It does not if the run does not share its text, or the peer file names a copy.
+    """
     return manifest.text is not None and not names_a_copy(run.data, peer.data)
 
 
 def open_store(text: SharedText, folder: Path) -> PieceStore:
-    """Raises: StorageError."""
+    """Open the store of a text that arrives in pieces, and keep the pieces that are there.
+
+    Args:
+        text: description of the text in the manifest.
+        folder: folder for texts in the state directory.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
     return PieceStore(text.digest, shapes_of(text), _place(text, folder))
 
 
 def shapes_of(text: SharedText) -> list[ArenaManifest]:
-    """The tokenizer, then the token files; without digests."""
+    """Return the arenas of the blob, without digests: the tokenizer, then the token files."""
     shapes = [ArenaManifest(TOKENIZER, "uint8", text.tokenizer_bytes, b"")]
     for number, file in enumerate(text.files):
         shapes.append(ArenaManifest(_file_name(number), file.dtype, file.tokens, b""))
@@ -79,6 +93,7 @@ def shapes_of(text: SharedText) -> list[ArenaManifest]:
 
 
 def tokenizer_pieces(store: PieceStore) -> list[arenas.Piece]:
+    """Return the blob's pieces that contain the tokenizer."""
     return [(0, number) for number in range(store.shapes[0].chunks)]
 
 
@@ -87,7 +102,17 @@ def _place(text: SharedText, folder: Path) -> Path:
 
 
 def samples_of(run: RunFile, text: SharedText, store: PieceStore) -> Samples:
-    """Of the (pinned) run's text, which may be on its way. Raises: DataError; MismatchError."""
+    """Return the samples of a shared text, whose pieces may not have arrived yet.
+
+    Args:
+        run: the run, pinned.
+        text: description of the text in the manifest.
+        store: store of the pieces.
+
+    Raises:
+        DataError: the text has too few tokens, or the run's sequences are too long.
+        MismatchError: manifest and run file name different texts.
+    """
     if len(text.files) != len(run.data.texts):
         raise MismatchError("the run's manifest and its run file name different texts")
     texts = list[Text]()
@@ -102,18 +127,19 @@ def samples_of(run: RunFile, text: SharedText, store: PieceStore) -> Samples:
 
 
 class _Elsewhere(ByteTokenizer):
-    """The run's tokenizer, of which enough is known."""
+    """Stand-in for the run's tokenizer before it arrives, with vocabulary size and digest only."""
 
     def __init__(self, vocabulary_size: int, digest: str) -> None:
         self.vocabulary_size, self.digest = vocabulary_size, digest
 
 
 def piece_of(needed: Piece) -> arenas.Piece:
-    """Where a piece of a token file is in the blob."""
+    """Return the blob's piece that contains a piece of a token file."""
     return needed.file + 1, needed.number
 
 
 def validation_pieces(samples: Samples) -> frozenset[arenas.Piece]:
+    """Return the blob's pieces that contain the validation data."""
     found = set[Piece]()
     for part in samples.validation.values():
         assert isinstance(part, Windows)
@@ -127,15 +153,15 @@ def total_bytes(text: SharedText) -> int:
 
 
 def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
-    """Return what a joiner is told of the text before any of it is fetched.
+    """Return a line for a joiner's owner about the size of the text and the time to fetch it.
 
     Args:
-        manifest: of a run whose text comes through the swarm.
-        peer: the peer file; its cap on downloads decides how long that takes.
-        folder: where texts are kept, as for `open_store`.
+        manifest: manifest of a run that shares its text.
+        peer: the peer file, whose limit on downloads determines the time.
+        folder: folder for texts in the state directory, as for `open_store`.
 
     Raises:
-        StorageError: the disk has no room for it.
+        StorageError: the disk has no room for the text.
     """
     assert manifest.text is not None
     total, kept = total_bytes(manifest.text), disk_bytes([_place(manifest.text, folder)])

@@ -1,4 +1,4 @@
-"""From a run file's [data] to the tokens of its text; and whether they are those of the run."""
+"""Reading a run's text: from a run file's [data] to tokens, which are compared with the run's."""
 
 import errno
 from pathlib import Path
@@ -21,15 +21,25 @@ from atom.swarm.records.manifest import Manifest
 from atom.swarm.state.arenas import CHUNK_BYTES
 
 TEXT_FIELD = "text"
+"""Column of a table that holds the text, unless the run file names another."""
 SPLIT = "train"
-"""Where the text is, if the run file does not say."""
+"""Split of a table that is used, unless the run file names another."""
 
 
 def pin_table(run: RunFile, sources: TextSources, known: RunFile | None) -> RunFile:
-    """The founder's run at one commit of each table that is one of the hub.
+    """Fix the founder's run to one commit of each table on the hub.
 
-    `known`: the run that is taken up again. Raises: ConfigError; AddressError if the hub
-    cannot be asked.
+    Args:
+        run: content of the run file.
+        sources: places of the texts and the tokenizer on this machine.
+        known: the run as it was founded, if it is continued; None for a new run.
+
+    Returns:
+        The run, with a revision for each of these tables.
+
+    Raises:
+        ConfigError: the hub does not have a table.
+        AddressError: the hub cannot be reached.
     """
     revisions: dict[str, str | None] = {}
     for name, text in run.data.texts.items():
@@ -50,10 +60,22 @@ def pin_table(run: RunFile, sources: TextSources, known: RunFile | None) -> RunF
 def open_text(
     run: RunFile, sources: TextSources, cache: Path, progress: Progress
 ) -> tuple[RunFile, Samples | None]:
-    """Tokenises (once) and maps the run's texts; None for a run whose module brings a dataset.
-    Beside it the run with what its tokenizer decides.
+    """Tokenise the run's texts, or map the tokens of an earlier start.
 
-    Raises: ConfigError; AddressError for a hub that cannot be reached; StorageError on a full disk.
+    Args:
+        run: the run.
+        sources: places of the texts and the tokenizer on this machine.
+        cache: folder for the tokens.
+        progress: called while a text is tokenised.
+
+    Returns:
+        (run with the keys that text and tokenizer determine, samples). Samples are None if the run
+        trains on the dataset of its module.
+
+    Raises:
+        ConfigError: a text or the tokenizer cannot be used, or is not the run's.
+        AddressError: the hub cannot be reached.
+        StorageError: the disk is full.
     """
     if run.data.source == "module":
         return run, None
@@ -87,7 +109,7 @@ def open_text(
 
 
 def _end_token(coder: Tokenizer) -> int:
-    """Raises: DataError."""
+    """Return the token that ends a document. Raises: DataError."""
     if len(coder.separator) != 1:
         raise DataError(
             "the tokenizer has no token for the end of a text, by which documents are told apart",
@@ -97,8 +119,15 @@ def _end_token(coder: Tokenizer) -> int:
 
 
 def check_copies(run: RunFile, sources: TextSources) -> None:
-    """What can be told of a joiner's copies without reading the text: files are there, and the
-    tokenizer is the run's. Raises: ConfigError."""
+    """Check a joiner's copies without reading the texts: files exist, the tokenizer is the run's.
+
+    Args:
+        run: the run, pinned.
+        sources: places of the texts and the tokenizer on this machine.
+
+    Raises:
+        ConfigError: a file is missing, or the tokenizer differs.
+    """
     try:
         for name, text in run.data.texts.items():
             if text.source == "text":
@@ -110,7 +139,10 @@ def check_copies(run: RunFile, sources: TextSources) -> None:
 
 
 def _named(problem: ValueError, what: str) -> UserError:
-    """What cannot be reached now may be later: a service starts again after that."""
+    """Return the user error for a problem with a text.
+
+    The kind of error decides whether a service tries again: an unreachable hub may come back.
+    """
     hint = problem.hint if isinstance(problem, DataError) else ""
     kind: type[UserError] = ConfigError
     if isinstance(problem, DataUnreachable):
@@ -120,7 +152,7 @@ def _named(problem: ValueError, what: str) -> UserError:
 
 
 def _corpus(text: TextSource, sources: TextSources, name: str) -> Corpus:
-    """Raises: DataError."""
+    """Return the corpus of one text. Raises: DataError."""
     place = sources.texts[name]
     if text.source == "datasets":
         return _stored(text, place, sources.tokenizer).corpus(text.max_bytes)
@@ -142,9 +174,16 @@ def _stored(text: TextSource, place: TextPlace, tokenizer: str) -> StoredDataset
 
 
 def check_data(samples: Samples, manifest: Manifest) -> None:
-    """A manifest without a digest of data lets peers have different ones.
+    """Raise unless this peer's data equal the run's.
 
-    Raises: MismatchError with what was found here, and how much the run has.
+    A manifest without a digest of the data allows different data on each peer.
+
+    Args:
+        samples: samples of this peer.
+        manifest: the run's manifest.
+
+    Raises:
+        MismatchError: the data differ; the message names both amounts.
     """
     if not manifest.data_digest or samples.digest == manifest.data_digest:
         return
