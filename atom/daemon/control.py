@@ -53,7 +53,7 @@ class ControlServer:
         try:
             self._server.add_insecure_port(f"unix:{path}")
             self._server.start()
-        except RuntimeError as problem:  # how gRPC says that it cannot bind
+        except RuntimeError as problem:  # gRPC raises this error if it cannot bind
             raise StorageError(
                 f"cannot listen on {path}", "remove what lies there, or choose another --state DIR"
             ) from problem

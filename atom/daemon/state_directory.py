@@ -101,7 +101,7 @@ class StateDirectory:
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         places = Path(runtime, f"atom-{name}.sock"), Path(root, "control.sock")
         path = next(filter(_can_listen, places), None)
-        if path is None:  # not in TMPDIR, whose path may be as long as the one that did not fit
+        if path is None:  # not in TMPDIR, whose path may be too long as well
             path = Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir="/tmp"), "control.sock")
         remove_leftover(path)
         write_atomically(self.control_address, os.fsencode(path))
@@ -165,7 +165,7 @@ class StateDirectory:
             return self._lock_file.open("a+")
         except OSError as problem:
             hint = "choose another one with --state DIR"
-            if isinstance(problem, PermissionError):  # in a container there is no better place
+            if isinstance(problem, PermissionError):  # a container may offer no other place
                 hint = f"let user {os.geteuid()} write there, who this runs as, or {hint}"
             raise StorageError(
                 f"cannot use the state directory {self.root}: {why_not_written(problem)}", hint

@@ -187,7 +187,7 @@ def _write_texts(
     if outside.config is not None:
         config = dict(outside.config) if adapter else {**outside.config, "dtype": precision}
         if config.get("eos_token_id", "says nothing of it") is None:
-            config["eos_token_id"] = end_of_text  # else generating would never end
+            config["eos_token_id"] = end_of_text  # without it generating would never end
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (folder / ("adapter_config.json" if adapter else CONFIG)).write_text(text, encoding="utf-8")
 
@@ -229,7 +229,7 @@ def folder_aside(target: Path) -> Iterator[Path]:
         raise _unwritable(target, problem) from problem
     try:
         yield aside
-        for path in aside.rglob("*"):  # the library writes files that only their owner may read
+        for path in aside.rglob("*"):  # safetensors lets only the files' owner read them
             path.chmod(0o666 & ~_umask())
         os.replace(aside, target)
     except OSError as problem:

@@ -304,5 +304,5 @@ def evaluation_graph(recipe: Recipe) -> Graph | None:
             "in evaluation mode the model uses its parameters in another way",
             "use the same ones, in the same order, in both modes, or remove [validation]",
         )
-    # Not only dropout depends on the mode: smoothed labels or an extra loss may, too.
+    # The mode may change more than dropout, such as label smoothing or an extra loss.
     return None if graph.graph_hash == recipe.graph.graph_hash else graph

@@ -23,6 +23,7 @@ from atom.training.storage.disk import DiskRoom
 WRITTEN_EVERY_S = 10.0
 """Time between two writes of the file. A killed process forgets the bytes since the last write."""
 MOST_DAYS = 62
+"""Number of the latest days that are kept."""
 MOST_FILE_BYTES = 1 << 16
 AVERAGES_A_ROUND = 4
 """Traffic of a member in a round, up and down together, as a multiple of the size of the average,
@@ -46,10 +47,12 @@ class Traffic:
 
     @property
     def today_bytes(self) -> int:
+        """Bytes of the day of `now`."""
         return self.days.get(f"{self.now:%Y-%m-%d}", 0)
 
     @property
     def month_bytes(self) -> int:
+        """Bytes of the month of `now`."""
         return sum(count for day, count in self.days.items() if day.startswith(f"{self.now:%Y-%m}"))
 
     @property

@@ -1,6 +1,6 @@
-"""Addresses of this machine for other peers, and DHT nodes that are kept for the next start.
+"""Addresses of this machine for other peers, and a file of DHT nodes for the next start.
 
-At the next start the nodes of the join address may be gone.
+By the next start, the nodes of the join address may be gone.
 """
 
 import ipaddress
@@ -20,9 +20,11 @@ from atom.training.storage.disk import DiskRoom
 
 
 def data_place(network: Network, listen: str) -> tuple[str, int] | None:
-    """Return host and port where gradients and state arrive; None: this peer only dials.
+    """Return (host, port) on which the direct transport listens; None if this peer only dials.
 
-    The host is the DHT node's.
+    Args:
+        network: `[network]` of the peer file.
+        listen: HOST:PORT where the DHT node listens, whose host is used.
     """
     if network.reachable == "no":
         return None
@@ -30,7 +32,12 @@ def data_place(network: Network, listen: str) -> tuple[str, int] | None:
 
 
 def announced_multiaddrs(announce: Sequence[str], dht_port: int) -> tuple[str, ...]:
-    """Return libp2p addresses of the announced hosts; `dht_port` for hosts without a port."""
+    """Return the libp2p addresses that the DHT node announces.
+
+    Args:
+        announce: "HOST" or "HOST:PORT" each.
+        dht_port: port for hosts without a port; if it is 0, such hosts are left out.
+    """
     found = []
     for text in announce:
         host, port = _host_and_port(text, dht_port)
@@ -52,10 +59,15 @@ def data_addresses(network: Network, bound: tuple[str, int]) -> tuple[str, ...]:
 
 
 def announced_hosts(network: Network, listen_host: str) -> Sequence[str]:
-    """Return the hosts under which this peer tells others to reach it, best first.
+    """Return the hosts under which other peers can reach this peer, best first.
 
-    Those of `announce` replace the addresses of this machine; with `lan` its local ones follow, for
-    peers in the same network: many routers do not lead their public address back inside.
+    The hosts of `announce` replace the addresses of this machine. With `lan` its local addresses
+    follow, for peers in the same network: many routers do not route their public address back to
+    the inside.
+
+    Args:
+        network: `[network]` of the peer file.
+        listen_host: IP address on which this peer listens.
     """
     own = own_hosts(listen_host)
     if not network.announce:
@@ -92,10 +104,11 @@ def _family(host: str) -> str:
 
 _EVERY_S = 20.0
 _MOST = 16
+"""Number of nodes that are read from the file at most."""
 
 
 class KeptContacts:
-    """File with the DHT nodes met by this peer. For one thread."""
+    """File with the DHT nodes that this peer has met. Not thread-safe."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -104,9 +117,13 @@ class KeptContacts:
         self._due = 0.0
 
     def keep(self, contacts: tuple[str, ...], room: DiskRoom) -> None:
-        """Write the nodes if they changed: the first time at once, later every `_EVERY_S` at most.
+        """Write the nodes if they changed: at once the first time, later at most every `_EVERY_S`.
 
-        A peer that is killed before it has written any would go on alone at its next start.
+        A peer that was killed before the first write might find no other peer at its next start.
+
+        Args:
+            contacts: multiaddrs of all nodes that are known now.
+            room: reports a full disk.
         """
         if not contacts or contacts == self._kept or self._clock.now() < self._due:
             return
@@ -117,9 +134,9 @@ class KeptContacts:
 
 
 def known_contacts(path: Path) -> tuple[str, ...]:
-    """Return the DHT nodes that an earlier process met, without those that cannot be read.
+    """Return the DHT nodes that an earlier process met.
 
-    A damaged list is no reason not to start: it counts as empty.
+    Entries that are no multiaddrs are left out, and a missing or damaged file counts as empty.
     """
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))

@@ -74,6 +74,7 @@ class Box:
 
     @property
     def me(self) -> Voter:
+        """Identity of this process as a voter: peer id and incarnation."""
         return Voter(self.identity.peer_id, self.incarnation)
 
 
@@ -155,7 +156,7 @@ def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> 
     directory = StateDirectory(root)
     if (known := own_identity(root)) is not None:
         return known.peer_id
-    directory.lock()  # two processes must not make two identities
+    directory.lock()  # two processes must not create two identities
     try:
         return Identity.load_or_create(directory.identity).peer_id
     finally:

@@ -97,14 +97,17 @@ class Membership:
 
     @property
     def run(self) -> RunFile:
+        """Pinned run."""
         return self.recipe.run
 
     @property
     def run_id(self) -> bytes:
+        """Digest of the manifest, by which peers recognise that they belong to one run."""
         return manifest_digest(self.manifest)
 
     @property
     def genesis(self) -> Head:
+        """Head of round 0, which the manifest determines."""
         return first_head(self.manifest)
 
     def initialise(self) -> bool:
@@ -176,7 +179,7 @@ def found_run(options: StartOptions, box: Box, run: RunFile) -> Membership:
     """
     folder, known = options.run_file.absolute().parent, read_manifest(box, run.run.name)
     weights = options.weights
-    if weights is not None and known is None:  # refuse before hours of tokenising
+    if weights is not None and known is None:  # raises now, and not after hours of tokenising
         if is_state(weights):
             KeptRun.read(weights, with_chain=False).chosen()
         else:
@@ -305,7 +308,7 @@ def enter_run(
         with source_errors(run):
             made = _make(run, text, code, box, manifest)
     except (ConfigError, ModelError) as problem:
-        # Another version of a library may not even know the model.
+        # The cause may be another version of a library, which does not know the model.
         refuse_versions(manifest.versions, problem)
         raise
     write_atomically(box.state.manifest, record)

@@ -30,6 +30,7 @@ SHARE_S = 0.2
 LEAST_PAUSE_S = 0.1
 """Shortest pause between two readings of the DHT."""
 CALL_S, LAST_WORD_S = 15.0, 3.0
+"""Bounds on one call from another thread, and on storing our last lease at the end."""
 PATIENCE_S, ASK_AGAIN_S = 60.0, 1.0
 """Time for which a starting peer asks the DHT again, and the pause between two questions. A DHT
 process that ended is usually back sooner."""
@@ -88,10 +89,11 @@ class DirectoryThread:
             await asyncio.sleep(ASK_AGAIN_S)
 
     def close(self) -> None:
+        """Close the directory and end the thread."""
         try:
             self.call(self.directory.close())
         except (TimeoutError, DirectoryUnavailable):
-            pass  # its process ends with ours
+            pass  # the DHT's process ends together with this process
         finally:
             self._end()
 
@@ -148,6 +150,8 @@ class Heartbeat:
         self._blind = False
 
     def start(self) -> None:
+        """Begin to publish, store, read and share leases, on the directory's thread."""
+
         async def begin() -> None:
             for rhythm in (self._publish(), self._store(), self._read(), self._share()):
                 self._tasks.append(asyncio.create_task(self._guard(rhythm)))
@@ -178,7 +182,7 @@ class Heartbeat:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._sign()
         if self._send_due():
-            await asyncio.sleep(SETTLE_S)  # the transport closes after us, with all that is queued
+            await asyncio.sleep(SETTLE_S)  # the transport closes next, and drops queued messages
         async with asyncio.timeout(LAST_WORD_S):
             await self._directory.store_lease(self._newest)
 

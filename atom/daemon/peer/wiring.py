@@ -29,6 +29,7 @@ from atom.training.storage.run_storage import Journal, RunStorage
 
 
 def round_terms(member: Membership, codec: Codec) -> RoundTerms:
+    """Return the run's rules for rounds, as the round machine needs them."""
     run = member.run
     return RoundTerms(
         run.batch.global_sequences,
@@ -41,6 +42,10 @@ def round_terms(member: Membership, codec: Codec) -> RoundTerms:
 
 
 def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -> RunStorage:
+    """Return the storage of chain, results and snapshots in the state directory.
+
+    It also offers other peers the run's own code and its text, if the run has them.
+    """
     results = Results(box.state.results, member.replica.elements, codec)
     journal = Journal(box.state.chain, member.genesis)
     room = DiskRoom(box.state.root, events, box.console.note)
@@ -78,6 +83,12 @@ def state_sync_of(
     clock: Clock,
     pinned: RecentHead | None,
 ) -> StateSync:
+    """Return the part that rebuilds the replica's state from disk or fetches it from other peers.
+
+    Args:
+        clock: monotonic clock.
+        pinned: head that the join address names; None: the address names none.
+    """
     donors = PeerDonors(
         transport,
         storage.results.usual_bytes,
