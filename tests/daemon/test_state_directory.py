@@ -49,7 +49,7 @@ def test_a_directory_that_was_taken_away_is_noticed(taken_away: str, tmp_path: P
     match taken_away:
         case "moved":
             state.root.rename(tmp_path / "elsewhere")
-        case "unlocked":  # by somebody who took it for one that was left behind
+        case "unlocked":  # by a user who took the file for a leftover
             (state.root / "daemon.lock").unlink()
         case _:
             shutil.rmtree(state.root)
@@ -100,7 +100,7 @@ def test_a_file_system_without_locks_is_no_other_daemon(
 
 
 def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    """It can be opened, and PyTorch could not map the tokens in it."""
+    """The directory could be opened, but PyTorch could not map token files in it."""
     state = StateDirectory(tmp_path / os.fsdecode(b"\xff"))
     with pytest.raises(StorageError, match="its path is no text"):
         state.lock()
@@ -111,7 +111,7 @@ def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_the_control_socket_fits_whatever_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Also where the temporary folder's does not; and a link to the directory finds it."""
+    """The path of the temporary folder may be too long, too. A link to the directory also works."""
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
     state, other = StateDirectory(tmp_path / name), StateDirectory(tmp_path / ("y" * 120))
@@ -164,7 +164,7 @@ def test_only_its_owner_may_look_into_a_state_directory(mask: int, tmp_path: Pat
 
 
 def test_a_shared_folder_keeps_its_rights(tmp_path: Path) -> None:
-    """With `--state /tmp`, and root's rights, nobody could use /tmp any more."""
+    """Run by root with `--state /tmp`, Atom must not lock other users out of /tmp."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)

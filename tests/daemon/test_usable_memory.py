@@ -1,4 +1,4 @@
-"""What a container or a service allows counts, where it is less than the machine has."""
+"""Memory limits of containers and services, which count if they are less than the machine has."""
 
 from pathlib import Path
 

@@ -60,7 +60,7 @@ def loud():
 
 
 class Folder:
-    """Use `folder_in`, which gives the state directories back."""
+    """Folder with files of a run and state directories. Create it with `folder_in`."""
 
     def __init__(self, root: Path, code: str, config: Mapping[str, object]) -> None:
         self.root = root
@@ -71,7 +71,7 @@ class Folder:
         self._boxes: list[Box] = []
 
     def box(self, name: str, data: str = TINY_DATA) -> Box:
-        """`data`: what the peer file says of it."""
+        """Return the box of peer `name`, whose peer file has `data` as its section [data]."""
         peer = self.root / "peer.toml"
         peer.write_text(TINY_PEER.format(device="").replace(TINY_DATA, data))
         self._boxes.append(open_box("kept", peer, self.root / name, self.console))
@@ -90,7 +90,7 @@ class Folder:
         more: str = "",
         data: str = TEXT,
     ) -> Membership:
-        """Founds the run, or takes it up; nobody holds its state directory afterwards."""
+        """Found the run or continue it, and unlock its state directory again."""
         run, box = self.run(model, data, more), self.box(name)
         try:
             return found_run(StartOptions(self.root / "run.toml", weights=weights), box, run)
@@ -98,7 +98,7 @@ class Folder:
             box.state.unlock()
 
     def enter(self, member: Membership, name: str = "b", weights: Path | None = None) -> Membership:
-        """As a joiner, who has the manifest and the text."""
+        """Enter the run as a joiner that has the manifest and a copy of the text."""
         code = None
         if member.code is not None:
             kept = self.root / "fetched.py"
@@ -109,14 +109,14 @@ class Folder:
         return enter_run(member.manifest, member.record, code, box, weights=weights)
 
     def snapshot(self, member: Membership, name: str = "a") -> Path:
-        """Of the state that the replica has, as its daemon's first one."""
+        """Write the replica's present state as the snapshot of round 0, and return its path."""
         state = member.replica.state_arenas()
         digest = member.manifest.initial_state_digest
         folder = self.root / name / "snapshots"
         return write_snapshot(folder, 0, member.genesis.digest, digest, state).path
 
     def as_first_state(self, member: Membership) -> None:
-        """Rewrites manifest and snapshot, as if the run had begun with what the replica has."""
+        """Rewrite manifest and snapshot, as if the run had begun with the replica's state."""
         digest = state_digest(member.replica.state_arenas())
         manifest = dataclasses.replace(member.manifest, initial_state_digest=digest)
         root = self.root / "a"
@@ -133,7 +133,12 @@ class Folder:
 def folder_in(
     root: Path, code: str = CODE, config: Mapping[str, object] = CONFIG
 ) -> Iterator[Folder]:
-    """`code`: of own_models.py, from which Python imports meanwhile."""
+    """Create a `Folder`, and restore Python's import path afterwards.
+
+    Args:
+        code: content of own_models.py.
+        config: content of config.json.
+    """
     folder, path = Folder(root, code, config), list(sys.path)
     try:
         yield folder

@@ -1,4 +1,4 @@
-"""A run that trains adapters beside a given model, and what is exported of it."""
+"""Runs that train adapters of a given model, and their exports."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""A run beside a model of the hub: its founder pins the commit, joiners fetch it from there, and
-whoever cannot has peers."""
+"""Adapters of a model on the hub: the founder pins its commit, and joiners fetch it from the hub,
+or from other peers."""
 
 from collections.abc import Iterator
 from dataclasses import replace

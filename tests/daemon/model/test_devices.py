@@ -1,4 +1,4 @@
-"""[device] use: what it names on this machine, and what is refused before anything is opened."""
+"""[device] use: the devices that it names on this machine, and refusals before any is opened."""
 
 import pytest
 import torch

@@ -215,7 +215,7 @@ def test_somebody_else_s_code_runs_only_for_those_who_trust_them(
 def test_a_daemon_may_be_at_work(
     kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It puts newer snapshots in the place of older ones, while libraries are loaded and after."""
+    """The daemon replaces its snapshots while libraries are loaded, and again later."""
     kept.founded(GPT3, tmp_path)
     daemon = StateDirectory(tmp_path / "a")
     (older,) = daemon.snapshots.iterdir()

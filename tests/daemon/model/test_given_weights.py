@@ -92,7 +92,7 @@ def continued(folder: Folder, model: str, **more: str) -> Membership:
 
 @pytest.mark.parametrize("model", [GPT3, WORDS], ids=["gpt3", "module"])
 def test_a_run_continues_another_from_its_state_directory(folder: Folder, model: str) -> None:
-    """Also one whose chain this version cannot read: that is what an upgrade leaves."""
+    """The old run's chain may be unreadable: an upgrade can change the protocol version."""
     _, wanted = trained(folder, model)
     (folder.root / "a" / "chain.bin").write_bytes(b"of another protocol version")
     member = continued(folder, model)
@@ -151,7 +151,7 @@ CROSSED = {
     "n_positions": 8,
     "add_cross_attention": True,
 }
-"""Without an encoder, its cross-attention has no part in the loss."""
+"""Config of a model whose loss does not use its cross-attention, because there is no encoder."""
 
 
 def crossed(folder: Folder, root: Path) -> tuple[Path, Weights]:

@@ -202,7 +202,7 @@ def test_validation_is_in_evaluation_mode_where_nothing_is_random(folder: Folder
     ],
 )
 def test_a_model_that_cannot_be_validated(folder: Folder, name: str, said: str) -> None:
-    """It is random even then, or gives something else than its loss."""
+    """Evaluation mode does not stop the model from drawing random numbers, or lacks its loss."""
     assert trained(folder.found(own(name), "without")) > 0
     with pytest.raises(ModelError, match=said) as caught:
         folder.found(own(name), "with", data=HELD, more=VALIDATED)

@@ -1,4 +1,4 @@
-"""Adapters trained here are those of `peft` on the same batches, and it loads what is exported."""
+"""Adapters train like `peft`'s own on the same batches, and `peft` loads their export."""
 
 import json
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def with_pefts(peft: Any, config: dict[str, Any], told: dict[str, Any]) -> tuple
 
 @pytest.mark.parametrize(("name", "config"), [("llama", SMALL_LLAMA), ("gpt2", GPT2)])
 def test_steps_are_pefts_to_a_millionth(peft: Any, name: str, config: dict[str, Any]) -> None:
-    """With B not zero: then A has a gradient, too."""
+    """Matrix B is not zero here, so that A has a gradient, too."""
     source = PartlyTrained(MODELS[name], SMALL)
     ours = materialised(source, torch.float32, seed=3)
     places, told = source.adapter()
@@ -101,7 +101,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 def changed(folder: Folder, member: Membership) -> None:
-    """As if it had been trained, on disk."""
+    """Change the state on disk, as training would."""
     for name, arena in member.replica.state_arenas().items():
         if name == "master":
             arena.add_(torch.randn(arena.shape, generator=torch.Generator().manual_seed(1)) / 9)

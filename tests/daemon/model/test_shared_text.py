@@ -1,5 +1,5 @@
-"""A text that comes through the swarm: what its manifest names, what a joiner makes of it, and what
-is said and refused before anything is fetched."""
+"""Text that comes through the swarm: its description in the manifest, the samples of a joiner, and
+messages and refusals before any piece is fetched."""
 
 import re
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def founded(folder: Folder) -> Membership:
 
 
 def joined(folder: Folder, member: Membership, name: str = "b") -> Membership:
-    """By somebody who has nothing."""
+    """Enter the run as a joiner without any text."""
     return enter_run(member.manifest, member.record, None, folder.box(name, NOTHING))
 
 

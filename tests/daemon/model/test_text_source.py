@@ -1,4 +1,4 @@
-"""From a run file's [data] to its text; and who has other data hears how much the run has."""
+"""Reading the text that a run file's [data] names, and refusing data that differ from the run's."""
 
 from collections.abc import Iterator
 from dataclasses import replace

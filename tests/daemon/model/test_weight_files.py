@@ -1,4 +1,4 @@
-"""Folders of weights: what is written is read back, and what is not whole is refused by name."""
+"""Folders of weights: written tensors are read back, and incomplete folders are refused."""
 
 import json
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def test_what_is_written_is_read(tmp_path: Path, shard_bytes: int, files: list[s
 
 
 def test_of_one_file_and_an_index_the_same_counts_as_for_transformers(tmp_path: Path) -> None:
-    """As where a model was saved again, in another number of files, into the same folder."""
+    """A folder has both if a model was saved twice into it, in different numbers of files."""
     settings = {"n_embd": 4, "n_layer": 1, "n_head": 1, "vocab_size": 3, "n_positions": 2}
     model = GPT2LMHeadModel(GPT2Config(**settings))
     model.save_pretrained(tmp_path, max_shard_size=200)

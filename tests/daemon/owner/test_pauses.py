@@ -1,4 +1,4 @@
-"""Who stands still, why, and what is told of it."""
+"""Pauses of the owner and of the schedule, their events, and the mark on disk."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_the_owners_pause_outlives_the_process(scene: Scene, tmp_path: Path) -> None:
-    """It was killed, or left: a service would start it again, and nobody said `atom resume`."""
+    """A service may restart a process that was killed or has left, without any `atom resume`."""
     mark = tmp_path / "paused"
     scene.pauses.pause()
     again = Scene(mark)
@@ -68,7 +68,7 @@ def test_a_pause_that_the_disk_does_not_keep_says_so(
 def test_a_mark_that_stays_is_told_whatever_else_is(
     before: Callable[[Pauses], object], said: str, scene: Scene, tmp_path: Path
 ) -> None:
-    """Its next start would stand still, and nobody knew why."""
+    """The next start would be paused, and the owner would not know why."""
     scene.pauses.pause()
     (tmp_path / "paused").unlink()
     (tmp_path / "paused").mkdir()  # no unlink takes that away

@@ -1,4 +1,4 @@
-"""What a line carried, by the calendar, over restarts; and the allowance of a month."""
+"""Bytes of a line by calendar day, kept over restarts, and the monthly allowance."""
 
 from datetime import datetime
 from pathlib import Path
@@ -137,7 +137,8 @@ def test_two_rounds_before_its_end_a_peer_goes(
     [(0, 0, 40), (30, 3, 40), (55, 3, 55), (10**9, 3, 60), (10**9, 1, 40)],
 )
 def test_a_state_that_was_served_is_no_rounds(carried: int, members: int, expected: int) -> None:
-    """Else a small allowance would not be two rounds' for ever: nothing is measured meanwhile."""
+    """Served states must not count: a small allowance would then seem too small for two rounds
+    forever, because a peer that does not start measures nothing new."""
     assert most_round_bytes(carried, members, 10) == expected
 
 

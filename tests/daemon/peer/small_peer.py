@@ -69,7 +69,14 @@ def on_thread(directory: Any, clock: ManualClock | None = None) -> DirectoryThre
 def found_in(
     root: Path, run_text: str = TINY_RUN, console: Console | None = None, more: str = ""
 ) -> Membership:
-    """Nobody holds the state directory `root`/state afterwards. `more`: of the peer file."""
+    """Found a run in the state directory `root`/state, which is unlocked again.
+
+    Args:
+        root: folder for the files.
+        run_text: content of the run file.
+        console: console of the founder; None: no output.
+        more: further text of the peer file.
+    """
     (root / "run.toml").write_text(run_text)
     (root / "peer.toml").write_text(SMALL_BOX + more)
     (root / "text.txt").write_text(TINY_TEXT)
@@ -85,7 +92,12 @@ def found_in(
 def small_peer(
     root: Path, member: Membership, console: Console, clock: ManualClock | None = None
 ) -> Iterator[Peer]:
-    """Of `member`, with its state in `root`; built, and not started. Without `clock`: real time."""
+    """Build a peer of `member` without starting it.
+
+    Args:
+        root: its state directory.
+        clock: monotonic clock; None: the machine's.
+    """
     box = open_box(member.run.run.name, None, root, console, "127.0.0.1:0")
     box = replace(box, incarnation=member.manifest.founder_incarnation)  # the voter of round 0
     thread = on_thread(SmallDirectory(), clock)

@@ -23,7 +23,7 @@ class Watched:
         self.false: dict[str, float] = {}
         """Seconds by which a peer's own clock is wrong."""
         self.last_issued_at: float | None = None
-        """When all other peers fell silent."""
+        """Time at which all other peers stopped renewing their leases; None: they go on."""
 
     def reading(self, offset_s: float) -> dict[str, Lease]:
         leases = {}

@@ -85,7 +85,7 @@ def test_what_is_not_the_end_of_this_very_run_goes_on(finished: Finished) -> Non
     with pytest.raises(WentOn):
         finished.start(Silence())
     finished.run_file.write_text(of_rounds(1))
-    for snapshot in (finished.state / "snapshots").iterdir():  # of what it holds, nothing is whole
+    for snapshot in (finished.state / "snapshots").iterdir():  # damage all of them
         raw = bytearray(snapshot.read_bytes())
         raw[-1] ^= 1
         snapshot.write_bytes(raw)

@@ -93,11 +93,11 @@ def test_a_node_that_does_not_come_up_in_time_is_told_as_that(
 
 
 async def end_with_news(heartbeat: Heartbeat) -> int:
-    """How many of its rhythms go on, although they were ended in the moment of some news."""
+    """Cancel all tasks right after a change of the lease, and return how many of them go on."""
     for _ in range(LOOP_STEPS):
         await asyncio.sleep(0)
     heartbeat.nudge()
-    await asyncio.sleep(0)  # it is heard, and who waits for it has not been waked yet
+    await asyncio.sleep(0)  # the event is set now, but the task that waits for it is not awake yet
     for rhythm in heartbeat._tasks:
         rhythm.cancel()
     _, going_on = await asyncio.wait(heartbeat._tasks, timeout=5.0)

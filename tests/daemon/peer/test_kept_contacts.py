@@ -27,7 +27,7 @@ def test_what_found_no_room_is_written_later(tmp_path: Path) -> None:
 
 
 def test_the_first_news_is_written_at_once(tmp_path: Path) -> None:
-    """Whoever is killed right after begins a chain of its own, if it knows nobody."""
+    """A peer that is killed early and finds no contacts at its next start would be alone."""
     clock, room, path = ManualClock(), DiskRoom(tmp_path, EventList()), tmp_path / "addresses.json"
     contacts = KeptContacts(path, clock)
     contacts.keep((), room)
@@ -35,6 +35,6 @@ def test_the_first_news_is_written_at_once(tmp_path: Path) -> None:
     contacts.keep((ONE, OTHER), room)
     assert known_contacts(path) == (ONE,), "the others now and then"
     again = KeptContacts(path, clock)
-    for met in ((ONE,), (OTHER,)):  # what is kept already is no news
+    for met in ((ONE,), (OTHER,)):  # contacts that the file has already are not written again
         again.keep(met, room)
     assert known_contacts(path) == (OTHER,)

@@ -1,4 +1,4 @@
-"""What others see of a peer, and when it ends."""
+"""States of a peer as other peers see them, and the decision to end."""
 
 from dataclasses import replace
 

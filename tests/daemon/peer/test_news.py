@@ -1,4 +1,4 @@
-"""What a daemon says of the swarm while nobody types, and how often."""
+"""Lines that a daemon prints about the swarm while it runs, and how often it prints them."""
 
 from typing import Any
 

@@ -180,7 +180,7 @@ def test_an_earlier_deadline_holds_and_a_later_one_does_not(peer: Peer) -> None:
 def test_a_leave_ends_the_rebuilding_of_the_last_state(
     peer: Peer, notes: Notes, tmp_path: Path
 ) -> None:
-    """Between two steps of it; the control API answers meanwhile."""
+    """The control API answers during the rebuilding, which ends between two of its steps."""
     peer.leave(5.0)
     assert peer.run() is Ending.LEFT
     assert notes.notes[1:] == ["ended at round 0: left, and nothing that was counted is lost"]
@@ -221,7 +221,7 @@ def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
 
 @pytest.mark.timeout(30)
 def test_a_signal_waits_for_nothing_that_the_main_thread_holds(peer: Peer) -> None:
-    """And a second one counts, though nobody has looked since the first."""
+    """A second signal counts, too, although the main loop has not polled since the first."""
     counted(peer, 4)
     with noted_signals() as signals, peer._wake._cond:  # as in the midst of a wait for it
         os.kill(os.getpid(), signal.SIGTERM)
@@ -272,7 +272,7 @@ def test_of_many_void_passes_for_one_cause_few_are_said(peer: Peer, notes: Notes
 
 
 def test_before_its_state_is_rebuilt_it_is_at_the_beginning(peer: Peer, member: Membership) -> None:
-    """Also to whoever asks before it is started: metrics are scraped from then on."""
+    """Figures are available before the start, because metrics may be scraped from then on."""
     told = peer.info()
     assert (told["state"], told["round"], told["digest"]) == ("syncing", 0, "")
     assert told["voters"] == [member.manifest.owner]

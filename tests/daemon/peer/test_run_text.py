@@ -1,4 +1,4 @@
-"""What a peer trains on comes from those who are there, and is read once it is here."""
+"""Fetching a run's text from the peers that are there, and training on the pieces that arrived."""
 
 import threading
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def network() -> Iterator[LocalNetwork]:
 
 
 class Joiner:
-    """With nothing but the run's manifest."""
+    """Joiner that has only the run's manifest."""
 
     def __init__(self, folder: Folder, founder: Membership, me: Transport) -> None:
         box = folder.box("joiner", "")
