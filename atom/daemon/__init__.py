@@ -1,1 +1,1 @@
-"""One peer as a process: its state directory, its life from start to goodbye, its control API."""
+"""The daemon: one peer as a process, with its state directory, main loop and control API."""

@@ -1,9 +1,10 @@
-"""The directory in which a peer keeps everything; one daemon at a time may use it.
+"""State directory: all files of a peer. Only one daemon at a time may use it.
 
 Only its owner may look into it (mode 0700): it holds the peer's private key, addresses of other
 peers, and the run's text. The control socket lies in `$XDG_RUNTIME_DIR`, in this directory, or in
-a temporary folder, whichever is private and short enough first; `control.address` names it. A
-daemon and its clients may see different environments, so clients read that file and do not search.
+a temporary folder: the first one that is private and has a short enough path. `control.address`
+names the socket. A daemon and its clients may see different environments, so clients read that file
+instead of searching.
 """
 
 import hashlib
@@ -48,7 +49,7 @@ class StateDirectory:
         self.downloads = root / "downloads"
         self.tokens = root / "tokens"
         self.program = root / "program"
-        """The generated source of this peer's sub-models, for people to read."""
+        """Folder with the generated source of this peer's sub-models, for people to read."""
         self.peer_file = root / "peer.toml"
         """Peer file that applies if the command line names none."""
         self.own_code = root / "own_code.py"
@@ -61,7 +62,7 @@ class StateDirectory:
         self.traffic = root / "traffic.json"
         """Bytes sent and received, by day."""
         self.paused = root / "paused"
-        """Exists from `atom pause` until `atom resume`, also across restarts."""
+        """File that exists from `atom pause` until `atom resume`, also across restarts."""
         self.control_address = root / "control.address"
         """Path of the control socket, as text."""
         self.dht_log = root / "dht.log"
@@ -131,7 +132,7 @@ class StateDirectory:
         return False
 
     def lock(self) -> None:
-        """Create the directory, make it private, and lock it until the process ends.
+        """Create the directory, make it private, and lock it until `unlock` or the process's end.
 
         Raises:
             StorageError: the directory cannot be used, or another daemon uses it.

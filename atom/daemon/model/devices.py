@@ -27,7 +27,7 @@ def _named(name: str) -> torch.device:
 
 
 def require_alike(devices: Sequence[torch.device]) -> None:
-    """Raise unless all GPUs have one architecture: others would round differently.
+    """Raise unless all GPUs have one architecture: different architectures round differently.
 
     Args:
         devices: devices that exist.

@@ -41,10 +41,11 @@ class Sampled:
     dtype: torch.dtype
     """Dtype in which the model computes."""
     sequence_tokens: int
-    """Largest number of tokens of a text: the training sequences' length, or the positions."""
+    """Largest number of tokens of a text: the length of the training sequences, or an exported
+    model's number of positions."""
     tokenizer: Tokenizer
     value_of: Callable[[str, tuple[int, ...]], Tensor]
-    """(parameter's name, shape) → its value."""
+    """Function that returns a parameter, given its name and shape."""
 
     @property
     def ends(self) -> frozenset[int]:

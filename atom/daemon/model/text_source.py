@@ -1,4 +1,4 @@
-"""Reading a run's text: from a run file's [data] to tokens, which are compared with the run's."""
+"""Tokens of a run's text, read from the places in [data] and compared with the run's digest."""
 
 import errno
 from pathlib import Path

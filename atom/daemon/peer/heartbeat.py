@@ -115,7 +115,7 @@ def enter_dht(run: str, owner: str, node: NodeSettings, events: EventSink) -> Di
 
 
 class Heartbeat:
-    """Publishes our lease and hands on the leases of others, over the DHT and peer to peer."""
+    """Publisher of our lease and reader of other peers' leases, over the DHT and peer to peer."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Heartbeat:
 
         Args:
             describe: returns our lease as it is now.
-            on_leases: takes all leases that are known, by peer id, whenever there are newer ones.
+            on_leases: takes all known leases, by peer id, whenever some lease is newer.
             pause: returns the seconds until the next reading of the DHT.
             on_failure: takes the exception that ended the heartbeat.
             send: sends a message to a peer id, and does not block; called on any thread.
@@ -246,7 +246,7 @@ class Heartbeat:
         return bool(messages)
 
     def _hand_on(self) -> None:
-        """Hand on the leases of both channels. A lease that is not newer proves no life."""
+        """Pass on the leases of both channels. A lease that is not newer is no sign of life."""
         self._exchange.has_news.clear()
         self._on_leases(self._exchange.merged(self._read_leases, self._clock.now()))
 

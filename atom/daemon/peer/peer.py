@@ -69,7 +69,7 @@ When a terminal is closed, the kernel sends SIGHUP, the shell sends it again, an
 ends the login's processes sends SIGTERM. The user has asked only once.
 """
 TWIN_S = 20.0
-"""Seconds after its start in which a process that finds another one with its key is the later."""
+"""Seconds after its start in which a process that sees another with its key counts as the later."""
 TWIN_WORDS = "another process uses this peer's key, and the swarm can count on neither of the two"
 TWIN_HINT = "end one of them; for a second peer begin with an empty folder: --state FOLDER"
 _LOOK_S = 0.1
@@ -294,7 +294,7 @@ class Peer:
         return ending(facts)
 
     def _arrive(self, ours: int, ahead: Sequence[Lease]) -> None:
-        """Begin to work if no peer is ahead, or no peer that claims to be can show its state."""
+        """Begin to work if no peer claims a better head, or no such claim proved true in time."""
         self._say(self._news.arrival(ours, [lease.round for lease in ahead]))
         doubted, facts = self._machine.doubted, self._life.facts
         believed = sum(lease.peer_id not in doubted for lease in ahead)
@@ -328,7 +328,7 @@ class Peer:
         self._wake.set()
 
     def _on_pass(self) -> None:
-        """Spread the new count of sequences after a pass."""
+        """Announce the new count of sequences after a pass."""
         self._executor.stats.pass_counted()
         self._loop.pass_ended()
         self._heartbeat.nudge()
@@ -340,7 +340,7 @@ class Peer:
         self._heartbeat.nudge()
 
     def _on_change(self) -> None:
-        """Spread a new head or phase, and wake the main loop."""
+        """Announce a new head or phase, and wake the main loop."""
         self._heartbeat.nudge()
         self._wake.set()
 
