@@ -45,6 +45,9 @@ def run_storage(box: Box, member: Membership, codec: Codec, events: EventSink) -
     """Return the storage of chain, results and snapshots in the state directory.
 
     It also offers other peers the run's own code and its text, if the run has them.
+
+    Raises:
+        StorageError: the chain on disk is damaged, or belongs to another run.
     """
     results = Results(box.state.results, member.replica.elements, codec)
     journal = Journal(box.state.chain, member.genesis)
