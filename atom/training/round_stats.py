@@ -1,4 +1,4 @@
-"""What a process had a part in, and its passes that counted for nothing."""
+"""Statistics of one process: its share in committed rounds, and its void passes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,43 +10,49 @@ from atom.swarm.records.lease import RoundUse, SampleText, Validation
 
 @dataclass
 class RoundStats:
-    """Of one incarnation. Read from other threads, written by the worker's."""
+    """Statistics of one incarnation. The worker's thread writes them; any thread may read."""
 
     me: Voter
     spent: Callable[[], tuple[float, int, int]] = lambda: (0.0, 0, 0)
-    """By this process so far: seconds in passes, void ones included; bytes sent, and received."""
+    """Function returning this process's totals: seconds in passes, bytes sent, bytes received.
+
+    Void passes are included.
+    """
     rounds_joined: int = 0
-    """Those that something of ours was averaged in."""
+    """Number of rounds that averaged a contribution of ours."""
     sequences_committed: int = 0
     sequences_dropped: int = 0
-    """Counted here, but in no round on the chain: theirs had closed without them."""
+    """Number of our counted sequences that no round on the chain includes."""
     last: Value | None = None
-    """What the chain's last round agreed on, since we know one."""
+    """Value decided in the last round of the chain; None: no round is known."""
     sequences_per_s: float = 0.0
-    """Of the whole swarm in that round; 0: we did not see it begin."""
+    """Speed of the whole swarm in the last round; 0: we did not see the round begin."""
     last_commit_at: float | None = None
-    """When it was committed; None: while we were not there."""
+    """Time at which the last round was committed; None: we did not see the commit."""
     use: RoundUse | None = None
-    """What that round took of this peer; None: we did not see it begin."""
+    """Resources that the last round took on this peer; None: we did not see the round begin."""
     validation: Validation | None = None
-    """The newest."""
+    """Newest validation losses."""
     sample: SampleText | None = None
-    """The newest."""
+    """Newest text written by the model."""
     void_passes: dict[str, int] = field(default_factory=lambda: {cause.value: 0 for cause in Cause})
-    """Those that counted for nothing, by cause."""
+    """Number of passes that did not count, by cause."""
     void_in_a_row: int = 0
-    """The last ones; 0 once a pass has counted again."""
+    """Number of void passes since the last pass that counted."""
     void_cause: str = ""
-    """Of the last of them; empty once a pass has counted again."""
+    """Cause of the latest void pass; empty if a pass has counted since."""
     _counted: int = 0
-    """For rounds that are over, whatever became of them."""
+    """Sequences counted for rounds that are over, whether a round included them or not."""
     _spent_before: tuple[float, int, int] = (0.0, 0, 0)
-    """At the last commit."""
+    """Result of `spent` at the last commit."""
 
     def voided(self, void: PassVoided) -> bool:
-        """A pass counted for nothing, and earlier ones may be lost with it. Returns whether to say
-        so: of each cause the 1st, 2nd, 4th, 8th …. If every pass is void, no log shall fill the
-        disk."""
+        """Record a void pass and the earlier sequences lost with it.
+
+        Returns:
+            True if the pass should be logged: the 1st, 2nd, 4th, 8th … of each cause, so that the
+            log does not fill the disk if all passes are void.
+        """
         cause = self.void_cause = void.cause.value
         self.void_passes[cause] += 1
         self.void_in_a_row += 1
@@ -58,7 +64,13 @@ class RoundStats:
         self.void_in_a_row, self.void_cause = 0, ""
 
     def committed(self, commit: Commit, counted: int, now: float) -> None:
-        """A round is committed while we are there. `counted`: our sequences until then."""
+        """Record a round whose commit we saw.
+
+        Args:
+            commit: Commit of the round.
+            counted: Sequences of ours that we no longer count for a later round.
+            now: Time of the commit.
+        """
         self._enter([commit], counted, self.rounds_joined, self.sequences_committed)
         spent = self.spent()
         passes_s, sent, received = (a - b for a, b in zip(spent, self._spent_before, strict=True))
@@ -74,14 +86,21 @@ class RoundStats:
         self.last_commit_at, self._spent_before = now, spent
 
     def caught_up(self, chain: Sequence[Commit], counted: int) -> None:
-        """The whole chain, as our disk or others showed it. `counted`: our sequences for the round
-        that was under way, which may be in one that was found."""
+        """Recompute the statistics from a chain that our disk or other peers provided.
+
+        Args:
+            chain: All commits since genesis.
+            counted: Our sequences of the round that was under way; a round of the chain may include
+                them.
+        """
         self._enter(chain, counted, 0, 0)
         self.sequences_per_s, self.last_commit_at, self.use = 0.0, None, None
 
     def _enter(self, chain: Sequence[Commit], counted: int, joined: int, sequences: int) -> None:
-        """Rounds that follow those with so many sequences of ours. What a former incarnation gave
-        is not ours."""
+        """Add rounds to the totals `joined` and `sequences`.
+
+        Contributions of an earlier incarnation of this peer are not counted.
+        """
         parts = [commit.value.given_by(self.me) for commit in chain]
         self._counted += counted
         self.rounds_joined = joined + sum(part > 0 for part in parts)

@@ -1,10 +1,11 @@
-"""Passes on several devices at once, on one store. A group that runs passes together is one device
-here.
+"""Passes on several devices at once that share one host store.
 
-The micro-batches of a call are cut into passes as one device would run them, and each device takes
-some. Gradients land in the order of the passes (`atom.swap.landing_order`), so a call gives the
-same bits on any number of devices. When a device fails, what has not landed is computed again by
-the others.
+In this module, a group of devices that runs one pass together counts as one device.
+
+The micro-batches of a call are split into passes, and each device runs some of the passes.
+Gradients are added in the order of the passes (`atom.swap.landing_order`), so the result has the
+same bits on any number of devices. If a device fails, the other devices compute again the gradients
+that have not been added.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +33,10 @@ Stop = Callable[[], bool]
 
 
 class DataParallel:
-    """The devices of one replica: which of them work, and what of their passes has landed. Used by
-    one thread at a time, unless said otherwise."""
+    """Devices of one replica; splits passes among them and excludes devices that fail.
+
+    Used by one thread at a time, unless a method says otherwise.
+    """
 
     def __init__(
         self,
@@ -42,42 +45,55 @@ class DataParallel:
         clock: Clock,
         told: Callable[[str], None],
     ) -> None:
-        """`told`: of devices that are left out, and that are back, in words."""
+        """Begin with all devices in use.
+
+        Args:
+            devices: Engines of each device.
+            order: Order in which gradients of the devices are added.
+            clock: Time source.
+            told: Receives a message when a device is excluded and when it is used again.
+        """
         self._names = _names([each.name for each in devices])
         self._failed = dict[int, LeftOut]()
-        """The last failure of each."""
+        """Latest failure of each device that has failed, by device number."""
         self._devices, self._order, self._clock, self._told = devices, order, clock, told
         self._sharing = WorkSharing(len(devices), clock)
         self.left_out: Mapping[int, LeftOut] = {}
-        """By number. Replaced, never changed: from any thread."""
+        """Excluded devices by device number.
+
+        The mapping is replaced, never changed, so any thread may read it.
+        """
         self._next = 0
-        """The number of the first pass of the next call."""
+        """Number of the first pass of the next call."""
         self._passes = range(0)
-        """Of the latest call."""
+        """Numbers of the passes of the latest call."""
         self._begun = set[int]()
-        """Devices whose engines have begun a pass of it."""
+        """Devices whose engines have begun a pass of the latest call."""
         self._lost = False
-        """What was counted before it did not land."""
+        """True if gradients counted before the latest call were lost."""
 
     @property
     def at_work(self) -> list[int]:
-        """The devices that are not left out."""
+        """Numbers of the devices that are not excluded."""
         return [n for n in range(len(self._devices)) if n not in self.left_out]
 
     @property
     def devices(self) -> dict[str, str | None]:
-        """As `ReplicaEngines.devices`."""
+        """Devices by name; the value is the error of an excluded device, or None."""
         out = self.left_out
         return {name: out[n].why if n in out else None for n, name in enumerate(self._names)}
 
     @property
     def touched(self) -> bool:
-        """As `Engine.touched`, of the latest call."""
+        """True if the gradient sums may hold a part of the latest call, or have lost earlier ones.
+
+        See `Engine.touched`.
+        """
         return self._lost or self._landed_any()
 
     @property
     def leaving(self) -> bool:
-        """As `Engine.leaving`. From any thread."""
+        """True if gradients of the latest call were sent to the host sums. Thread-safe."""
         sent = (self._devices[n].training.leaving for n in list(self._begun))
         return self._landed_any() or any(sent)
 
@@ -91,8 +107,10 @@ class DataParallel:
         landed: Callable[[Sequence[HostSum]], None] | None,
         observer: Observer | None,
     ) -> list[float]:
-        """As `Engine.run_pass`, `at_once` micro-batches in each pass. One pass of the first device
-        at work is observed."""
+        """Run forward and backward of the micro-batches; see `ReplicaEngines.train`.
+
+        The observer receives the events of one pass, of the first device in use.
+        """
         starts = range(0, len(batches), at_once)
         if first:
             self._passes = range(0)
@@ -136,38 +154,46 @@ class DataParallel:
         return [loss for number in self._passes for loss in losses[number]]
 
     def landed(self) -> None:
-        """As `Engine.landed`, whatever has become of the devices. Raises: as `_void`."""
+        """Wait until the gradients of all passes so far have been added.
+
+        Raises: as `_void`, if some gradients were lost with a device.
+        """
         late = self._forget()
         if not self._has_landed(self._next - 1):
             self._void(late)
 
     def _stop(self) -> None:
-        """What was counted before the latest call goes on landing."""
+        """Stop adding gradients of the latest call; earlier gradients are still added."""
         self._order.stop(self._passes.start)
 
     def _recover(
         self, failures: Mapping[int, BaseException], first: bool, should_stop: Stop
     ) -> None:
-        """What is missing may be computed then. Raises: the failure that keeps all from it."""
+        """Exclude the failed devices, so that the others can compute the missing passes.
+
+        Raises: PassVoided if counted gradients were lost; PassCancelled; or the failure, if no
+        device can go on.
+        """
         late = self._forget()
         if self._order.is_torn or not (first or self._has_landed(self._passes.start - 1)):
             self._lost = True
             self._void({**failures, **late})
         self._leave_out(failures)
         self._leave_out(late)
-        if should_stop():  # asked again: something may have landed since
+        if should_stop():  # its answer may have changed: more gradients may have been added since
             raise PassCancelled("the pass was cancelled")
         self._order.go_on()
 
     def _forget(self) -> dict[int, BaseException]:
-        """Whatever is on its way has landed then, or never will. The devices that kept it from
-        that."""
+        """Wait until no gradients are in flight; return the failures of devices that lost some."""
         late = ((number, each.training.forget()) for number, each in enumerate(self._devices))
         return {number: failure for number, failure in late if failure is not None}
 
     def _void(self, failures: Mapping[int, BaseException]) -> NoReturn:
-        """What was counted has not landed, and is lost: it says so until a pass is the first again.
-        Raises: PassVoided; what keeps the other devices from going on."""
+        """Report that counted gradients are lost; repeated until a pass starts new sums.
+
+        Raises: PassVoided, or the failure if no other device can go on.
+        """
         failure = self._order.failure
         assert failure is not None, "else it has landed by now"
         with voided_by_memory():
@@ -175,7 +201,7 @@ class DataParallel:
         raise PassVoided(Cause.DEVICE, left_out(failure, None, 0.0).why) from failure
 
     def _break_off(self) -> None:
-        """Nothing of the passes so far lands any more."""
+        """Discard all gradients of the passes so far that have not been added."""
         self._lost |= self._landed_any()
         self._stop()
         self._forget()
@@ -185,7 +211,7 @@ class DataParallel:
     def evaluate(
         self, batches: Sequence[Batch], at_once: int, should_stop: Stop, answers: bool
     ) -> list[Tensor]:
-        """As `ReplicaEngines.evaluate`."""
+        """Run the forward of the micro-batches; see `ReplicaEngines.evaluate`."""
         starts = range(0, len(batches), at_once)
 
         def job(device: int, place: int, broken: Stop) -> tuple[list[Tensor], float]:
@@ -205,7 +231,10 @@ class DataParallel:
     # ---- devices that fail
 
     def _leave_out(self, failures: Mapping[int, BaseException]) -> None:
-        """Raises: a failure that is not a device's, or that leaves no device at work."""
+        """Exclude the failed devices.
+
+        Raises: a failure that is not a device's fault, or that leaves no device in use.
+        """
         for number, failure in failures.items():
             if number in self.left_out or isinstance(failure, PassCancelled | LandingStopped):
                 continue
@@ -214,16 +243,19 @@ class DataParallel:
             self.fail(number, failure)
 
     def fail(self, number: int, failure: BaseException) -> None:
-        """This device is left out for a time."""
+        """Exclude a device for a time, and free its memory."""
         out = left_out(failure, self._failed.get(number), self._clock.now())
         self._failed[number] = out
         self.left_out = {**self.left_out, number: out}
-        with suppress(Exception):  # it may be gone altogether
+        with suppress(Exception):  # the device may have disappeared
             self._devices[number].give_back()
         self._told(f"{self._names[number]} is left out for {out.wait_s:.0f} s: {out.why}")
 
     def take_again(self) -> None:
-        """Memory for all devices whose time it is. Raises: what keeps the last one from it."""
+        """Allocate freed memory of all devices in use, and of excluded ones that are due again.
+
+        Raises: the failure of the last remaining device.
+        """
         now = self._clock.now()
         due = [n for n, out in self.left_out.items() if now >= out.again_at]
         for number in [*due, *self.at_work]:
@@ -250,7 +282,7 @@ class DataParallel:
 
 
 def _names(given: Sequence[str]) -> list[str]:
-    """Those that are there more than once are numbered."""
+    """Return the names, with a number appended to each name that occurs more than once."""
     return [
         f"{name} ({n})" if given.count(name) > 1 else name for n, name in enumerate(given, start=1)
     ]

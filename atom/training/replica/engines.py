@@ -1,7 +1,7 @@
-"""How one model goes through its devices: engines and slots. The devices' memory may be given back
-while their owner wants it.
+"""Engines and slots that move one model through the devices of a machine.
 
-What is counted and what is trained is on the host, in the store, and stays as it is.
+Device memory can be freed on demand, for example while the machine's owner needs the device. The
+counted gradients and the trained state stay in the host store.
 """
 
 import threading
@@ -30,11 +30,11 @@ from atom.training.replica.settings import ReplicaSettings
 
 
 class DeviceTaken(AtomError):
-    """The memory was given back, and somebody else has it now: try again later."""
+    """Error raised if freed device memory is now used by another program; a retry may succeed."""
 
 
 class ReplicaEngines:
-    """The engines of all devices. On the replica's thread, unless said otherwise."""
+    """Engines of all devices. Used on the replica's thread, unless a method says otherwise."""
 
     def __init__(
         self,
@@ -46,7 +46,19 @@ class ReplicaEngines:
         answering: Program | None = None,
         told: Callable[[str], None] = lambda words: None,
     ) -> None:
-        """Allocates everything, the host's store too. Raises: as `Replica` does."""
+        """Allocate the host store and the slots on the devices.
+
+        Args:
+            program: Training program.
+            evaluation: Program for validation; None: the training program is used.
+            settings: Settings of the run and of this machine.
+            devices: Devices; each group of `settings.arrangement.devices` runs one pass together.
+            clock: Time source.
+            answering: Program whose outputs `evaluate` returns for `answers`, if any.
+            told: Receives a message when a device fails and when it is used again.
+
+        Raises: as `Replica` does.
+        """
         self._in_use = threading.Lock()
         self._preempted = False
         programs = [each for each in (program, evaluation, answering) if each is not None]
@@ -73,17 +85,19 @@ class ReplicaEngines:
         ]
         self._parallel = DataParallel(self._each, order, clock, told) if order else None
         self.training = self._each[0].training
-        """The first device's, or group's."""
+        """Training engine of the first device or device group."""
 
     @property
     def at_work(self) -> int:
-        """How many devices, or groups, run passes of their own. From any thread."""
+        """Number of devices or device groups in use. Thread-safe."""
         return 1 if self._parallel is None else len(self._parallel.at_work)
 
     @property
     def devices(self) -> Mapping[str, str | None]:
-        """The devices, or groups, and why those that failed are not at work now. From any
-        thread."""
+        """Devices or device groups by name; the value is the error of a failed one, or None.
+
+        Thread-safe.
+        """
         return {self._each[0].name: None} if self._parallel is None else self._parallel.devices
 
     # ---- passes, while the devices are in use
@@ -99,8 +113,18 @@ class ReplicaEngines:
         loss_scale: float = 1.0,
         observer: Observer | None = None,
     ) -> list[float]:
-        """As `Engine.run_pass`. `at_once`: micro-batches that go through one device together.
-        `loss_scale`, `observer`: as the engine has them."""
+        """Run forward and backward of the micro-batches on all devices: see `Engine.run_pass`.
+
+        Args:
+            batches: Micro-batches.
+            seeds: Seed of each micro-batch.
+            at_once: Number of micro-batches in one pass of one device.
+            should_stop: Polled during the passes; True cancels them.
+            first: True if the gradients overwrite the sums instead of being added.
+            landed: Receives the additions that the last pass made (see `Gate`).
+            loss_scale: Factor of the loss before the backward.
+            observer: Receives the timed events of a pass.
+        """
         for each in self._each:
             each.training.loss_scale = loss_scale
         if self._parallel is not None:
@@ -116,24 +140,33 @@ class ReplicaEngines:
         should_stop: Callable[[], bool],
         answers: bool = False,
     ) -> list[Tensor]:
-        """As `Engine.evaluate`; `answers`: by the program that gives them."""
+        """Run the forward of the micro-batches on all devices: see `Engine.evaluate`.
+
+        Args:
+            batches: Micro-batches.
+            at_once: Number of micro-batches in one pass of one device.
+            should_stop: Polled during the passes; True cancels them.
+            answers: True: run the answering program instead of the one for validation.
+        """
         if self._parallel is None:
             return self._each[0].evaluating(answers).evaluate(batches, should_stop)
         return self._parallel.evaluate(batches, at_once, should_stop, answers)
 
     @property
     def touched(self) -> bool:
-        """As `Engine.touched`."""
+        """True if the gradient sums may hold a part of the latest pass: see `Engine.touched`."""
         return (self._parallel or self.training).touched
 
     @property
     def leaving(self) -> bool:
-        """As `Engine.leaving`. From any thread."""
+        """True if gradients of the latest pass were sent to the host sums. Thread-safe."""
         return (self._parallel or self.training).leaving
 
     def landed(self) -> None:
-        """Returns when the store has the gradients of all passes so far. Raises: as
-        `Engine.landed`."""
+        """Wait until the store has the gradients of all passes so far.
+
+        Raises: as `Engine.landed`.
+        """
         with self._in_use:
             (self._parallel or self.training).landed()
 
@@ -141,9 +174,15 @@ class ReplicaEngines:
 
     @contextmanager
     def using(self, rest: Callable[[], None]) -> Iterator[None]:
-        """Wraps a pass: within, the device has what it needs. `rest` is called before its memory is
-        taken again: it returns when no step is under way. Raises: PassCancelled while preempted;
-        DeviceTaken."""
+        """Wrap a pass: allocate freed device memory again, and keep it until the pass ends.
+
+        Args:
+            rest: Waits until no step is under way; called before state returns to a device.
+
+        Raises:
+            PassCancelled: The devices are preempted.
+            DeviceTaken: Another program has the device memory.
+        """
         with self._in_use:
             if self._preempted:
                 raise PassCancelled("the device is not to be used now")
@@ -155,8 +194,11 @@ class ReplicaEngines:
                     self._give_back()
 
     def preempt(self, wait_s: float) -> bool:
-        """From any thread: the memory is given back as soon as nobody is `using` it, until
-        `resume`. Returns whether that was within `wait_s`."""
+        """Free the device memory until `resume`, as soon as no pass is `using` it. Thread-safe.
+
+        Returns:
+            True if the memory was freed within `wait_s` seconds.
+        """
         self._preempted = True
         if not self._in_use.acquire(timeout=wait_s):
             return False
@@ -167,11 +209,11 @@ class ReplicaEngines:
         return True
 
     def resume(self) -> None:
-        """From any thread."""
+        """Allow passes again after `preempt`. Thread-safe."""
         self._preempted = False
 
     def _give_back(self) -> None:
-        with suppress(Exception):  # the next pass, and who reads the sums, are told
+        with suppress(Exception):  # the next pass, or the next reader of the sums, gets the error
             (self._parallel or self.training).landed()
         if self.store.on_device is not None:
             self.store.on_device.leave()
@@ -200,14 +242,14 @@ def _groups(devices: Sequence[Device], size: int) -> list[Sequence[Device]]:
 
 
 def trained_parameters(program: Program, arrangement: Arrangement) -> frozenset[str]:
-    """Those that live on the device."""
+    """Return the names of the trained parameters whose state stays on the device."""
     users, by_name = users_of_parameters(program.sub_models), program.layout.by_name
     found = (name for name, using in users.items() if arrangement.trained.issuperset(using))
     return frozenset(name for name in found if not by_name[name].frozen)
 
 
 def _require_kernels(settings: ReplicaSettings, devices: Sequence[Device]) -> None:
-    """For parameters that live on the device. Raises: ValueError, DeviceError."""
+    """Require that parameters can be trained on the device. Raises: ValueError, DeviceError."""
     if len(devices) > 1:
         raise ValueError("nothing is trained on one of several devices")
     device = devices[0].torch_device

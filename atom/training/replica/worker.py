@@ -1,8 +1,8 @@
-"""The thread that owns the replica: trains pass after pass, and obeys commands in between.
+"""Thread that owns the replica: it runs pass after pass, and executes commands between passes.
 
-Everything that touches the model's memory happens on this thread, so a command never meets a half
-finished pass. A freeze is therefore answered at the next pass boundary. A pause does not wait for
-it: the pass under way is broken off, unless what was counted before it would be lost with it.
+All code that uses the model's memory runs on this thread, so a command never meets a half finished
+pass. A freeze is therefore answered at the next pass boundary. A pause does not wait for it: the
+running pass is cancelled, unless that would lose gradients of earlier passes.
 """
 
 import queue
@@ -32,55 +32,64 @@ from atom.training.replica.replica import Replica
 
 Batch = dict[str, torch.Tensor]
 STARTING = "starting"
-"""Holds every peer until it has looked around."""
+"""Reason of the hold that keeps a starting peer from training until the daemon releases it."""
 RETRY_S = 10.0
-"""How often memory that another program has, or text that is on its way, is tried for."""
+"""Seconds between two attempts if device memory is taken or training text is missing."""
 
 
 class Pause(StrEnum):
-    """What keeps a peer away from its device. The first that stands is the one that is told."""
+    """Reason why a peer may not use its device; of several, the first one here is shown."""
 
     OWNER = "owner"
     SCHEDULE = "schedule"
-    """Hours, battery or use of the machine, by [schedule] in the peer file."""
+    """Time of day, battery, or use of the machine, as [schedule] in the peer file says."""
 
 
 class RunGate:
-    """Keeps a peer away from its device.
+    """Gate that decides whether passes may use the device.
 
-    - *paused*: somebody else is to have it. The pass under way is broken off if nothing counted is
-      lost with it, and the device's memory is given back.
-    - *device taken*: the memory was given back, and another program has it now.
+    - *paused*: the device is left to other programs. The running pass is cancelled if that loses no
+      earlier pass, and the device memory is freed.
+    - *device taken*: the memory was freed, and another program uses it now.
     """
 
     def __init__(self, engines: ReplicaEngines, wake: Callable[[], None]) -> None:
-        """`engines`: whose memory pauses give back. `wake`: called when a pause has gone."""
+        """Begin without pauses.
+
+        Args:
+            engines: Engines whose memory is freed during pauses.
+            wake: Called when a pause has ended.
+        """
         self._engines = engines
         self._wake = wake
         self._lock = threading.Lock()
         self._pauses: dict[Pause, str] = {}
         self.device_taken = self.text_missing = False
-        """Another program has the memory; the next samples are on their way. Said by the thread
-        that runs passes."""
+        """Flags: another program has the device memory; text of the next samples is missing.
+
+        Written by the thread that runs passes.
+        """
         self.why_no_text: Callable[[], str] = str
-        """What to say of that; empty: nothing yet."""
+        """Function that returns why text is missing, for people; empty: there is no reason yet."""
 
     def pause(self, reason: Pause, words: str, wait_s: float) -> bool:
-        """Nothing on the device until `resume(reason)`. From any thread.
+        """Keep passes from the device until `resume(reason)`. Thread-safe.
 
         Args:
-            words: why, for people.
-            wait_s: how long to wait for the device's memory.
+            reason: Kind of pause.
+            words: Explanation for people.
+            wait_s: Seconds to wait until the device memory is free.
 
-        Returns: whether it was free within that time; a pass that may not be broken off needs it
-        until its end.
+        Returns:
+            True if the memory was freed in time; a pass that may not be cancelled uses it until its
+            end.
         """
         with self._lock:
             self._pauses[reason] = words
             return self._engines.preempt(wait_s)
 
     def resume(self, *reasons: Pause) -> None:
-        """From any thread."""
+        """End these pauses; passes may run if no other pause is left. Thread-safe."""
         with self._lock:
             for reason in reasons:
                 self._pauses.pop(reason, None)
@@ -89,23 +98,31 @@ class RunGate:
         self._wake()
 
     def why_paused(self, *reasons: Pause) -> str:
-        """The words of the first of `reasons`, or of all, that stands; empty: none does. From any
-        thread."""
+        """Return the explanation of the first active pause; empty if there is none. Thread-safe.
+
+        Args:
+            reasons: Kinds of pause to consider, in this order; none: all kinds.
+        """
         return next(filter(None, map(self._pauses.get, reasons or Pause)), "")
 
     @property
     def why_not(self) -> str:
-        """Why nothing is computed, however much there is to do, in a few words; empty: it is. From
-        any thread."""
+        """Short explanation why no pass can run, for people; empty if passes can. Thread-safe."""
         taken = "another program has the device's memory" if self.device_taken else ""
         return self.why_paused() or taken or (self.why_no_text() if self.text_missing else "")
 
 
 class BatchLoader:
-    """This peer's micro-batches of the round that starts at a head. Used on the worker's thread."""
+    """Source of this peer's micro-batches for the current round. Used on the worker's thread."""
 
     def __init__(self, samples: Samples, peer_id: str, micro_batch: int) -> None:
-        """`micro_batch`: sequences of each."""
+        """Begin without a round: call `deal` before `draw`.
+
+        Args:
+            samples: Training and validation text of the run.
+            peer_id: This peer; it decides which samples are drawn.
+            micro_batch: Number of sequences in a micro-batch.
+        """
         self._samples = samples
         self._peer_id = peer_id
         self.micro_batch = micro_batch
@@ -114,14 +131,21 @@ class BatchLoader:
         self._drawn = 0
 
     def deal(self, head: Head, goes_on: bool = False) -> None:
-        """A new round: from the head's cursor on, in the order of the last round's members.
-        `goes_on`: what was drawn before counts for it, and does not come again."""
+        """Begin a round: draw from the head's cursor on, by this peer's place among its members.
+
+        Args:
+            head: Head at which the round starts.
+            goes_on: True if sequences drawn earlier count for this round, so they are not repeated.
+        """
         first = self._first_after_drawn(head) if goes_on else 0
         self._head, self._drawn = head, first
 
     def _first_after_drawn(self, head: Head) -> int:
-        """The first draw at `head` that lies beyond all that were drawn. Guests draw elsewhere: a
-        member that was one, or becomes one, begins with its first."""
+        """Return the number of the first draw at `head` that lies beyond all earlier draws.
+
+        A peer outside `head.members` (a guest) draws from other positions, so a peer begins with
+        draw 0 if it was or is a guest.
+        """
         before, peer = self._head, self._peer_id
         if not self._drawn or peer not in before.members or peer not in head.members:
             return 0
@@ -131,8 +155,12 @@ class BatchLoader:
         return max(beyond // len(head.members) + 1, 0)
 
     def draw(self, micro_batches: int) -> list[Batch]:
-        """The next ones, as the model takes them. Raises: SourceError; PiecesMissing, and nothing
-        is drawn."""
+        """Return the next micro-batches as inputs of the model.
+
+        Raises:
+            PiecesMissing: Some text is not here yet; nothing is drawn.
+            SourceError: The dataset failed.
+        """
         dealt = (self._head.cursor, self._head.members, self._peer_id)
         stop = self._drawn + micro_batches * self.micro_batch
         draws = range(self._drawn, stop)
@@ -144,14 +172,21 @@ class BatchLoader:
         return batches
 
     def put_back(self, micro_batches: int) -> None:
-        """The latest ones come again: nobody has trained on them."""
+        """Undo the latest draws, which no pass has used: `draw` returns them again."""
         self._drawn -= micro_batches * self.micro_batch
 
     def validation(self, micro_batches: int) -> dict[str, list[Batch]]:
-        """The run's validation sets by text, so many micro-batches of each, the same on every peer.
-        Raises: SourceError, PiecesMissing."""
+        """Return the run's validation sets by name; they are the same on every peer.
+
+        Args:
+            micro_batches: Number of micro-batches in each set.
+
+        Raises:
+            PiecesMissing: Some text is not here yet.
+            SourceError: The dataset failed.
+        """
         sets, missing = dict[str, list[Batch]](), None
-        for name in self._samples.validation:  # all: what is missing is asked for at once
+        for name in self._samples.validation:  # try all sets, so all missing text is requested now
             try:
                 sets[name] = self._samples.validation_batches(name, micro_batches, self.micro_batch)
             except PiecesMissing as lacking:
@@ -162,10 +197,9 @@ class BatchLoader:
 
 
 class Worker:
-    """Runs passes while its `gate` lets it and nothing of the round's, or of the peer's life, holds
-    it.
+    """Thread that runs passes while the `gate` allows it and no hold is set.
 
-    A void pass is told (`on_void`), and the next one takes the samples that follow.
+    A void pass is reported to `on_void`, and the next pass takes the samples that follow.
     """
 
     def __init__(
@@ -188,45 +222,45 @@ class Worker:
         self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self.gate = RunGate(replica.engines, self.nudge)
-        """Whether passes run, and why not."""
+        """Gate for pauses of this peer."""
         self._holds: set[str] = {STARTING}
         self._offered: int | None = None
         self.ends_with_round = False
-        """This peer leaves: it trains for no round after the one that is being decided."""
+        """True if this peer leaves, so it trains for no round after the one being decided."""
         self._last_pass_ended = float("-inf")
         self.passes_s = 0.0
-        """In passes so far, but for those that were broken off."""
+        """Seconds spent in passes so far, without cancelled ones."""
         self._retry_at = float("-inf")
         self._passes: deque[Pass] = deque(maxlen=32)
         self.pass_seconds = 0.0
-        """What a pass takes here: see `usual_pass_seconds`."""
+        """Usual duration of a pass on this machine: see `usual_pass_seconds`."""
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self.swarm = SwarmCount()
-        """As of the last `update_swarm`."""
+        """Counts of the other peers, as given to `update_swarm`."""
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread: breaks off a pass, finishes a command."""
+        """End the thread: cancel the running pass, or let the running command finish."""
         self._closing.set()
         self._commands.put(None)
         if self._thread.is_alive():
             self._thread.join()
 
     def submit(self, command: Callable[[], object]) -> None:
-        """Runs `command` on the worker's thread, in order, between passes."""
+        """Run `command` on the worker's thread between passes, in order of submission."""
         self._commands.put(command)
 
     def hold(self, reason: str) -> None:
-        """No further pass until `release(reason)`. Takes effect at the next pass boundary."""
+        """Begin no pass until `release(reason)`; takes effect at the next pass boundary."""
         self.submit(lambda: self._holds.add(reason))
 
     def release(self, reason: str) -> None:
         self.submit(lambda: self._holds.discard(reason))
 
     def text_came(self) -> None:
-        """From any thread."""
+        """Try again at once if the latest pass lacked text. Thread-safe."""
         self.submit(self._text_came)
 
     def _text_came(self) -> None:
@@ -234,27 +268,34 @@ class Worker:
             self.gate.text_missing, self._retry_at = False, float("-inf")
 
     def train_beyond(self, offered: int | None) -> None:
-        """A round is being decided: passes go on for the next one, up to a share beyond so many
-        sequences of ours. None: it is not, any more. On the worker's thread."""
+        """Train for the next round while a round is being decided. On the worker's thread.
+
+        Args:
+            offered: Sequences that this peer offered to the round being decided; it trains at most
+                its fair share beyond them. None: no round is being decided any more.
+        """
         self._offered = offered
 
     def nudge(self) -> None:
-        """Look again whether there is something to train."""
+        """Make the thread check again whether there is something to train. Thread-safe."""
         self.submit(lambda: None)
 
     def update_swarm(self, swarm: SwarmCount) -> None:
-        """The counts of the others, at every look at the directory. From the loop's thread."""
+        """Take new counts of the other peers. Called on the loop's thread."""
         if swarm != self.swarm:
             self.swarm = swarm
             self.nudge()
 
     def own_sequences(self, head: bytes) -> int:
-        """Ours that count for the next round of `head`. The machine is at a new head before the
-        step to it has begun: until then our count is the old one's. From any thread."""
+        """Return the number of our sequences that count for the round after `head`. Thread-safe.
+
+        The round machine reaches a new head before the step to that head begins; until then our
+        sequences belong to the old head, so the result is 0.
+        """
         return self._replica.sequences if self._replica.gradients_tag == head else 0
 
     def rate(self) -> float:
-        """Sequences per second over the last half minute. From any thread."""
+        """Return the sequences per second of recent passes: see `sequences_per_s`. Thread-safe."""
         return sequences_per_s(list(self._passes), self._clock.now())
 
     def _run(self) -> None:
@@ -278,12 +319,14 @@ class Worker:
 
     @property
     def is_free(self) -> bool:
-        """Is nothing in the way of a pass: no hold, no pause, no round that is being decided? On
-        the worker's thread."""
+        """True if there is no hold, no pause, and no round that is being decided.
+
+        For the worker's thread.
+        """
         return not self._holds and self._offered is None and not self.gate.why_paused()
 
     def wanted(self) -> int:
-        """Micro-batches of the next pass, whatever keeps it from the device; 0: there is none."""
+        """Return the micro-batches of the next pass, ignoring pauses; 0 if there is none to run."""
         if self._holds:
             return 0
         micro_batch, most = self.loader.micro_batch, self._replica.micro_batches
@@ -293,7 +336,7 @@ class Worker:
         if self._offered is not None:
             if self.ends_with_round:
                 return 0
-            # nobody's count, as it is seen, is for the next round yet
+            # The counts that peers have published are not for the next round yet.
             counted, swarm = counted - self._offered, SwarmCount(peers=swarm.peers)
         return next_pass(
             counted,
@@ -333,15 +376,20 @@ class Worker:
         self.passes_s += self._last_pass_ended - started
 
     def should_stop(self) -> bool:
-        """Is work on the device to be broken off? Closing, the gradients will not be asked for."""
+        """Return True if the running work on the device should be cancelled.
+
+        On closing it always should: the gradients are not needed any more.
+        """
         if self._closing.is_set():
             return True
         return bool(self.gate.why_paused()) and self._replica.breakable
 
 
 def _named(failure: BaseException) -> BaseException:
-    """No fault of ours, but something that the user can mend: an own dataset's mistakes, and memory
-    that ran out between passes."""
+    """Return a failure that the user can fix as an error with a hint; any other failure as it is.
+
+    Such failures are mistakes in the user's own dataset, and exhausted memory between passes.
+    """
     named: AtomError
     if isinstance(failure, SourceError):
         named = ModelError(failure.message, failure.hint)
