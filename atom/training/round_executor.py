@@ -1,11 +1,11 @@
-"""The actions of a round on a real replica: what the loop asks for is done here.
+"""Executor of the round machine's actions on the real replica.
 
-Work on the model's memory is handed to the worker's thread, transfers to threads of their own;
-each outcome comes back to the loop as an event.
+Work on the model's memory runs on the worker's thread, and each transfer on its own thread; every
+outcome returns to the loop as an event.
 
-A step only begins on the worker's thread: then the passes of the next round go on under it. What
-follows its end, the state's digest first, is done in the background. Nothing of it changes the
-state, and the worker waits for it before it changes the state or the journal again.
+A step begins on the worker's thread and continues while the passes of the next round run. The tasks
+after a step, first of all the state's digest, run in the background. They do not change the state,
+and the worker waits for them before it changes the state or the journal again.
 """
 
 import threading
@@ -58,17 +58,20 @@ from atom.training.storage.run_storage import RunStorage
 
 ROUND = "round"
 PATIENCE_S, HASTE_S = 6.0, 4.0
-"""How long a round's result is asked for again, of holders that do not offer it yet: for a step, or
-for a vote. The latter is less than `RoundPatience.holding`: a result that is nowhere is to be known
-for that before the next attempt (a test holds them together)."""
+"""Seconds during which a fetch is retried while the holders do not offer the result yet.
+
+The first value is for a committed result, the second for a vote. The second is less than
+`RoundPatience.holding` (a test compares them): a peer must know that a result cannot be had before
+the next attempt begins.
+"""
 PAUSE_S = 0.4
 OWN_EVERY_S = 1800.0
-"""Between two savings of what is this peer's own, at the end of a round."""
+"""Least time in seconds between two saves of this peer's own state, made at the end of a round."""
 
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """A replica and what stands around it."""
+    """Replica, storage, network and clock that the round loop and its executor share."""
 
     me: Voter
     replica: Replica
@@ -82,7 +85,7 @@ class TrainingContext:
 
 
 class RoundExecutor:
-    """Carries out what the machine asks for on the replica's side."""
+    """Executor of the machine's actions that concern the replica, its storage or transfers."""
 
     def __init__(
         self,
@@ -92,10 +95,16 @@ class RoundExecutor:
         on_round_begun: Callable[[], None],
         on_settled: Callable[[], None] = lambda: None,
     ) -> None:
-        """`post` is told what comes of actions, from several threads. `on_round_begun` is called on
-        the worker's thread while nothing is counted for a round: the daemon's chance to hold it. A
-        step may still be under way. `on_settled`: on the same thread, when nothing of what follows
-        a step is left to do."""
+        """Begin without an exchange; call `begin` before the worker starts.
+
+        Args:
+            context: Replica, storage, network and clock.
+            run: Run file.
+            post: Receives the outcomes of actions, from several threads.
+            on_round_begun: Called on the worker's thread when a round begins, before it trains for
+                that round, so that the daemon can hold it; a step may still be under way.
+            on_settled: Called on the worker's thread when all tasks after a step are done.
+        """
         self._replica = context.replica
         self._worker = context.worker
         self._storage = context.storage
@@ -115,16 +124,19 @@ class RoundExecutor:
         self.exchange = Exchange(self._transport, self._results, self._offered, post, self._clock)
         self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()
-        """What follows the latest step. Raises, to everybody who waits, what it failed with."""
+        """Tasks after the latest step; `result` waits for them and raises their error."""
         self._settling.set_result(None)
         self._offer: Contribution | None = None
-        """What the latest promise of ours is about."""
+        """Contribution that our latest promise offers."""
         self._first_offer: int | None = None
-        """Sequences of the first one at this head, if passes went on beyond it."""
+        """Sequences of the first offer at this head, if passes continued after it."""
         self.stats = RoundStats(context.me, self._spent)
 
     def close(self) -> None:
-        """After the worker: what it began is seen to its end."""
+        """Finish the tasks after the latest step, and save our own state.
+
+        Close the worker first.
+        """
         self._closing.set()
         self.exchange.stop()
         self._after_step.shutdown()
@@ -163,7 +175,7 @@ class RoundExecutor:
                 raise AssertionError(action)
 
     def _hold(self, command: Callable[[], None]) -> None:
-        """Runs `command` on the worker's thread, where no pass begins from then on."""
+        """Run `command` on the worker's thread; no pass begins from then on."""
         self._worker.hold(ROUND)
         self._worker.submit(command)
 
@@ -172,13 +184,13 @@ class RoundExecutor:
     def _report_frozen(self, ballot: Ballot) -> None:
         try:
             self._make_offer()
-        except PassVoided as void:  # of what was counted, something did not land
+        except PassVoided as void:  # some counted gradients were lost; offer the remaining ones
             self.voided(void)
             self._make_offer()
         self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
 
     def _make_offer(self) -> None:
-        """Sums that have overflowed are dropped: every result with them would be void."""
+        """Prepare our contribution; drop it if it is not finite, as it would void the result."""
         if self._replica.sequences:
             self._offer = self._replica.contribution()
             if not self._offer.is_finite():
@@ -186,19 +198,28 @@ class RoundExecutor:
                 self._replica.drop_contribution()
 
     def _report_and_train_on(self, ballot: Ballot) -> None:
-        """At one go: nothing else uses the replica between the two."""
+        """Report our offer and continue training, in one command of the worker.
+
+        So no other command can use the replica in between.
+        """
         self._report_frozen(ballot)
         self._train_beyond()
 
     def _train_beyond(self) -> None:
-        """Beyond the first offer at this head: however many are in vain, no peer goes far."""
+        """Train for the next round, within one share beyond the first offer at this head.
+
+        Later offers do not extend the limit, so failed attempts lead no peer far ahead.
+        """
         if self._first_offer is None:
             self._first_offer = self._replica.sequences
         self._worker.train_beyond(self._first_offer)
 
     def voided(self, void: PassVoided) -> bool:
-        """A pass counted for nothing. On the worker's thread. Returns whether to say so: of many,
-        fewer and fewer are written down."""
+        """Record a void pass. On the worker's thread.
+
+        Returns:
+            True if it was logged; of many void passes, fewer and fewer are logged.
+        """
         is_told = self.stats.voided(void)
         if is_told:
             self._events.emit(
@@ -221,9 +242,12 @@ class RoundExecutor:
     # ---- stepping
 
     def _step(self, commit: Commit, head: Head) -> None:
-        """Begins the step and the next round. The machine hears of the step from `_settle`: until
-        then it asks for nothing that would have to wait."""
-        self._settling.result()  # a snapshot of the state before may still be on its way to disk
+        """Begin the step and the next round.
+
+        The machine learns of the step from `_settle`. Until then it requests nothing that would
+        have to wait for the step.
+        """
+        self._settling.result()  # a snapshot of the previous state may still be being written
         value = commit.value
         mean = self._results.numbers(value.result_digest)  # only held results are applied
         self._storage.record(commit)
@@ -237,7 +261,7 @@ class RoundExecutor:
         if self._clock.now() >= self._own_saved_at + OWN_EVERY_S:
             self._save_own()
         if value.round != self._run.run.rounds:
-            self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
+            self._worker.release(ROUND)  # before the machine learns of the step and may freeze us
         settled = self._after_step.submit(self._settle, head)
         validation = self._validation(value.round, settled)
         self._settling = self._after_step.submit(self._tell, commit, head, settled, validation)
@@ -250,10 +274,10 @@ class RoundExecutor:
             self._on_settled()
 
     def _settle(self, head: Head) -> bytes:
-        """In the background: the end of the step, and the state's digest."""
+        """Wait for the step, then post and return the state's digest. In the background."""
         self._replica.finish_step()
         digest = self._state_digest()
-        # Before anybody hears of the step: what is held from now on belongs to the next round.
+        # Before the machine learns of the step: later results belong to the next round.
         self._results.keep(frozenset())
         self._post(Stepped(head.digest, digest))
         return digest
@@ -261,7 +285,7 @@ class RoundExecutor:
     def _tell(
         self, commit: Commit, head: Head, settled: Future[bytes], validation: Mapping[str, Any]
     ) -> None:
-        """In the background, after `settled`."""
+        """Log the round; write its snapshot and checkpoint. In the background, after `settled`."""
         value, digest, tokens = commit.value, settled.result(), self._worker.loader.sequence_tokens
         self._events.emit(
             "round",
@@ -289,8 +313,14 @@ class RoundExecutor:
         self._checkpoints.stepped(self._replica.state_arenas(), loss)
 
     def begin(self) -> bytes:
-        """Rebuilds our last state from disk; its digest, empty if there is none. Before the worker
-        starts. Raises: PeerRefused(SUPERSEDED): we end."""
+        """Rebuild our last state from disk. Call it before the worker starts.
+
+        Returns:
+            Digest of the state; empty if there is no usable state.
+
+        Raises:
+            PeerRefused: This peer ends (SUPERSEDED).
+        """
         self._storage.begin()
         self._state_sync.restore()
         self.stats.caught_up(self._storage.journal.commits, 0)
@@ -299,7 +329,7 @@ class RoundExecutor:
             return b""
         if (own := self._storage.own()) is not None:
             head, incarnation, arenas = own
-            with suppress(ValueError):  # of another optimizer: it begins anew
+            with suppress(ValueError):  # saved with another optimizer: start without it
                 self._replica.adopt_own(arenas, head == self._storage.journal.head.digest)
                 self._state_sync.goes_on_from(incarnation)
         digest = self._state_digest()
@@ -308,7 +338,7 @@ class RoundExecutor:
         return digest
 
     def _save_own(self) -> None:
-        """What is this peer's own, at the journal's head. Nothing else uses the replica."""
+        """Save this peer's own state at the journal's head. No other code may use the replica."""
         self._own_saved_at = self._clock.now()
         if self._state_sync.usable and (own := self._replica.own_state()):
             self._storage.save_own(own, self._me.incarnation)
@@ -324,8 +354,11 @@ class RoundExecutor:
         return state_digest(self._replica.state_arenas())
 
     def _validation(self, round_number: int, settled: Future[bytes]) -> dict[str, Any]:
-        """If it is due: with the new weights, as soon as they are stepped, and, where they change
-        places with a peer's own, `settled`."""
+        """Return the validation losses for the event log; empty if none are due or possible.
+
+        Validation uses the new weights as soon as each part is stepped. If the update rule swaps
+        them with this peer's own weights, it waits for `settled` first.
+        """
         wanted, worker = self._run.validation, self._worker
         if wanted is None or round_number % wanted.every_rounds:
             return {}
@@ -333,12 +366,12 @@ class RoundExecutor:
             settled.result()
         try:
             sets = worker.loader.validation(wanted.batches)
-            last = round_number == self._run.run.rounds  # whose end ends the worker, too
+            last = round_number == self._run.run.rounds  # the worker closes after the last round
             stop = self._closing.is_set if last else worker.should_stop
             losses = [self._replica.evaluate(batches, stop) for batches in sets.values()]
-        except (PassCancelled, DeviceTaken, PiecesMissing):  # others validate the same
+        except (PassCancelled, DeviceTaken, PiecesMissing):  # other peers validate the same sets
             return {}
-        except PassVoided as void:  # the next one takes fewer micro-batches at a time
+        except PassVoided as void:  # the next validation takes fewer micro-batches at a time
             self.voided(void)
             return {}
         found = Validation.of(round_number, losses)
@@ -356,8 +389,11 @@ class RoundExecutor:
         start_task("fetch", lambda: self._fetched(wanted), failed, self._post)
 
     def _fetched(self, wanted: FetchResult) -> Event:
-        """Holds the result among the others. Asks again for a while: a holder offers it once it has
-        averaged it."""
+        """Fetch a result and hold it in memory.
+
+        The fetch is retried for a while, because a holder offers the result only when its own
+        exchange has ended.
+        """
         pace, patience_s = Pace(), HASTE_S
         if wanted.committed:
             pace, patience_s = self.exchange.fetching_pace(), PATIENCE_S
@@ -404,7 +440,7 @@ class RoundExecutor:
         self._post(CaughtUp(head, digest, wanted.donors if problem else ()))
 
     def _begin_at(self, head: Head, digest: bytes) -> None:
-        """Counting for a head that others brought us to."""
+        """Save a state that other peers brought us to, and begin to train for its head."""
         self._storage.snapshot(digest, self._replica.state_arenas())
         self._events.emit(
             "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()

@@ -1,5 +1,7 @@
-"""One device's engines and slots, or those of a group that runs passes together. Several such fill
-one store."""
+"""Engines and slots of one device, or of a group of devices that runs passes together.
+
+Several devices or groups may add gradients to one host store.
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,7 +19,7 @@ from atom.training.replica.settings import ReplicaSettings
 
 
 class DeviceEngines:
-    """They use the same slots, in turn."""
+    """Engines of the training, evaluation and answering programs, which share the slots in turn."""
 
     def __init__(
         self,
@@ -28,8 +30,17 @@ class DeviceEngines:
         store: HostStore,
         order: LandingOrder | None = None,
     ) -> None:
-        """Allocates the slots. `programs`: for training; for evaluation, if there is one; for
-        answers, if the last one is. `order`: in which gradients of several land."""
+        """Allocate the slots.
+
+        Args:
+            programs: Training program, then the evaluation program if there is one, then the
+                answering program if `answers` is True.
+            answers: True if the last program is the answering program.
+            settings: Settings of the replica.
+            devices: The device, or the devices of a group.
+            store: Host store of weights and gradients.
+            order: Order in which several devices or groups add gradients; None: there is only one.
+        """
         self._devices, self.has_memory = devices, True
         self._slots = [
             DeviceSlots.allocate(
@@ -55,8 +66,12 @@ class DeviceEngines:
         self.training, self._evaluation = engines[0], engines[-1]
 
     def evaluating(self, answers: bool) -> Engine | EngineGroup:
-        """For passes without gradients: of the program for evaluation or, if there is none, for
-        training; or of the one that `answers`."""
+        """Return the engine for passes without gradients.
+
+        Args:
+            answers: True: engine of the answering program. False: engine of the evaluation program
+                or, if there is none, of the training program.
+        """
         engine = self._answering if answers else self._evaluation
         assert engine is not None, "there is a program for it"
         return engine
@@ -83,15 +98,15 @@ class DeviceEngines:
         return " + ".join(str(device.torch_device) for device in self._devices)
 
     def give_back(self) -> None:
-        """The slots' memory, until `take_again`. When nothing is under way."""
+        """Free the slots' memory until `take_again`. Call it when no pass is running."""
         if self.has_memory:
             self.has_memory = False
-            with ExitStack() as each:  # one may be gone: the others' is given back all the same
+            with ExitStack() as each:  # free the memory of the other devices if one device fails
                 for slots, device in zip(self._slots, self._devices, strict=True):
                     each.callback(slots.give_back, device)
 
     def take_again(self) -> None:
-        """Raises: out of memory, and has none then."""
+        """Allocate the slots' memory again. Raises an out-of-memory error, and holds none then."""
         if self.has_memory:
             return
         taken = list[tuple[DeviceSlots, Device]]()

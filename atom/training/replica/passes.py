@@ -1,7 +1,8 @@
-"""What is learnt from a replica's passes: how large they may be, and how their time is spent.
+"""Limits of a replica's passes (size, loss scale), and a sample of how their time is spent.
 
-Timing every event of every pass would cost a little all the time, and nobody could read it all. So
-one pass in LOOK_S is recorded, for the figures that a daemon shows.
+Timing every event of every pass would slow down training a little and produce more figures than
+anyone reads. Therefore one pass every `LOOK_S` seconds is recorded, for the figures that a daemon
+shows.
 """
 
 import threading
@@ -27,33 +28,34 @@ GROWTH_PASSES = 1000
 FIRST_EXPONENT, LEAST_EXPONENT, MOST_EXPONENT = 15, 0, 24
 LOOK_S = 30.0
 _STEP_SPANS = 4096
-"""Of the optimizer's latest work, at most."""
+"""Largest number of the optimizer's latest time spans to keep."""
 
 
 @dataclass(frozen=True)
 class PassLimits:
-    """Asked before each pass, and another one after it.
+    """Limits for the next pass; each pass yields new limits.
 
-    What a pass holds beside the weights grows with its micro-batches, so half as many are tried
-    after memory ran out. One alone is tried twice: what another program held may be free again. The
-    number does not grow again: what did not fit once is a plan that was too tight.
+    The memory that a pass needs in addition to the weights grows with its micro-batches, so half as
+    many are tried after memory ran out. A pass of one micro-batch is tried twice, because another
+    program may have freed its memory. The number never grows again: if a pass did not fit once, the
+    plan was too tight.
 
-    A loss in float16 is multiplied by 2^exponent before the backward. The gradients of a mean loss
-    are small, and float16 loses what is below 2^-24. They are divided by the scale in float32 when
-    they are summed. Both are exact, so the scale changes no gradient but those that left float16's
-    range, and each peer finds its own: as large as the gradients allow. An overflow voids the pass
-    and halves it; after `GROWTH_PASSES` sound passes twice as large a one is tried, at the
-    beginning of a round, when no other pass can be lost with it.
+    In float16 the loss is multiplied by 2^exponent before the backward, because the gradients of a
+    mean loss are small and float16 loses values below 2^-24. The gradients are divided by the scale
+    in float32 when they are summed. Both operations are exact, so the scale only affects gradients
+    outside float16's range. Each peer finds its own scale, as large as the gradients allow: an
+    overflow voids the pass and halves the scale; after `GROWTH_PASSES` sound passes a scale twice
+    as large is tried, at the beginning of a round, when no other pass can be lost.
     """
 
     micro_batches: int
-    """The most that a pass may take."""
+    """Largest number of micro-batches in a pass."""
     exponent: int | None = None
-    """None: not in float16, the loss is not scaled."""
+    """Binary logarithm of the loss scale; None: the loss is not scaled (not float16)."""
     sound_passes: int = 0
-    """With this exponent."""
+    """Number of sound passes with this exponent."""
     failed_alone: bool = False
-    """The last pass was of one micro-batch, and memory ran out."""
+    """True if the last pass had a single micro-batch and ran out of memory."""
 
     @classmethod
     def first(cls, precision: torch.dtype, micro_batches: int) -> "PassLimits":
@@ -64,7 +66,7 @@ class PassLimits:
         return 1.0 if self.exponent is None else 2.0**self.exponent
 
     def at_round_start(self) -> "PassLimits":
-        """With a loss scale twice as large if that is due."""
+        """Return the limits for the first pass of a round; the loss scale may be doubled."""
         if self.exponent is None or self.sound_passes < GROWTH_PASSES:
             return self
         return replace(self, exponent=min(self.exponent + 1, MOST_EXPONENT), sound_passes=0)
@@ -73,9 +75,14 @@ class PassLimits:
         return replace(self, sound_passes=self.sound_passes + 1, failed_alone=False)
 
     def after_void(self, void: PassVoided, micro_batches: int) -> tuple["PassLimits", str]:
-        """What holds after a pass of so many that was void, and what that means, for people.
+        """Return the limits after a void pass, and a hint for people.
 
-        Raises: DeviceError if not even one micro-batch fits.
+        Args:
+            void: Error of the pass.
+            micro_batches: Number of micro-batches in the pass.
+
+        Raises:
+            DeviceError: Not even one micro-batch fits into memory.
         """
         if void.cause is Cause.MEMORY:
             return self._with_less(void, micro_batches)
@@ -100,7 +107,10 @@ class PassLimits:
 
 
 class PassWatch:
-    """`begin` and `end` around each pass, on the thread that trains; the rest from any thread."""
+    """Recorder of some passes.
+
+    The thread that trains calls `begin` and `end` around each pass; other methods are thread-safe.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -109,11 +119,13 @@ class PassWatch:
         self._steps: deque[Span] = deque(maxlen=_STEP_SPANS)
         self._due = float("-inf")
         self._latest: Timeline | None = None
-        """What the pass looked at last did."""
+        """Timeline of the latest recorded pass."""
 
     def begin(self) -> Observer | None:
-        """Who is to be told of the pass that begins now; None: nobody. After one that was not sound
-        it is looked at the next."""
+        """Return an observer for the pass that begins now; None: the pass is not recorded.
+
+        If a recorded pass fails, the next pass is recorded instead.
+        """
         with self._lock:
             looks = self._recording is not None or self._clock.now() >= self._due
             if looks:
@@ -122,17 +134,20 @@ class PassWatch:
             return self._recording
 
     def end(self) -> None:
-        """Keep what was recorded of the pass that began last, which was sound."""
+        """Keep the recording of the latest pass, if there is one; call it after a sound pass."""
         if self._recording is not None:
             self._latest = self._with_steps(self._recording.spans)
             self._recording = None
 
     def stepped(self, event: Observed, start_s: float, end_s: float, device: int = 0) -> None:
-        """The optimizer's observer: its work may fall into a pass."""
+        """Record an event of the optimizer, whose work may overlap a pass."""
         self._steps.append(Span(event, start_s, end_s))
 
     def figures(self) -> dict[str, Any] | None:
-        """Of the latest pass looked at, as `PassShares.to_json` has them; None: none yet."""
+        """Return the figures of the latest recorded pass: see `PassShares.to_json`.
+
+        None: no pass has been recorded yet.
+        """
         latest = self._latest
         return None if latest is None else PassShares.of(latest).to_json()
 

@@ -1,9 +1,9 @@
-"""What the weights write, for people to read.
+"""Sample texts that the model writes during training, for people to read.
 
-A text grows a token at a time, each between two passes, on the worker's thread. It only reads, so
-training keeps its bits. Whatever the round asks for comes first: a freeze waits for one token at
-most, and the text goes on after the step, with the new weights. The passes of this peer wait
-meanwhile.
+Each token of a text is generated between two passes, on the worker's thread. Generation changes no
+state, so training stays bit-identical. Tasks of the round come first: a freeze waits for at most
+one token, and the text continues after the step, with the new weights. The passes of this peer wait
+while a token is generated.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,18 +20,18 @@ from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Worker
 
 MOST_TOKENS = 32
-"""Of a text, beside its prompt."""
+"""Largest number of tokens in a text, without its prompt."""
 _TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """How the texts begin, which take turns, and what their tokens mean."""
+    """Prompts of the texts, used in turn, and the vocabulary."""
 
     every_rounds: int
     tokens: Sequence[Sequence[int]]
     window: int
-    """Tokens that the model is asked about at a time."""
+    """Number of tokens in one input of the model."""
     vocabulary: int
     ends: frozenset[int]
     """Tokens that end a text."""
@@ -39,7 +39,7 @@ class Prompts:
 
 
 class RoundTexts:
-    """On the worker's thread."""
+    """Generator of sample texts. Used on the worker's thread."""
 
     def __init__(
         self,
@@ -49,27 +49,34 @@ class RoundTexts:
         clock: Clock,
         on_text: Callable[[SampleText, float], None],
     ) -> None:
-        """`prompts`: None for no texts. `on_text`: hears of each, and of the seconds it took."""
+        """Begin without a text.
+
+        Args:
+            prompts: Prompts; None: write no texts.
+            replica: Model that writes.
+            worker: Thread that generates the tokens.
+            clock: Time source.
+            on_text: Receives each finished text, and the seconds that it took.
+        """
         self._prompts = prompts
         self._replica = replica
         self._worker = worker
         self._clock = clock
         self._on_text = on_text
         self._round = 0
-        """Whose weights write now."""
+        """Round of the current weights."""
         self._begun = 0
-        """With whose weights the text began."""
+        """Round of the weights with which the text began."""
         self._text: list[int] = []
         self._begins_with = 0
         self._coming: Iterator[Mapping[int, int]] | None = None
-        """None: no text is under way."""
+        """Source of the next tokens; None: no text is being written."""
         self._queued = False
-        """Its next token is among the worker's commands."""
+        """True if a command for the next token waits in the worker's queue."""
         self._spent_s = 0.0
 
     def round_settled(self) -> None:
-        """All that follows the replica's latest step is done: goes on with a text, or begins one if
-        it is due."""
+        """Continue a text, or begin one if it is due, when all tasks after a step are done."""
         prompts, self._round = self._prompts, self._replica.round
         if prompts is not None and self._coming is None and self._round % prompts.every_rounds == 0:
             self._begin(prompts, self._round)
@@ -107,7 +114,7 @@ class RoundTexts:
             self._on_text(SampleText(self._begun, text), self._spent_s)
 
     def _next(self, coming: Iterator[Mapping[int, int]]) -> Mapping[int, int] | None:
-        """The next token; None: there is none, or it cannot be had now."""
+        """Return the next token; None: the text has ended, or the pass failed."""
         started = self._clock.now()
         try:
             return next(coming, None)
@@ -118,6 +125,6 @@ class RoundTexts:
 
 
 def shown(text: str) -> str:
-    """In one line, bounded, without what a terminal would obey."""
+    """Return the text as one line of limited length, without terminal control characters."""
     line = printable(text.replace("\n", "↵")).encode()
     return line[:MAX_SAMPLE_BYTES].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""What a replica is told about the run and about this box."""
+"""Settings of a replica, from the run file and for this machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,14 +22,13 @@ class ReplicaSettings:
     clip_norm: float | None = None
     precision: torch.dtype = torch.float32
     arrangement: Arrangement = field(default_factory=Arrangement)
-    """How the training program uses the device, and the evaluation program if it is cut alike."""
+    """Use of the device by the training program, and by an evaluation program with the same cut."""
     micro_batches: int = MAX_MICRO_BATCHES_PER_PASS
-    """The most that a pass may accumulate: device memory has been reckoned for as many."""
+    """Largest number of micro-batches in a pass; device memory is planned for this number."""
     dropout_seed: int = 0
-    """Should differ from peer to peer. Says nothing about the initial weights."""
+    """Seed of dropout; it should differ between peers. The initial weights do not depend on it."""
     state_form: StateForm = StateForm.EXACT
     gradients: torch.dtype = torch.float32
-    """In which numbers they leave the device and are summed: float32, or bfloat16."""
+    """Dtype of gradients in the copy to the host and in the host sums: float32 or bfloat16."""
     update_rule: Callable[..., UpdateRule] = EveryStep
-    """What a round averages, and what follows from it: an `UpdateRule`'s class, or that with its
-    options."""
+    """Constructor of the update rule: an `UpdateRule` subclass, or a partial with its options."""

@@ -1,9 +1,10 @@
-"""What a round means to a replica: what it contributes, and what the decided average does to it.
+"""Update rules: contribution of a replica to a round, and effect of the decided mean on it.
 
-The round averages the contributions of its peers, weighted by the sequences that each has counted.
-An update rule says what they are and what follows from the mean. `EveryStep` is synchronous
-training: gradients in, one optimizer step out. A rule may as well step by itself after every pass
-and average weights now and then. `docs/contributor.md` shows how to add one.
+A round averages the contributions of its peers, weighted by the sequences that each peer counted.
+An update rule defines the contribution and the use of the mean. `EveryStep` is synchronous
+training: peers average gradients, and each takes one optimizer step. Another rule may take
+optimizer steps after every pass and average weights from time to time. `docs/contributor.md` shows
+how to add a rule.
 """
 
 from abc import ABC, abstractmethod
@@ -27,19 +28,24 @@ from atom.swarm.exchange.contribution import Contribution, Sums
 
 
 class UpdateRule(ABC):
-    """One for each replica. Methods are called on the replica's thread, no step being under way
-    unless said otherwise.
+    """Base class of update rules; each replica has one instance.
 
-    State is *shared* or a peer's *own*. Shared state is a function of the initial values and of the
-    committed results alone: it is what heads name, what digests cover, and what is saved and
-    fetched. Own state never leaves the peer.
+    Methods are called on the replica's thread while no step is under way, unless a method says
+    otherwise.
+
+    State is either *shared* or a peer's *own*. Shared state depends only on the initial values and
+    the committed results: heads and digests refer to it, and peers save and fetch it. Own state
+    never leaves the peer.
     """
 
     same_steps: ClassVar[bool] = True
-    """Shared state follows from the optimizer's steps: they have the same bits on all peers."""
+    """True if all peers take the same optimizer steps, with the same bits, on the shared state."""
     overlaps: ClassVar[bool] = False
-    """Passes go on while a contribution is averaged, and what no round has taken counts for the
-    next: `commit` tells `gradients` what was taken."""
+    """True if passes continue while a contribution is averaged.
+
+    Sequences that no round has taken then count for the next round: `commit` tells `gradients`
+    which ones were taken.
+    """
 
     def __init__(
         self,
@@ -51,10 +57,17 @@ class UpdateRule(ABC):
         keeps_lost: bool = False,
         **options: float,
     ) -> None:
-        """`store`: the weights that passes use, and the optimizer's state. `gradients`: sums over
-        sequences, with their count. `stepper` takes optimizer steps on `store`, in the background.
-        `keeps_lost`: the run's codec takes away so much that it has to be given back.
-        `options`: the other keys of the run file's [update]; a rule takes what it needs.
+        """Keep references to the replica's parts.
+
+        Args:
+            store: Weights that passes use, and the optimizer's state.
+            gradients: Gradient sums over sequences, with the count of sequences.
+            stepper: Takes optimizer steps on `store` in the background.
+            rate: Learning rate settings.
+            clip_norm: Largest gradient norm; None: gradients are not clipped.
+            keeps_lost: True if the run's codec loses so much that the loss must be added to a later
+                contribution.
+            options: Other keys of [update] in the run file; a rule takes the keys it needs.
         """
         self.store = store
         self.gradients = gradients
@@ -66,105 +79,134 @@ class UpdateRule(ABC):
     def optimizer_step(
         self, gradient: FlatNumbers, norm: float, number: int, sequences: int = 1
     ) -> None:
-        """Starts optimizer step `number` on a mean of that `norm`. `gradient`: the mean, or its sum
-        over so many `sequences`, which is divided on its way into the step.
+        """Begin an optimizer step in the background.
 
-        Raises: ValueError for a norm that is not finite or a gradient that does not fit; then
-        nothing is changed. StepFailed when the step before broke off.
+        Args:
+            gradient: Mean gradient [elements], or gradient sums over `sequences`; the step divides
+                them.
+            norm: L2 norm of the mean gradient.
+            number: Number of the step; the learning rate depends on it.
+            sequences: Divisor of `gradient`; 1 for a mean.
+
+        Raises:
+            ValueError: The norm is not finite or the gradient does not fit; nothing is changed.
+            StepFailed: The step before failed.
         """
         coefficient = clip_coefficient(norm, self.clip_norm) / sequences
         self.stepper.begin(gradient, learning_rate(self.rate, number), number, coefficient)
 
     @classmethod
     def shared_arenas(cls, arenas: Mapping[str, StateArena]) -> Mapping[str, StateArena]:
-        """Of all `arenas` of a replica, those that the shared state consists of, by the names that
-        `shared` has. All of them, unless a rule says otherwise."""
+        """Return dtype and layout of each tensor in `shared`, by name.
+
+        Args:
+            arenas: All arenas of the replica's store; by default all of them are shared.
+        """
         return arenas
 
     @classmethod
     def own_bytes(cls, layout: ParameterLayout, keeps_lost: bool) -> int:
-        """Host memory that the rule takes beside the replica's."""
+        """Return the bytes of host memory that the rule needs in addition to the replica's."""
         return 0
 
     def shared(self) -> Mapping[str, Tensor]:
-        """The shared state: flat, live, as `shared_arenas` declares it."""
+        """Return the shared state: flat live tensors, as `shared_arenas` declares them."""
         return self.store.state
 
     @classmethod
     def saved_bytes(cls, arenas: Mapping[str, StateArena]) -> int:
-        """What `own` takes on disk, of a replica with these `arenas`."""
+        """Return the bytes that `own` takes on disk, for a replica with these `arenas`."""
         return 0
 
     def own(self) -> Mapping[str, Tensor]:
-        """Own state that is worth a file of its own, for this peer's next start; copies or live."""
+        """Return own state that is saved for this peer's next start: live tensors or copies."""
         return {}
 
     def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:  # noqa: B027
-        """Goes on from what `own` gave in an earlier process. `is_here`: at the shared state that
-        is held now. Raises: ValueError if it does not fit; then nothing is changed."""
+        """Continue from the result of `own` in an earlier process.
+
+        Args:
+            saved: The saved tensors.
+            is_here: True if they were saved at the shared state that is held now.
+
+        Raises:
+            ValueError: A tensor is missing or does not fit; nothing is changed.
+        """
 
     def initialised(self) -> None:  # noqa: B027 - a rule may have nothing to do
-        """The weights have their first values: shared state is to follow from them."""
+        """Set the shared state from the initial weights, which were just written."""
 
     def adopted(self, round: int) -> None:  # noqa: B027 - a rule may have nothing to do
-        """`shared` was filled from outside, as of `round`: weights and own state are to follow."""
+        """Adapt weights and own state after `shared` was filled with the state of `round`."""
 
     def dropped(self) -> None:  # noqa: B027 - a rule may have nothing to do
-        """The contribution was not finite, and nobody gets it: own state is to begin anew."""
+        """Reset own state, because the contribution was not finite and no peer receives it."""
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
-        """Within it the weights that passes use are those that all peers share: for validation.
-        No pass that trains runs; if the rule `overlaps`, nobody reads `shared` meanwhile."""
+        """Wrap validation: within it, passes use the weights that all peers share.
+
+        No training pass runs within it. If the rule `overlaps`, no other thread reads `shared`
+        within it.
+        """
         yield
 
     @property
     def until_step(self) -> int | None:
-        """How many sequences are of use to the next pass; None: as many as it takes."""
+        """Number of sequences that the next pass can use before a step; None: no limit."""
         return None
 
     def pass_ended(self) -> None:  # noqa: B027 - a rule may have nothing to do
-        """A pass was counted; the step of the round before may still be under way."""
+        """React to a pass that was just counted; the last round's step may still be under way."""
 
     @abstractmethod
     def contribution(self) -> Contribution:
-        """What is averaged, times the sequences counted. Between two passes; until the next pass,
-        or if the rule `overlaps` until the next call or commit, it says the same, but for what an
-        exchange takes away of it."""
+        """Return the values to average, multiplied by the counted sequences.
+
+        It is called between two passes. The values stay the same until the next pass or, if the
+        rule `overlaps`, until the next call of this method or of `commit`, except that an exchange
+        may subtract what its codec lost.
+        """
 
     @abstractmethod
     def commit(
         self, mean: FlatNumbers, norm: float, round: int, ours: int, knows_lost: bool
     ) -> None:
-        """Takes over what the swarm decided; may return before all is done, `stepper.wait` waits.
+        """Apply the mean that the swarm decided.
+
+        The method may return before the step is finished; `stepper.wait` waits for it.
 
         Args:
-            mean: [elements], the mean contribution per sequence. It belongs to the rule until
-                `stepper.wait` has returned.
-            norm: the L2 norm of `mean`.
-            round: the round that it leads to; the first is 1.
-            ours: how many of this peer's sequences are in it; what has been counted since is not.
-            knows_lost: it is of the latest exchange that a contribution went into: what that was
-                told to lack is lacking in the mean. A rule sees to it that it is in a later one.
+            mean: Mean contribution per sequence [elements]. The rule reads it until `stepper.wait`
+                returns.
+            norm: L2 norm of `mean`.
+            round: Round that the mean leads to; the first round is 1.
+            ours: Number of this peer's sequences in the mean, without sequences counted since.
+            knows_lost: True if the mean is from the latest exchange that used a contribution of
+                this peer. Then the mean lacks what `Contribution.lacks` reported, and the rule adds
+                it to a later contribution.
 
-        Raises: ValueError for what does not fit; then nothing is changed.
+        Raises:
+            ValueError: An argument does not fit; nothing is changed.
         """
 
 
 class EveryStep(UpdateRule):
-    """Synchronous training: the mean gradient of the round's sequences, and one optimizer step."""
+    """Synchronous training: one optimizer step with the mean gradient of the round's sequences."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
-        """Raises: MemoryError."""
+        """Allocate memory for error feedback, if the codec needs it. Raises: MemoryError."""
         super().__init__(*given, **options)
         self._lost: Tensor | None = None
-        """What the codec took away: error feedback (Seide et al. 2014, "1-bit stochastic gradient
-        descent"; Karimireddy et al. 2019). Without it a codec of few bits would lose the same small
-        numbers round after round."""
+        """Values that the codec lost from the latest contribution, for error feedback.
+
+        See Seide et al. 2014 ("1-bit stochastic gradient descent") and Karimireddy et al. 2019.
+        Without error feedback a codec of few bits would lose the same small numbers in every round.
+        """
         if self.keeps_lost:
             self._lost = allocate_host_memory(self.store.layout.trained_elements, torch.float32)
         self._owes = False
-        """Whether that is to be added to the next contribution."""
+        """True if the lost values must be added to the next contribution."""
 
     @classmethod
     def own_bytes(cls, layout: ParameterLayout, keeps_lost: bool) -> int:
@@ -185,5 +227,5 @@ class EveryStep(UpdateRule):
         self, mean: FlatNumbers, norm: float, round: int, ours: int, knows_lost: bool
     ) -> None:
         self.optimizer_step(mean, norm, round)
-        self.gradients.reset(self.gradients.tag)  # they were the weights' of before
+        self.gradients.reset(self.gradients.tag)  # these gradients belong to the previous weights
         self._owes = self._owes or knows_lost

@@ -1,4 +1,4 @@
-"""Equal pieces of work shared out among devices of unequal speed; one that fails is left out."""
+"""Distribution of equal pieces of work among devices of unequal speed, with failures reported."""
 
 import heapq
 import threading
@@ -14,18 +14,25 @@ from atom.base.errors import AtomError, DeviceError
 from atom.swap.voided import Cause, PassVoided, is_out_of_memory
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 10.0, 600.0
-"""A device that failed is tried again after the first. If it fails again soon, twice as long as
-before is waited."""
+"""Seconds until a failed device is tried again: the first wait, and the longest.
+
+The wait doubles if the device soon fails again.
+"""
 
 _Result = TypeVar("_Result")
 Job = Callable[[int, int, Callable[[], bool]], tuple[_Result, float]]
-"""(device, piece, whether to stop in the middle) → what the piece gives, and how long the device
-was kept waiting by others."""
+"""Function (device, piece, should_stop) → (result, seconds that the device waited for others)."""
 
 
 def shared_out(pieces: int, seconds: Sequence[float]) -> list[int]:
-    """Which device takes each piece, if a piece takes so many seconds on each, above 0. Pieces are
-    in the order in which they end: those of one device, too."""
+    """Assign pieces to devices; return the device of each piece.
+
+    The pieces are numbered in the order in which they are expected to end.
+
+    Args:
+        pieces: Number of pieces.
+        seconds: Duration of one piece on each device, above 0.
+    """
     ends = [(each, device) for device, each in enumerate(seconds)]
     heapq.heapify(ends)
     found = []
@@ -38,16 +45,22 @@ def shared_out(pieces: int, seconds: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A device that failed."""
+    """Exclusion of a device that failed."""
 
     why: str
     wait_s: float
     again_at: float
-    """On the clock; from then on it may be tried."""
+    """Time from which the device may be tried again."""
 
 
 def left_out(failure: BaseException, before: LeftOut | None, now: float) -> LeftOut:
-    """`before`: what was said of its last failure."""
+    """Return the exclusion of a device after a failure.
+
+    Args:
+        failure: Error of the device.
+        before: Exclusion after its previous failure, if any.
+        now: Current time.
+    """
     again = before is not None and now < before.again_at + before.wait_s
     wait_s = min(2 * before.wait_s, LONGEST_WAIT_S) if before and again else FIRST_WAIT_S
     said = failure.detail if isinstance(failure, PassVoided) else str(failure)
@@ -56,7 +69,10 @@ def left_out(failure: BaseException, before: LeftOut | None, now: float) -> Left
 
 
 def is_the_devices(failure: BaseException) -> bool:
-    """Might another device do better? PyTorch tells what goes wrong on one by a RuntimeError."""
+    """Return True if another device might succeed: the device failed, or its memory ran out.
+
+    PyTorch reports failures of a device as RuntimeError.
+    """
     if isinstance(failure, PassVoided):
         return failure.cause is Cause.MEMORY
     if isinstance(failure, AtomError):
@@ -65,12 +81,12 @@ def is_the_devices(failure: BaseException) -> bool:
 
 
 class WorkSharing:
-    """A thread for each device, and how fast each is. Used by one thread at a time."""
+    """One thread for each device, and the measured speed of each. Used by one thread at a time."""
 
     def __init__(self, devices: int, clock: Clock) -> None:
         self._clock = clock
         self._seconds = [0.0] * devices
-        """Of a piece; 0: not known yet."""
+        """Seconds for one piece on each device; 0: not measured yet."""
         self._pool = ThreadPoolExecutor(devices, "atom-device")
 
     def run(
@@ -80,9 +96,20 @@ class WorkSharing:
         job: Job[_Result],
         stop: Callable[[], None] = lambda: None,
     ) -> tuple[dict[int, _Result], dict[int, BaseException]]:
-        """What the pieces give, and how devices failed. After a failure those of the others that
-        have not ended are asked to stop, `stop` being called first, and those that did end at its
-        asking have failed as well. Returns when no thread is at work."""
+        """Run all pieces on the devices, and wait until no thread is running.
+
+        After a failure the other devices are asked to stop.
+
+        Args:
+            devices: Numbers of the devices to use.
+            pieces: Numbers of the pieces.
+            job: Runs one piece on one device.
+            stop: Called after each failure, from the failed device's thread.
+
+        Returns:
+            Results by piece, and errors by device. A device that stopped because another one
+            failed is among the errors, too.
+        """
         known = [self._seconds[device] for device in devices if self._seconds[device]]
         usual = sum(known) / len(known) if known else 1.0
         taken = shared_out(len(pieces), [self._seconds[device] or usual for device in devices])
@@ -99,12 +126,12 @@ class WorkSharing:
                     results[piece], waited_s = job(device, piece, broken.is_set)
                     took_s = self._clock.now() - started
                     self._seconds[device] = max(took_s - waited_s, took_s / 4)
-            except BaseException as failure:  # noqa: BLE001 - handed to whoever asked for the work
+            except BaseException as failure:  # noqa: BLE001 - handed to the caller of `run`
                 failures[device] = failure
                 broken.set()
                 stop()
 
         outside = torch.get_rng_state()
         wait([self._pool.submit(work, place) for place in range(len(devices))])
-        torch.set_rng_state(outside)  # one for all threads: they left there what they liked
+        torch.set_rng_state(outside)  # all threads share one generator, and the jobs have used it
         return results, failures

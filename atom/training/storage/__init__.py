@@ -1,1 +1,1 @@
-"""What of a run lies on disk, and what of it others may fetch."""
+"""Files of a run on this peer's disk, and the part of them that other peers may fetch."""

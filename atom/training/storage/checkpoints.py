@@ -1,9 +1,9 @@
-"""Weights that are kept to be taken out later: of every n-th round, and of the best one by this
-peer's validation.
+"""Checkpoints for later export: weights of every n-th round, and the best ones by validation loss.
 
-Nothing of the protocol depends on them, and nobody else gets them. A file holds the weights that
-are trained, without the optimizer's state, and what they validated at. So what the best is follows
-from the files, whatever process wrote them: `round-…` came by the clock, `best-…` only by its loss.
+The protocol does not depend on them, and other peers cannot fetch them. A file holds the trained
+weights without the optimizer's state, and their validation loss on this peer. The best one is found
+from the files alone, so it is known after a restart. A file `round-…` was written because its round
+was due, a file `best-…` only because of its loss.
 """
 
 import math
@@ -32,18 +32,24 @@ _HINT = "free some disk space, or keep fewer: [checkpoints] keep; the run goes o
 
 
 def best_of(found: Iterable[Snapshot]) -> Snapshot | None:
-    """The lowest validation loss, of equal ones the first; None: none was validated."""
+    """Return the checkpoint with the lowest validation loss, the earliest of equal ones.
+
+    None: no checkpoint has a validation loss.
+    """
     validated = [each for each in found if each.validation_loss is not None]
     return min(validated, key=lambda each: (each.validation_loss, each.round), default=None)
 
 
 def figures(found: Iterable[Snapshot]) -> list[dict[str, Any]]:
-    """What `atom info` shows of them."""
+    """Return the figures of checkpoints that `atom info` shows."""
     return [{"round": each.round, "validation_loss": each.validation_loss} for each in found]
 
 
 class Checkpoints:
-    """Called by the thread after a step; but for `listed`, which is for any thread."""
+    """Checkpoint files of one run.
+
+    Used by the thread for tasks after a step; `listed` is thread-safe.
+    """
 
     def __init__(self, folder: Path, storage: RunStorage, asked: peer_file.Checkpoints) -> None:
         self._folder = folder
@@ -51,12 +57,18 @@ class Checkpoints:
         self._asked = asked
 
     def listed(self) -> list[Snapshot]:
-        """Those of our chain, newest first."""
+        """Return the checkpoints of our chain, newest first. Thread-safe."""
         return list_snapshots(self._folder, self._storage.journal.heads)
 
     def stepped(self, arenas: Mapping[str, Tensor], validation_loss: float | None) -> None:
-        """`arenas` are the state of the journal's head: keeps its weights if they are due, and
-        drops what they replace. They are not kept where the next snapshot would lack their room."""
+        """Write a checkpoint if one is due, and delete the checkpoints that it replaces.
+
+        No checkpoint is written if the next snapshot would then not fit on the disk.
+
+        Args:
+            arenas: State at the journal's head.
+            validation_loss: Mean validation loss of its weights; None: not validated.
+        """
         head = self._storage.journal.head
         loss = validation_loss if math.isfinite(validation_loss or 0.0) else None
         every = self._asked.every_rounds
@@ -82,12 +94,12 @@ class Checkpoints:
             self._prune()
 
     def _beats(self, loss: float) -> bool:
-        """Whether it is lower than those of all that are kept."""
+        """Return True if the loss is lower than the losses of all existing checkpoints."""
         best = best_of(self.listed())
         return best is None or best.validation_loss is None or loss < best.validation_loss
 
     def _prune(self) -> None:
-        """All but what is to be kept, also what a discarded branch or a crash left."""
+        """Delete all files but the checkpoints to keep, also leftovers of branches and crashes."""
         found = self.listed()
         by_round = [each for each in found if each.path.name.startswith(BY_ROUND)]
         kept = {each.path for each in by_round[: self._asked.keep]}

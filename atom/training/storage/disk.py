@@ -1,8 +1,8 @@
-"""Writing to a disk that may be full, slow or gone: files that are whole or not there.
+"""Atomic writes to a disk that may be full, slow or gone: a file is complete or does not exist.
 
-Nothing that a peer writes during a run is needed for the round at hand. When the disk is full it
-stops writing, says so once, tries again later and trains on. What is not written can be fetched
-from others after a restart.
+No file that a peer writes during a run is needed for the current round. When the disk is full, the
+peer reports it once, tries again later and continues training. After a restart it fetches the
+missing data from other peers.
 """
 
 import os
@@ -20,7 +20,7 @@ from atom.base.events import EventSink
 from atom.base.files import remove_leftover, rename_durably, why_not_written
 
 ASIDE = ".partial"
-"""How the name of a file ends that is not whole yet."""
+"""Suffix of a file that is not complete yet."""
 
 
 def write_tensors(
@@ -29,9 +29,16 @@ def write_tensors(
     metadata: Mapping[str, str] | None = None,
     synced: bool = False,
 ) -> None:
-    """Puts the tensors in `path`, in place of what is there. `synced`: they survive a power cut.
+    """Write the tensors to `path`, replacing any existing file.
 
-    Raises: StorageError when the disk is full or gone.
+    Args:
+        path: File to write.
+        tensors: Tensors by name.
+        metadata: Texts for the file's header.
+        synced: True: when the call returns, the file survives a power cut.
+
+    Raises:
+        StorageError: The disk is full or gone.
     """
     aside = path.with_suffix(ASIDE)
     try:
@@ -51,9 +58,12 @@ def write_tensors(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors by name, mapped from the file: read when used, even once its name is gone.
+    """Return the tensors in a file by name.
 
-    Raises: StorageError if it is no whole file of tensors.
+    They are memory-mapped: read when used, even after the file has been deleted.
+
+    Raises:
+        StorageError: The file is missing, incomplete or not a file of tensors.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -65,18 +75,24 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def sync(path: Path) -> None:
-    """Takes as long as the disk does. Raises: OSError."""
+    """Wait until the file's content is on the disk. Raises: OSError."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 class DiskRoom:
-    """One per peer. Thread-safe."""
+    """Record of the writes that currently fail; a peer has one. Thread-safe."""
 
     def __init__(
         self, folder: Path, events: EventSink, say: Callable[[str], None] = lambda text: None
     ) -> None:
-        """`folder` is on the disk in question; `say` is for the person at the terminal."""
+        """Begin without failures.
+
+        Args:
+            folder: Folder on the disk to watch.
+            events: Event log.
+            say: Shows a message to the person at the terminal.
+        """
         self._folder = folder
         self._events = events
         self._say = say
@@ -85,19 +101,27 @@ class DiskRoom:
 
     @property
     def paused(self) -> dict[str, str]:
-        """What is not being written, and why; empty when all is well."""
+        """Error messages of the kinds of data that cannot be written; empty if all writes work."""
         with self._lock:
             return dict(self._paused)
 
     def free_bytes(self) -> int:
-        """What the file system says; a quota may be tighter."""
+        """Return the free bytes by the file system (a quota may allow less); 0 on an error."""
         try:
             return shutil.disk_usage(self._folder).free
         except OSError:
             return 0
 
     def attempt(self, what: str, write: Callable[[], object]) -> bool:
-        """Calls `write`; whether it succeeded. Trouble with the disk is told, not raised."""
+        """Call `write` and report a StorageError to the event log instead of raising it.
+
+        Args:
+            what: Kind of data, by which repeated failures are reported once.
+            write: Function that writes the data.
+
+        Returns:
+            True if the data was written.
+        """
         try:
             write()
         except StorageError as problem:

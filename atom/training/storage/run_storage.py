@@ -1,19 +1,19 @@
-"""What of a run lies on this peer's disk, and what of it others may fetch.
+"""Files of a run on this peer's disk, and the part of them that other peers may fetch.
 
-A snapshot is the whole state of one head in one file: a mapping of names to flat tensors. A restart
-loads the newest one and replays the results since, as the chain names them. So results go to disk
-before the commit that names them, and are dropped once the oldest snapshot covers them. Older ones
-are for joiners that fetch a state just now; where room is short they go first. A full disk stops
-the writing, never the training.
+A snapshot is the whole state at one head in one file: a mapping of names to flat tensors. A restart
+loads the newest snapshot and replays the later results that the chain names. Results are therefore
+written before the commit that names them, and deleted once the oldest snapshot covers them. Older
+snapshots serve joiners that are fetching a state; they are deleted first if disk space is short. A
+full disk stops the writing, never the training.
 
-    snapshots          which states are offered: their heads, 32 bytes each
+    snapshots          list of the offered states: their heads, 32 bytes each
     frozen             the parameters that no step changes, the same in all states
     state/<head>       a state's arenas
     result/<digest>    one averaged result
-    chain/<n>          the commits after round n, as many as make a page
+    chain/<n>          the commits after round n, as many as fit in a page
 
-The chain: an unfinished last record (power loss while appending) is written over; anything else
-that does not read back is refused, never guessed at.
+If power was lost while the chain was appended to, the unfinished last record is overwritten. Any
+other unreadable record is an error, never repaired by guessing.
 """
 
 import os
@@ -39,18 +39,21 @@ from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tens
 from atom.training.storage.results import Results
 
 OFFERS = "snapshots"
-"""Name of the list of states."""
+"""Name under which other peers request the list of states."""
 SNAPSHOTS, RESULTS, CHAIN = "snapshots", "results", "chain"
 OWN, STILL = "own.safetensors", "frozen.safetensors"
 _NAME = re.compile("(?:(state|result)/([0-9a-f]{64})|chain/([0-9]{1,12}))")
 
 
 class Journal:
-    """The commits since genesis, in memory and in `path`. One writer; for any thread to read: a
-    list only grows, and another chain is another list."""
+    """Commits since genesis, in memory and in a file.
+
+    One thread writes; any thread may read, because a list only grows, and another chain gets a new
+    list.
+    """
 
     def __init__(self, path: Path, genesis: Head) -> None:
-        """Reads what is there. Raises: StorageError if it is damaged or of another run."""
+        """Read the file, if any. Raises: StorageError if it is damaged or of another run."""
         self._path = path
         self.genesis = genesis
         raw = path.read_bytes() if path.exists() else b""
@@ -63,34 +66,38 @@ class Journal:
                 "move that file aside: the peer then fetches chain and state from the swarm",
             ) from problem
         self._written = len(self.commits)
-        """So many commits are in the file; 0 also where it holds another chain."""
+        """Number of commits in the file; 0 also if the file holds another chain."""
 
     @property
     def head(self) -> Head:
         return self.heads[-1]
 
     def append(self, commit: Commit) -> Head:
-        """Makes `commit` durable and returns the head after it. It must extend our head.
+        """Append a commit that extends our head, write it durably, and return the new head.
 
-        Raises: StorageError if the disk does not take it. It counts all the same, and goes to disk
-        with the next one: a restart that does not find it fetches it from others.
+        Raises:
+            StorageError: The commit cannot be written. It is kept in memory and written with the
+                next one; after a restart without it, this peer fetches it from other peers.
         """
         assert commit.value.parent == self.head.digest
-        parse_commits(record_of(commit))  # nothing is written that would not be read back
+        parse_commits(record_of(commit))  # never write a record that could not be read back
         self.commits.append(commit)
         self.heads.append(self.head.after(commit.value))
         self._write_rest()
         return self.head
 
     def replace(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
-        """Takes over another (verified) chain: aside, synced, renamed. Raises: as `append`."""
+        """Replace the chain by another verified one: write, sync, rename. Raises: as `append`."""
         self._written = 0
         self.commits, self.heads = list(commits), list(heads)
         self._write_rest()
 
     def keep_proof(self, commits: Sequence[Commit]) -> bool:
-        """Write two commits with one parent beside the journal: proof of a double vote. Return
-        False if there is such a file already, or the disk does not take it."""
+        """Write two commits with one parent to a file next to the journal: proof of a double vote.
+
+        Returns:
+            False if there is such a file already, or it cannot be written.
+        """
         path = self._path.with_name("double-vote.bin")
         if path.exists():
             return False
@@ -102,7 +109,7 @@ class Journal:
         return True
 
     def _write_rest(self) -> None:
-        """What is not on disk yet; an earlier attempt may have left half a record."""
+        """Write the commits that are not on disk yet, over any half-written record."""
         raw = b"".join(map(record_of, self.commits[self._written :]))
         start = self._size_bytes if self._written else 0
         place = self._path if start else self._path.with_suffix(".new")
@@ -118,7 +125,7 @@ class Journal:
 
 
 def _write_at(path: Path, start: int, raw: bytes) -> None:
-    """Writes and syncs, in place of all from `start` on. Raises: OSError."""
+    """Replace the file's content from `start` on, and sync it. Raises: OSError."""
     with path.open("r+b" if start else "wb") as file:
         file.truncate(start)
         file.seek(start)
@@ -129,26 +136,33 @@ def _write_at(path: Path, start: int, raw: bytes) -> None:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state's file, and what it says of itself."""
+    """File of a state, with the metadata in its header."""
 
     path: Path
     round: int
     head: bytes
     state_digest: bytes
     validation_loss: float | None = None
-    """Where the file says so."""
+    """Mean validation loss of the weights; None: the file has none."""
 
     def is_on(self, heads: Sequence[Head]) -> bool:
-        """Whether its state is one of the chain with these heads, from genesis on."""
+        """Return True if the state belongs to the chain with these heads (genesis first)."""
         return 0 <= self.round < len(heads) and heads[self.round].digest == self.head
 
     def load(self) -> dict[str, Tensor]:
-        """The arenas by name, as they are. Raises: StorageError if the file does not read back."""
+        """Return the arenas by name, unverified. Raises: StorageError if the file is unreadable."""
         return read_tensors(self.path)
 
     def checked(self, certified: bytes | None) -> dict[str, Tensor]:
-        """The arenas by name: every byte is what the file's own digest, and the chain's, says.
-        `certified`: the chain's, if it has one. Raises: StorageError."""
+        """Return the arenas by name after checking their digest.
+
+        Args:
+            certified: Digest of the state by the chain; None: the chain has none yet, so only the
+                digest in the file is checked.
+
+        Raises:
+            StorageError: The file is unreadable, or its content has another digest.
+        """
         arenas = self.load()
         if {state_digest(arenas)} != {self.state_digest, certified or self.state_digest}:
             raise StorageError(
@@ -167,8 +181,20 @@ def write_snapshot(
     name: str = "round",
     validation_loss: float | None = None,
 ) -> Snapshot:
-    """Saves `arenas` (name → flat tensor) in a file whose name begins with `name`. Raises:
-    StorageError when the disk is full or gone."""
+    """Write the arenas of a state durably to a new file.
+
+    Args:
+        folder: Folder of the file.
+        round_number: Round of the state.
+        head: Digest of the head that the state belongs to.
+        digest: Digest of `arenas`.
+        arenas: Flat tensors by name.
+        name: First part of the file name.
+        validation_loss: Mean validation loss, if known.
+
+    Raises:
+        StorageError: The disk is full or gone.
+    """
     path = folder / f"{name}-{round_number:09d}-{head.hex()[:16]}.safetensors"
     metadata = {
         "round": str(round_number),
@@ -182,8 +208,13 @@ def write_snapshot(
 
 
 def list_snapshots(folder: Path, heads: Sequence[Head] | None = None) -> list[Snapshot]:
-    """Readable snapshots, newest first; a damaged one is passed over. `heads`: of the chain that
-    they have to be on; None: of whatever branch."""
+    """Return the readable snapshots in a folder, newest first; skip damaged ones.
+
+    Args:
+        folder: Folder to search.
+        heads: Heads of a chain, genesis first: return only snapshots of this chain. None: return
+            the snapshots of all branches.
+    """
     found = [_describe(path) for path in folder.glob("*-*.safetensors")]
     wanted = (s for s in found if s and (heads is None or s.is_on(heads)))
     return sorted(wanted, key=lambda s: s.round, reverse=True)
@@ -206,8 +237,11 @@ def _describe(path: Path) -> Snapshot | None:
 
 
 class RunStorage:
-    """Called by one thread at a time: the worker's, or the one after a step; but for `content`,
-    which is for any thread."""
+    """Journal, results, snapshots and other files of one run.
+
+    Used by one thread at a time: the worker's, or the one for tasks after a step. `content`,
+    `snapshots` and `frozen` are thread-safe.
+    """
 
     def __init__(
         self,
@@ -218,8 +252,16 @@ class RunStorage:
         keep: int,
         given: Mapping[str, Content | PieceStore],
     ) -> None:
-        """`folder`: of the snapshots. `keep`: how many of them, at least one. `given`: the run's
-        own code and its text, by the names that others ask for them."""
+        """Write nothing yet; call `begin` before the first round.
+
+        Args:
+            journal: Chain of commits.
+            results: Averaged results.
+            folder: Folder of the snapshots.
+            room: Space on the disk.
+            keep: Number of snapshots to keep, at least 1.
+            given: Code and text of the run, by the names under which other peers request them.
+        """
         self.journal = journal
         self.results = results
         self.room = room
@@ -229,11 +271,14 @@ class RunStorage:
         self._records = EncodedRecords()
         self._listing = threading.Lock()
         self._files: list[Snapshot] | None = None
-        """Headers of all readable snapshots in the folder; None: to be read."""
+        """Headers of all readable snapshots in the folder; None: the folder must be read again."""
 
     def begin(self) -> None:
-        """Remove what a crash left half-written. The rest stays until the next snapshot: means of
-        a round that others know to be decided may be among it."""
+        """Delete files that a crash left half-written.
+
+        Complete files stay until the next snapshot: they may include the result of a round that
+        other peers know to be decided.
+        """
         for folder in (self.results.folder, self._folder):
             for path in folder.glob(f"*{ASIDE}"):
                 remove_leftover(path)
@@ -258,7 +303,11 @@ class RunStorage:
             self._files = None
 
     def content(self, name: str) -> Content | PieceStore | None:
-        """What others get under this name. None: nothing."""
+        """Return the data that other peers get under this name; None: there is none. Thread-safe.
+
+        Args:
+            name: Name as listed in the module's docstring, or a name in `given`.
+        """
         if name == OFFERS:
             return plain_bytes(self._listed())
         if name == FROZEN:
@@ -275,8 +324,11 @@ class RunStorage:
         return None if result is None else result.arenas
 
     def _listed(self) -> bytes:
-        """Only states that a commit vouches for, or the run's manifest: the newest has to wait for
-        the round after it."""
+        """Return the digests of the heads whose states are offered.
+
+        Only states whose digest a commit or the run's manifest contains are offered. The newest
+        state therefore waits for the next round.
+        """
         reached = self.journal.head.round
         return b"".join(s.head for s in self.snapshots() if s.round == 0 or s.round < reached)
 
@@ -288,20 +340,27 @@ class RunStorage:
             return None
 
     def replace_chain(self, commits: Sequence[Commit], heads: Sequence[Head], length: int) -> None:
-        """The journal is the first so many of these (verified) commits from here on."""
+        """Replace the journal by the first `length` of these verified commits."""
         kept, along = commits[:length], heads[: length + 1]
         self.room.attempt(CHAIN, lambda: self.journal.replace(kept, along))
 
     def record(self, commit: Commit) -> None:
-        """A commit and its held result: on disk before the step, and offered."""
+        """Write a commit and its held result, before the step; both are then offered to peers."""
         digest = commit.value.result_digest
         self._make_room(self.results.usual_bytes)
         self.room.attempt(RESULTS, lambda: self.results.save(digest))
         self.room.attempt(CHAIN, lambda: self.journal.append(commit))
 
     def snapshot(self, digest: bytes, arenas: Mapping[str, Tensor]) -> None:
-        """Saves the state of the journal's head and drops the results it covers, but for the
-        snapshots before it. Without room, all but the newest go first."""
+        """Save the state at the journal's head; then delete old snapshots and unneeded results.
+
+        If space is short, all snapshots but the newest are deleted first. Results are deleted once
+        all remaining snapshots of our chain cover them.
+
+        Args:
+            digest: Digest of the state.
+            arenas: Flat tensors of the state by name.
+        """
         size, head = sum(arena.nbytes for arena in arenas.values()), self.journal.head
         needed = size + self.results.usual_bytes
 
@@ -318,30 +377,33 @@ class RunStorage:
         if self.room.attempt(SNAPSHOTS, write):
             self._prune(self._keep)
 
-    # ---- what no step changes
+    # ---- frozen parameters
 
     def save_frozen(self, arenas: Mapping[str, Tensor]) -> None:
-        """Whole and checked: it is offered from now on."""
+        """Save the complete, verified frozen parameters; they are then offered to peers."""
         path = self._folder / STILL
         self.room.attempt(FROZEN, lambda: write_tensors(path, arenas, synced=True))
 
     def frozen(self) -> dict[str, Tensor] | None:
-        """What was saved. From any thread. None: there is nothing that can be read."""
+        """Return the saved frozen parameters; None: no file can be read. Thread-safe."""
         with suppress(StorageError):
             return read_tensors(self._folder / STILL)
         return None
 
-    # ---- what is this peer's own
+    # ---- this peer's own state
 
     def save_own(self, arenas: Mapping[str, Tensor], incarnation: bytes) -> None:
-        """For this peer's next start, in place of the last; it is offered to nobody."""
+        """Save own state for this peer's next start, over the previous one; never offered."""
         path, head = self._folder / OWN, self.journal.head.digest
         metadata = {"head": head.hex(), "incarnation": incarnation.hex()}
         self.room.attempt(SNAPSHOTS, lambda: write_tensors(path, arenas, metadata, synced=True))
 
     def own(self) -> tuple[bytes, bytes, dict[str, Tensor]] | None:
-        """What was saved last: the digest of the head that it was at, the incarnation that it was
-        of, and the arenas. None: there is nothing that can be read."""
+        """Return the own state that was saved last; None: no file can be read.
+
+        Returns:
+            Digest of the head at which it was saved, the incarnation that saved it, and the arenas.
+        """
         try:
             with safe_open(self._folder / OWN, framework="pt") as file:
                 told = file.metadata() or {}
@@ -351,15 +413,15 @@ class RunStorage:
             return None
 
     def _make_room(self, needed: int) -> None:
-        """What is there for joiners alone goes, if so many bytes are not free."""
+        """Delete files that only joiners need, unless `needed` bytes are free."""
         if self.room.free_bytes() < needed:
             self._prune(1)
 
     def _prune(self, keep: int) -> None:
-        """Deletes all snapshots but `keep`, and the results that all of ours cover.
+        """Delete all snapshots but `keep`, and the results that the oldest remaining one covers.
 
-        What a discarded branch left, be its rounds ever so high, goes first, but not before there
-        is something of ours in its place.
+        Snapshots of discarded branches are deleted first, even if their rounds are higher. They
+        stay only until there are enough snapshots of our chain.
         """
         heads = self.journal.heads
         ours_first = sorted(list_snapshots(self._folder), key=lambda found: not found.is_on(heads))
