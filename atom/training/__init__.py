@@ -1,1 +1,1 @@
-"""Rounds and the loop: the one place where the model's column and the swarm meet."""
+"""Training rounds: the package that connects the model's replica with the swarm."""

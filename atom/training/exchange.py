@@ -1,4 +1,4 @@
-"""The exchange of one ballot, on a thread of its own; one at a time touches the gradients."""
+"""Exchange (all-reduce) of one ballot on its own thread; only one at a time reads the gradients."""
 
 import threading
 from collections.abc import Callable
@@ -26,9 +26,15 @@ from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, 
 from atom.training.storage.results import Results
 
 OPEN_S = 2.0
-"""Two handshakes, even between continents; by parts all of them at once."""
+"""Seconds to open all channels: enough for two handshakes between continents.
+
+An exchange by parts opens all its channels at once.
+"""
 PROGRESS_S = 1.3
-"""A member with nothing to send says so every quarter of this: silence means frozen or cut off."""
+"""Seconds without any bytes after which a neighbour counts as frozen or cut off.
+
+A member with nothing to send sends a sign of life every quarter of this time.
+"""
 
 
 def start_task(
@@ -37,13 +43,19 @@ def start_task(
     failed: Callable[[Exception], Event],
     post: Callable[[Event], None],
 ) -> None:
-    """Posts what `work` returns, from a thread of that name; or, whatever goes wrong with it, what
-    `failed` makes of that. A system that has no thread to give is such a failure, too."""
+    """Run `work` on a new thread and post the event that it returns.
+
+    Args:
+        name: Name of the thread.
+        work: Function to run.
+        failed: Converts an error of `work`, or the failure to start a thread, to an event.
+        post: Receives the event.
+    """
 
     def run() -> None:
         try:
             outcome = work()
-        except Exception as fault:  # noqa: BLE001 - whatever it is, the round must hear of it
+        except Exception as fault:  # noqa: BLE001 - the round must learn of any error
             outcome = failed(fault)
         post(outcome)
 
@@ -58,11 +70,14 @@ class _Run:
     ballot: Ballot
     cancelled: threading.Event = field(default_factory=threading.Event)
     reading: threading.Lock = field(default_factory=threading.Lock)
-    """Held while its thread may read the gradients: it begins to unless it is cancelled."""
+    """Lock held while the thread may read the gradients.
+
+    After it has the lock, the thread checks `cancelled` before it reads.
+    """
 
 
 class Exchange:
-    """Starts and stops exchanges; results go to `results`, outcomes to `post`."""
+    """Starter of exchanges, one at a time; results go to `results`, and outcomes to `post`."""
 
     def __init__(
         self,
@@ -75,8 +90,12 @@ class Exchange:
         """Start nothing yet.
 
         Args:
-            offered: returns this peer's contribution, given the head that it was counted for.
-            post: receives the outcome of each exchange, from the exchange's thread.
+            transport: Connections to other peers.
+            results: Store for the averaged results.
+            offered: Returns this peer's contribution, given the digest of the head that it was
+                counted for.
+            post: Receives the outcome of each exchange, on the exchange's thread.
+            clock: Time source.
         """
         self._transport = transport
         self._results = results
@@ -86,12 +105,15 @@ class Exchange:
         self._run: _Run | None = None
         self.speeds = SpeedBook(clock.now)
         self.seconds: dict[bytes, float] = {}
-        """How long the latest ring took, once it was open, by its result's digest."""
+        """Duration of the latest exchange after its channels were open, by its result's digest."""
         self.gave_to: tuple[bytes, Ballot] | None = None
-        """The parent and ballot of the latest exchange that ours went into."""
+        """Parent and ballot of the latest exchange that used a contribution of this peer."""
 
     def start(self, start: StartExchange) -> None:
-        """Begins the ring of a ballot. The gradients stand still until it ends or is stopped."""
+        """Begin the exchange of a ballot.
+
+        The caller must not change the gradients until the exchange has ended or been stopped.
+        """
         self._run = run = _Run(start.ballot)
 
         def post(outcome: Event) -> None:
@@ -103,21 +125,20 @@ class Exchange:
         )
 
     def stop(self) -> None:
-        """Ends what is under way, if anything is. On return its thread does not read the gradients
-        any more, nor ever will."""
+        """Stop the running exchange, if any; on return it no longer reads the gradients."""
         if (run := self._run) is not None:
             run.cancelled.set()
             with run.reading:
                 pass
 
     def fetching_pace(self) -> Pace:
-        """Of what a result takes, no slower than an exchange may be."""
+        """Return the slowest acceptable pace for fetching a result: the pace of an exchange."""
         pace, elements = self.speeds.pace(), self._results.elements
         share = self._results.usual_bytes / (4 * elements)
         return replace(pace, bytes_per_s=share * pace.bytes_per_s)
 
     def _failed(self, run: _Run, fault: Exception) -> ExchangeFailed:
-        """Whatever it is, it voids this ring only. What is not the ring's is our own fault."""
+        """Return the event for a failed exchange; an unexpected error counts as our own fault."""
         if not isinstance(fault, ExchangeBroken):
             detail = f"{type(fault).__name__}: {fault}"[:200]
             return ExchangeFailed(run.ballot, self._transport.peer_id, detail)
@@ -127,9 +148,9 @@ class Exchange:
         return ExchangeFailed(run.ballot, seen, fault.reason.value)
 
     def _reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:
-        """Open the channels and average.
+        """Open the channels and average. On an error the channels close, so neighbours stop too.
 
-        Raises: ExchangeBroken; then the neighbours need not wait for this peer.
+        Raises: ExchangeBroken.
         """
         terms = self._terms(start)
         with closing(open_exchange(self._transport, terms, OPEN_S)) as channels, run.reading:
@@ -140,7 +161,7 @@ class Exchange:
     def _average(
         self, run: _Run, start: StartExchange, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
-        """Average over open channels, and hold the result."""
+        """Average over open channels, and hold the result in memory."""
         elements = self._results.elements
         wires = terms.mean_wires(elements)
         gives = start.members[terms.rank].sequences > 0
@@ -152,14 +173,14 @@ class Exchange:
         took_s = self._clock.now() - began
         if channels.right:
             self.speeds.finished(terms, channels, elements, took_s)
-        norm, result = gradient_norm(wires.numbers), wires.encoded()  # in this order
+        norm, result = gradient_norm(wires.numbers), wires.encoded()  # `encoded` moves the numbers
         finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm)
         self.seconds = {finished.digest: took_s}
         self._results.hold(finished.digest, result)
         return finished
 
     def _terms(self, start: StartExchange) -> Terms:
-        """Raises: ExchangeBroken(BAD_WEIGHT)."""
+        """Return the terms of the exchange. Raises: ExchangeBroken(BAD_WEIGHT)."""
         members = tuple(member.peer_id for member in start.members)
         sequences = sum(member.sequences for member in start.members)
         if sequences <= 0:

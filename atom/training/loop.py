@@ -1,7 +1,7 @@
-"""The thin loop of a round: events in, the machine decides, actions out.
+"""Event loop of the rounds: it passes events to the round machine and carries out its actions.
 
-One thread owns the machine. Everything slow happens elsewhere and comes back as an event: passes
-and steps on the worker's thread, the ring on its own, the directory's readings from another.
+One thread owns the machine. Slow work runs on other threads and returns as an event: passes and
+steps on the worker's thread, exchanges on their own threads, directory readings on another one.
 """
 
 import queue
@@ -34,14 +34,16 @@ from atom.training.round_executor import TrainingContext
 
 TICK_S = 0.1
 MAX_WAITING = 4096
-"""Events in the inbox beyond which strangers' messages are dropped."""
+"""Number of events in the inbox beyond which messages of other peers are dropped."""
 _AT_WILL = frozenset({"nack", "value-refused"})
-"""What any message can have us write down: of a flood not all, which would fill the log."""
+"""Kinds of reports that any message can cause; they are rate-limited, so no flood fills the log."""
 
 
 class Inbox(queue.SimpleQueue[Event | Offence | Callable[[], None] | None]):
-    """What waits for the loop: events for the machine, and calls for the loop's thread. None: the
-    loop ends."""
+    """Queue of the loop: events for the machine, and functions to call on the loop's thread.
+
+    None ends the loop.
+    """
 
     def __init__(
         self, on_leases: Callable[[str, Leases], None] = lambda sender, leases: None
@@ -49,16 +51,26 @@ class Inbox(queue.SimpleQueue[Event | Offence | Callable[[], None] | None]):
         """Create an empty inbox.
 
         Args:
-            on_leases: takes leases that a peer sent, on the transport's thread; raises PeerRefused.
+            on_leases: Takes leases that a peer sent, on the transport's thread; raises PeerRefused.
         """
         self._on_leases = on_leases
         self.is_read = False
-        """Messages that come before the loop has begun are dropped: to rebuild a state takes long,
-        and they would be stale."""
+        """True once the loop has begun. Earlier messages are dropped.
+
+        Rebuilding a state takes long, so they would be stale.
+        """
 
     def receive(self, peer_id: str, incarnation: bytes, raw: bytes) -> None:
-        """A message from the transport. A malformed one is an offence; more than the loop can take
-        are dropped, as a network would."""
+        """Queue a message from the transport.
+
+        A malformed message is reported as an offence. If the queue is full, the message is dropped,
+        as a network might drop it.
+
+        Args:
+            peer_id: Sender.
+            incarnation: Incarnation of the sender's process.
+            raw: Encoded message.
+        """
         if not self.is_read or self.qsize() >= MAX_WAITING:
             return
         try:
@@ -71,12 +83,12 @@ class Inbox(queue.SimpleQueue[Event | Offence | Callable[[], None] | None]):
             self.put(Offence(peer_id, refused.reason))
 
     def unreachable(self, peer_id: str) -> None:
-        """A message to this peer could not be delivered."""
+        """Report that a message to this peer could not be delivered."""
         self.put(Unreachable(peer_id))
 
 
 class RoundLoop:
-    """Owns the machine and the book of leases. Other threads reach it by its inbox."""
+    """Thread that owns the round machine and the lease book; other threads use its inbox."""
 
     def __init__(
         self,
@@ -87,9 +99,16 @@ class RoundLoop:
         on_change: Callable[[], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`execute`: does what the machine asks for on the replica's side; what comes of it is an
-        event in `inbox`. `on_change`: head or phase are others, the lease should say so soon.
-        `on_failure`: the loop has ended of this. All are called on its thread."""
+        """Create the thread; `start` starts it. The callbacks are called on it.
+
+        Args:
+            machine: Round machine, which only this loop uses.
+            context: Replica, network and clock.
+            execute: Carries out actions that concern the replica; the outcomes go to `inbox`.
+            inbox: Queue of events.
+            on_change: Called when head or phase have changed, so our lease should be renewed soon.
+            on_failure: Receives the error that ended the loop.
+        """
         self._machine = machine
         self._worker = context.worker
         self._execute = execute
@@ -102,13 +121,17 @@ class RoundLoop:
         self._book = LeaseBook()
         self._complaints = TokenBucket(1.0, 20.0)
         self.view = View()
-        """The last one that the machine was shown. From any thread."""
+        """Latest view that the machine received. Thread-safe."""
         self._next_tick = self._clock.now()
         self._last_seen: tuple[bytes, str] = (b"", "")
         self._thread = threading.Thread(target=self._run, name="round", daemon=True)
 
     def start(self, first: Event | None = None) -> None:
-        """`first`: what the machine knows before anybody sees it, if anything."""
+        """Start the thread.
+
+        Args:
+            first: Event for the machine before any other one, if any.
+        """
         if first is not None:
             self._handle(first)
         self._inbox.is_read = True
@@ -120,11 +143,11 @@ class RoundLoop:
             self._thread.join()
 
     def read(self, leases: Mapping[str, Lease]) -> None:
-        """A reading of the directory; no event of the machine, but part of its next view."""
+        """Take newly read leases of the directory into the machine's next view. Thread-safe."""
         self._inbox.put(lambda: self._take_leases(leases))
 
     def pass_ended(self) -> None:
-        """A pass of ours was counted: a round may be due now, rather than at the next tick."""
+        """Tick now, because a pass was counted and a round may be due. Thread-safe."""
         self._inbox.put(self._tick)
 
     def leave(self) -> None:
@@ -201,7 +224,16 @@ class RoundLoop:
 def membership_view(
     book: LeaseBook, head: Head, me: Voter, sequences: int, pass_seconds: float, now: float
 ) -> View:
-    """The view of `me` at `head`; `sequences` and `pass_seconds` are our own."""
+    """Return the view of the swarm for the machine.
+
+    Args:
+        book: Leases of all peers.
+        head: Our head.
+        me: This process.
+        sequences: Number of sequences that we have counted at the head.
+        pass_seconds: Usual duration of our passes.
+        now: Current time.
+    """
     others = book.fresh(now)
     mine = others.pop(me.peer_id, None)
     absent = [

@@ -35,7 +35,7 @@ class _Chain:
 
     commits: list[Commit]
     heads: list[Head]
-    """One more than commits: the first is genesis."""
+    """Heads of the chain: genesis, then the head after each commit."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,14 @@ class FirstState:
 
     digest: bytes
     initialise: Callable[[], bool]
-    """Sets the replica to it, if possible here; returns whether it is exactly the run's."""
+    """Function that sets the replica to this state, if possible here.
+
+    It returns True if the replica then has exactly the run's state.
+    """
     frozen_digest: bytes = b""
     """Digest of the parameters that no step changes; empty: there are none."""
     fill_frozen: Callable[[], bool] = lambda: False
-    """Fills in these parameters, if possible here."""
+    """Function that sets these parameters, if possible here; returns True if it did."""
 
 
 def _has_head(heads: Sequence[Head], wanted: RecentHead) -> bool:
@@ -57,7 +60,10 @@ def _has_head(heads: Sequence[Head], wanted: RecentHead) -> bool:
 
 
 class StateSync:
-    """Used on the worker's thread, except `proven` and `fetch_result`."""
+    """Synchronisation of the replica with the chain, from disk or from other peers.
+
+    Used on the worker's thread, except `proven` and `fetch_result`, which are thread-safe.
+    """
 
     def __init__(
         self,
@@ -117,13 +123,13 @@ class StateSync:
     def restore(self) -> None:
         """Rebuild the newest state that our own disk allows.
 
-        Journal entries beyond it are cut off: those rounds have to be fetched. Not `usable` if even
-        the run's first state is missing, or if the run's owner has signed another chain: then `run`
-        has to bring a state. Until then our own chain stays on the disk.
+        Later journal entries are removed, because their rounds must be fetched again. The replica
+        is not `usable` if even the run's first state is missing, or if the run's owner has signed
+        another chain. Then `run` must fetch a state; until then our own chain stays on the disk.
 
         Raises:
             PeerRefused: This peer ends (SUPERSEDED).
-            StorageError: The chain here is not the one that the join address names, and the run's
+            StorageError: The chain here lacks the head that the join address names, and the run's
                 owner did not sign that address.
         """
         heads, pinned = self._journal.heads, self.pinned

@@ -1,24 +1,25 @@
-"""Local steps: a peer takes optimizer steps of its own, and a round averages how far they led.
+"""Local steps: each peer takes its own optimizer steps, and a round averages the weight changes.
 
-From the shared weights θ of the last round each peer takes *inner* steps on its own samples. A
-round averages Δ = θ − its weights, weighted by sequences, and the *outer* rule makes the next θ:
+Starting at the shared weights θ of the last round, each peer takes *inner* steps on its own
+samples. A round averages Δ = θ − weights, weighted by sequences, and the *outer* rule computes the
+next θ:
 
     m ← μ · m + mean Δ
     θ ← θ − rate · (mean Δ + μ · m)          gradient descent with Nesterov's momentum
 
-as DiLoCo does (Douillard et al. 2023, arXiv 2311.08105). Shared are θ, in float32, and m, rounded
-to bfloat16 once it was used. The weights that passes use and the inner optimizer's state are a
+as DiLoCo does (Douillard et al. 2023, arXiv 2311.08105). The shared state is θ, in float32, and m,
+rounded to bfloat16 after use. The weights that passes use and the inner optimizer's state are each
 peer's own.
 
-Inner steps go on while a round is decided. What a peer has by then is its offer: Δ, of which only
-what was sent is left once it has been. What it has done stays with it until a round has taken it.
-After a commit its weights are
+Inner steps continue while a round is being decided. When a peer makes its offer, it stores Δ; the
+exchange then subtracts from the stored Δ what the codec lost, so Δ is exactly what was sent. Local
+progress stays in the weights until a round has taken it. After a commit the weights are
 
-    θ_new + (weights − θ_old) + Δ    if the round took its latest offer
-    θ_new + s · (weights − θ_old)    else: s is the share of its sequences that no round has
+    θ_new + (weights − θ_old) + Δ    if the round took the peer's latest offer
+    θ_new + s · (weights − θ_old)    otherwise; s: share of its sequences that no round has taken
 
-So what is not sent stays in its weights, and is in its next Δ: what a codec takes away of it, and,
-if the codec takes much, what rounding to bfloat16 does, in which Δ then is.
+So anything that was not sent remains in the weights and is part of the next Δ: the loss of the
+codec and, with a codec of large loss, the rounding of Δ, which is then stored in bfloat16.
 """
 
 import math
@@ -45,20 +46,23 @@ from atom.training.replica.update_rule import UpdateRule
 
 OUTER_MOMENTUM = "outer_momentum"
 STEPS, COUNT = "steps", "count"
-"""Beside the store's own, in what is saved: how many inner steps were taken, and of how many
-sequences the weights have made use that no round has, with the sum of their losses."""
+"""Names of further saved values: the number of inner steps; and the number of sequences that inner
+steps have used but no round has taken, with the sum of their losses."""
 SHARED_DTYPES = {MASTER: torch.float32, OUTER_MOMENTUM: torch.bfloat16}
-"""Of θ and m."""
+"""Dtypes of θ and m."""
 WARM_UP_STEPS = 10
-"""Inner steps of a peer that comes later: its optimizer's state is empty, others' is not."""
+"""Number of inner steps with a reduced rate for a late joiner, whose optimizer state is empty."""
 
 
 class _Offer(Contribution):
-    """n · Δ. What an exchange takes away of it is taken from Δ: offered again, it is what was sent,
-    so whichever of several attempts is committed, Δ says what others have."""
+    """Contribution n · Δ, where n is the number of sequences.
+
+    An exchange subtracts the loss of the codec from Δ. A later attempt therefore offers the values
+    that were already sent: whichever attempt is committed, the other peers have this Δ.
+    """
 
     def __init__(self, way: Tensor, sequences: int, keeps_lost: bool) -> None:
-        """`way`: Δ."""
+        """Offer `sequences` · `way`, where `way` is Δ [elements]."""
         self.keeps_lost, self.sequences = keeps_lost, sequences
         self._way = way
 
@@ -67,8 +71,12 @@ class _Offer(Contribution):
         return torch.from_numpy(numpy.multiply(way, numpy.float32(self.sequences)))
 
     def lacks(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
-        """A sum's loss moves weights no further than those of a peer with the average count: the
-        next round may count more of a peer that had few."""
+        """Subtract a loss, which is given in units of n · Δ, from Δ.
+
+        The loss of a sum over members is divided by at least the members' average count. Otherwise
+        a peer with few sequences would change its weights too much: in the next round the change
+        counts with that round's sequences, which may be more.
+        """
         rest, share = lost.numpy(), numpy.float32(1.0 / max(self.sequences, sequences))
         numpy.multiply(rest, share, out=rest)
         self._way[start : start + lost.numel()].sub_(lost)
@@ -78,7 +86,10 @@ class _Offer(Contribution):
 
 
 class LocalSteps(UpdateRule):
-    """See the module, and docs/local-steps.md for owners."""
+    """Update rule with local steps, as the module's docstring explains.
+
+    docs/local-steps.md explains it to owners of runs.
+    """
 
     same_steps: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
@@ -96,8 +107,16 @@ class LocalSteps(UpdateRule):
         outer_rate: float,
         outer_momentum: float,
     ) -> None:
-        """`inner_sequences`: of an inner step. The inner rate is the one of the round under way.
-        Raises: MemoryError."""
+        """Allocate θ, m and Δ. The inner learning rate is the rate of the current round.
+
+        Args:
+            inner_sequences: Number of sequences of one inner step.
+            outer_rate: Rate of the outer rule.
+            outer_momentum: Momentum μ of the outer rule.
+
+        Raises:
+            MemoryError: The host memory is too small.
+        """
         assert store.on_device is None, "weights are moved on the host"
         super().__init__(store, gradients, stepper, rate, clip_norm, keeps_lost)
         self._inner_sequences = inner_sequences
@@ -108,9 +127,9 @@ class LocalSteps(UpdateRule):
             for dtype in (*SHARED_DTYPES.values(), _offer_dtype(keeps_lost))
         )
         self._offer: _Offer | None = None
-        """Of `_way`, Δ, which means nothing if it is None."""
+        """Latest offer, whose Δ is in `_way`; None: the content of `_way` is meaningless."""
         self._apart = False
-        """Whether weights may differ from θ though nothing is counted."""
+        """True if the weights may differ from θ although no sequences are counted."""
         self._offered_loss_sum = 0.0
         self._round = self._inner_steps = self._warm_up_steps = 0
 
@@ -127,7 +146,7 @@ class LocalSteps(UpdateRule):
     def shared(self) -> Mapping[str, Tensor]:
         return {MASTER: self._theta, OUTER_MOMENTUM: self._momentum}
 
-    # ---- where state comes from
+    # ---- initial, fetched and reset state
 
     def initialised(self) -> None:
         for name, theta in self._by_name(self._theta).items():
@@ -149,7 +168,7 @@ class LocalSteps(UpdateRule):
         self._forget(round)
 
     def _forget(self, round: int) -> None:
-        """Weights are θ, and the inner optimizer knows nothing."""
+        """Reset counts and offer, after the weights became θ and the inner optimizer's state 0."""
         self.gradients.reset(self.gradients.tag)
         self._offer, self._apart, self._inner_steps = None, False, 0
         self._round, self._warm_up_steps = round, WARM_UP_STEPS if round else 0
@@ -158,7 +177,7 @@ class LocalSteps(UpdateRule):
         layout = self.store.layout
         return {spec.name: layout.view(arena, spec.name) for spec in layout.trained}
 
-    # ---- the peer's own, for its next start
+    # ---- own state for this peer's next start
 
     @classmethod
     def saved_bytes(cls, arenas: Mapping[str, StateArena]) -> int:
@@ -166,7 +185,7 @@ class LocalSteps(UpdateRule):
         return moments + cls.shared_arenas(arenas)[MASTER].size_bytes
 
     def own(self) -> Mapping[str, Tensor]:
-        """The inner optimizer's state, its steps, and the weights if they are not θ."""
+        """Return the inner optimizer's state, its step count, and the weights if they are not θ."""
         apart = self._apart or self.gradients.spent[0] > 0
         return (dict(self.store.state) if apart else self._moments()) | {
             STEPS: torch.tensor([self._inner_steps]),
@@ -205,8 +224,10 @@ class LocalSteps(UpdateRule):
             self._inner_step()
 
     def _inner_step(self) -> None:
-        """On all gradients at hand; fewer than an inner step wants lower its rate by as much. A
-        gradient that is not finite is passed over."""
+        """Begin an inner step with all unused gradients; skip a gradient that is not finite.
+
+        With fewer sequences than `inner_sequences`, the rate is lowered in proportion.
+        """
         self.stepper.wait()
         gradients = self.gradients
         sums, sequences = gradients.sums, gradients.unspent
@@ -221,12 +242,12 @@ class LocalSteps(UpdateRule):
         clip = clip_coefficient(norm, self.clip_norm)
         self.stepper.begin(sums, rate, self._inner_steps, clip / sequences)
 
-    # ---- all parts at once
+    # ---- swapping own and shared weights
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
         if not (self.gradients.sequences or self._apart):
-            yield  # they are the shared ones; a step that is under way may go on
+            yield  # the weights are the shared ones; a running step may continue
             return
         self._swap_all()
         try:
@@ -277,8 +298,19 @@ class LocalSteps(UpdateRule):
     def _outer_step(
         self, share: float, since: bool, part: Part, mean: Tensor, step: StepTerms
     ) -> None:
-        """Keeps a `share` of what led away from θ, or what did `since` the offer. θ and m are
-        shared: only single operations, which IEEE 754 rounds alike everywhere."""
+        """Update θ and m of one part, and set the weights to θ plus the remaining local progress.
+
+        θ and m must have the same bits on all peers, so their update uses only single operations,
+        which IEEE 754 rounds alike everywhere.
+
+        Args:
+            share: Share of (weights − θ) that is kept.
+            since: True if the round took the latest offer: Δ is then added to the kept difference,
+                which leaves the progress since the offer.
+            part: Part of the arenas.
+            mean: Mean Δ of this part.
+            step: Terms of the step; the learning rate is the outer rate.
+        """
         theta, momentum = part.of(self._theta), part.of(self._momentum).float()
         with part.weights() as weights:
             kept = (weights - theta).mul_(share) if share else None
@@ -291,5 +323,5 @@ class LocalSteps(UpdateRule):
 
 
 def _offer_dtype(keeps_lost: bool) -> torch.dtype:
-    """Beside a codec that takes much away, what bfloat16 does is little."""
+    """Return the dtype of the stored Δ: next to the loss of a coarse codec, bfloat16's is small."""
     return torch.bfloat16 if keeps_lost else torch.float32

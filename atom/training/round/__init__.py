@@ -1,8 +1,11 @@
-"""One round of the swarm as a pure state machine: events and the time in, actions out.
+"""Round of the swarm as a pure state machine, from events and the time to actions.
 
-`events` names the events and actions, `round_state` is what the parts share and what binds this
-process, `electorate` says who may decide now, `participant` and `coordinator` are the two parts a
-replica plays, `election` and `faults` say when and with whom to try, `machine` is the door.
+- `machine`: entry point, `RoundMachine`
+- `events`: events and actions
+- `round_state`: state that the parts share, with the promises that bind this process
+- `electorate`: peers that may decide a round now
+- `participant`, `coordinator`: the two roles of a replica
+- `election`, `faults`: when to begin an attempt, and with which peers
 """
 
 from atom.training.round.machine import RoundMachine

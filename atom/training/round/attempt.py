@@ -372,7 +372,7 @@ def _able_to_own(
 
 
 def known_lines(peers: Collection[str], leases: Mapping[str, Lease]) -> dict[str, float]:
-    """Return the speed of each peer's line by what the peers measured: see `line_rates`."""
+    """Return the speed of each peer's line, from the peers' measurements: see `line_rates`."""
     rates = {way: link.bytes_per_s for way, link in _links(peers, leases).items()}
     return line_rates({way: rate for way, rate in rates.items() if math.isfinite(rate)})
 

@@ -179,7 +179,7 @@ class Coordinator:
         if attempt is not None and not self._may_be_accepted(message):
             self._context.offence(sender, Reason.BAD_CERTIFICATE)
             return
-        self.peers.forgive(sender.peer_id, Stage.PREPARE)  # late is better than never
+        self.peers.forgive(sender.peer_id, Stage.PREPARE)  # a late answer clears the penalty
         self.peers.has_answered(sender.peer_id)
         if attempt is None or sender.peer_id not in attempt.invited:
             return
@@ -187,8 +187,11 @@ class Coordinator:
             self._check_promises(attempt)
 
     def _may_be_accepted(self, promise: Promise) -> bool:
-        """Return False if a value that the promise reports as accepted cannot have been accepted:
-        its evidence does not hold, or its ballot is not lower than this one."""
+        """Return False if the promise reports an accepted value that cannot have been accepted.
+
+        Such a value does not follow our head, its evidence does not hold, or its ballot is not
+        lower than the promise's.
+        """
         head, reports = self._context.head, (promise.accepted, promise.accepted_before_branch)
         return all(
             each.ballot < promise.ballot

@@ -184,8 +184,11 @@ class LeaderElection:
         return is_quorum(head.voters, averaging)
 
     def _given_up(self) -> set[Voter]:
-        """Return the voters that are not waited for at an overdue head: those that failed us, those
-        at another head, and all of them for a peer that may not lead itself."""
+        """Return the voters that are not waited for at an overdue head.
+
+        They are voters that failed us or are at another head; for a peer that is no voter, and so
+        may not lead, they are all voters.
+        """
         context = self._context
         if context.state.overdue < 1.0:
             return set()

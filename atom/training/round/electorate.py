@@ -51,8 +51,10 @@ def same_head(head: Head, view: View) -> dict[str, Lease]:
 def counted_leases(
     head: Head, view: View, answered: AbstractSet[str], excluded: AbstractSet[str]
 ) -> dict[str, Lease]:
-    """Return the leases at our head whose counts are heeded: those of recent peers, and of peers
-    that answered an attempt. Leases of strangers cost nothing, so they count for nothing.
+    """Return the leases at our head whose sequence counts are believed.
+
+    Believed peers are recent ones, and peers that answered an attempt. Leases of strangers are
+    ignored, because anyone can publish them at no cost.
 
     Args:
         head: Our head.

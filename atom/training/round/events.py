@@ -80,7 +80,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Frozen:
-    """Contribution to a ballot that stands still now, with its sequences."""
+    """Report that our contribution to a ballot no longer changes, with its sequences."""
 
     ballot: Ballot
     sequences: int
@@ -179,14 +179,18 @@ class Send:
 
 @dataclass(frozen=True)
 class Freeze:
-    """Freeze the contribution at the next pass boundary, then report `Frozen(ballot, …)`. Before
-    anything else the exchange that is under way ends: it must never read what moves. So it does
-    with `Thaw` and `Apply`."""
+    """Freeze the contribution at the next pass boundary, then report `Frozen(ballot, …)`.
+
+    First of all, a running exchange is stopped, because it must never read changing gradients;
+    `Thaw` and `Apply` stop it, too.
+    """
 
     ballot: Ballot
     goes_on: bool = True
-    """Passes for the round after this one are of use. If they would change what was cut off, they
-    wait all the same."""
+    """True if passes for the following round may go on.
+
+    They still wait if they would change the frozen contribution.
+    """
 
 
 @dataclass(frozen=True)
@@ -211,7 +215,10 @@ class FetchResult:
     committed: bool
     """True if the round is decided; False to vote for it, within the time of its attempt."""
     keep: frozenset[bytes] | None = None
-    """As in `StartExchange`. Never while an exchange runs: its result may be there already."""
+    """Results that stay in memory, as in `StartExchange`.
+
+    None while an exchange runs, because its result may already be in memory.
+    """
 
 
 @dataclass(frozen=True)

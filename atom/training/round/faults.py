@@ -148,17 +148,17 @@ class UnreliablePeers:
 
     @property
     def we_fail(self) -> bool:
-        """Whether exchanges seem to break because of us."""
+        """True if exchanges seem to break because of us."""
         return self._context.me.peer_id in self._excluded.held(self._context.now)
 
     # ---- exchanges
 
     def newcomers_broke(self, members: Collection[str], named: Collection[str]) -> bool:
-        """Note that an exchange broke; return True if newcomers were in it: they explain it.
+        """Record a broken exchange; return True if newcomers took part, which explains the failure.
 
         Args:
-            members: Peer ids of its members.
-            named: Those that members saw fail; of these, only newcomers are excluded.
+            members: Peer ids of the exchange's members.
+            named: Peers that members saw fail; only the newcomers among them are excluded.
         """
         newcomers = set(members) - self._context.head.recent - {self._context.me.peer_id}
         if newcomers:

@@ -113,14 +113,17 @@ class HeadCandidates:
         return preferred((lease for lease in better if lease.peer_id not in doubted), head)
 
     def _in_turn(self, peers: Iterable[str]) -> list[str]:
-        """Sort peers in the order to ask them; last those that cannot be dialled."""
+        """Sort peers in the order to ask them: known, reliable and reachable peers first."""
         known, failures = self._context.head.known, self._doubts.failures
         hidden = self._context.view.hidden
         return sorted(peers, key=lambda p: (p not in known, failures(p), p in hidden))
 
     def learn(self, event: CaughtUp) -> None:
-        """Note the outcome of catching up. A peer that brought us on, though not all the way, may
-        go on with it. Without a state we are nowhere, whatever chain is on our disk."""
+        """Record the outcome of catching up.
+
+        A peer is doubted if it failed to bring us to a new head with a state. If it did bring us
+        to one, even if not to its last head, it may be asked again.
+        """
         if not event.state_digest or event.head.digest == self._context.head.digest:
             for peer in event.failed:
                 self._proven.pop(peer, None)

@@ -1,10 +1,10 @@
-"""The round of one replica: voter, contributor and (in turn) coordinator. Pure.
+"""Pure state machine of one replica's round: voter, contributor and (in turn) coordinator.
 
 `handle(event, now)` returns actions and touches nothing outside the machine: no clock, no socket,
 no tensor. Safety rests on three rules alone: promises and accepted values are never forgotten
-within a head; a value accepted by anybody in a quorum is finished rather than recomputed; and
-what is offered counts only for the head that it was promised at. Timeouts and leases decide when
-to try, never what is true; so a wrong timeout costs time, not correctness.
+within a head; a value that any voter of a quorum has accepted is completed, not computed again; and
+a contribution counts only for the head at which it was promised. Timeouts and leases decide when to
+try, never what is true; so a wrong timeout costs time, not correctness.
 """
 
 from collections import deque
@@ -126,7 +126,7 @@ class RoundMachine:
 
     @property
     def finished(self) -> bool:
-        """Whether the run's last round is committed here."""
+        """True if the run's last round is committed here."""
         last = self._context.terms.last_round
         return last is not None and self.head.round >= last
 
@@ -246,7 +246,11 @@ class RoundMachine:
             self._keep(sender, message)
 
     def _keep(self, sender: Voter, message: Message) -> None:
-        """The last few of each sender; of many senders, those of peers that the head knows."""
+        """Keep a message until this replica reaches the next head.
+
+        Only the last few messages of each sender are kept. If there are too many in total, messages
+        of peers that the head does not know are dropped first.
+        """
         theirs = [kept for kept in self._ahead if kept[0].peer_id == sender.peer_id]
         if len(theirs) == _MOST_AHEAD_OF_ONE:
             self._ahead.remove(theirs[0])
@@ -256,14 +260,17 @@ class RoundMachine:
             self._ahead.remove(next(strangers, self._ahead[0]))
 
     def _take_up(self) -> None:
-        """We stand at a head: perhaps what follows it was heard before. Each is taken up once: if
-        its result is nowhere to be had, it would send us catching up again and again."""
+        """Handle the kept messages, which may belong to the head that was just reached.
+
+        Each message is handled once: a commit whose result no peer serves would otherwise make this
+        replica catch up again and again.
+        """
         heard, self._ahead = self._ahead, deque()
         for sender, message in heard:
             self._on_message(sender, message)
 
     def _on_call(self, sender: Voter, message: Prepare | Ring | Accept) -> None:
-        """What only the ballot's own coordinator may say."""
+        """Handle a request that only the coordinator of its ballot may send."""
         ballot, ours = message.ballot, message.parent == self.head.digest
         if Voter(ballot.coordinator, ballot.incarnation) != sender:
             return
@@ -298,7 +305,8 @@ class RoundMachine:
             return
         if event.head.digest == self.head.digest:
             context.state.state_digest = event.state_digest  # promises at this head still bind us
-            context.state.held.clear()  # perhaps not in memory any more: a fetch looks there first
+            # The results may have left memory; a fetch first looks whether they are still there.
+            context.state.held.clear()
         else:
             context.enter_head(event.head, event.state_digest)
             self._coordinator.new_head()

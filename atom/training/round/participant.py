@@ -185,7 +185,7 @@ class Participant:
         context.out.append(Freeze(ballot, goes_on=not (context.leaving or last)))
 
     def on_frozen(self, frozen: Frozen) -> None:
-        """Send the promise: the contribution stands still now."""
+        """Send the promise, because the contribution no longer changes."""
         context, state, ballot = self._context, self._context.state, frozen.ballot
         if context.phase is not Phase.PROMISED or state.ballot != ballot:
             return
@@ -350,8 +350,10 @@ class Participant:
         self._context.nack(sender, message.ballot, problem)
 
     def _vote(self, sender: Voter, message: Accept) -> None:
-        """Vote for a value whose result is here, unless we promised a higher ballot meanwhile. If
-        no quorum has vouched for it at this ballot, vouch instead."""
+        """Vote for a value whose result is here, unless we have promised a higher ballot since.
+
+        If no quorum has vouched for the value at this ballot, vouch for it instead.
+        """
         context, acceptor, value = self._context, self._context.state.acceptor, message.value
         survivors = acceptor.survivors_of(message.ballot)
         if survivors is None:
@@ -410,8 +412,11 @@ class Participant:
             self.go_on()
 
     def _may_follow(self, commit: Commit) -> bool:
-        """Return False for a branch that we did not agree to, while a quorum may decide the round
-        or has decided it: anybody who contributed to the last round could open a branch alone."""
+        """Return False for a branch that we did not agree to, if a quorum may still decide the
+        round or has decided it.
+
+        Otherwise any single contributor to the last round could open a branch.
+        """
         state = self._context.state
         accepted = state.acceptor.accepted.get(commit.survivors)
         if not commit.survivors or (accepted is not None and accepted.value == commit.value):

@@ -1,8 +1,8 @@
 """State that the parts of one machine share: the run's terms, the head's state, time and outbox.
 
-The `Acceptor` is the only memory that binds: what was promised and accepted for one parent head. It
-is kept in memory only: a restarted process is a new incarnation, hence no voter. A branch attempt
-has a slot of its own, so that accepting in it can never complete an ordinary quorum.
+The `Acceptor` is the only binding memory: the promises and accepted values at one parent head. It
+is kept in memory only, because a restarted process is a new incarnation and therefore no voter. A
+branch attempt has a separate slot, so accepting in it can never complete an ordinary quorum.
 """
 
 import random
@@ -66,7 +66,7 @@ class RoundTerms:
     average_bytes: int = 0
     """Size of one average on the wire: how much the speed of links counts beside their latency."""
     ring_possible: bool = True
-    """Whether the run's codec may be encoded again at every hop of a ring."""
+    """True if the run's codec allows encoding the sums again at every hop of a ring."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Acceptor:
     """Value that this replica vouched for, at each ballot: never two at one ballot."""
 
     def promise(self, survivors: Survivors, ballot: Ballot) -> bool:
-        """Promise to ignore lower ballots; return False unless this one is the highest so far."""
+        """Promise to ignore lower ballots; return False unless `ballot` is the highest so far."""
         before = self.promised.get(survivors)
         if before is not None and ballot <= before:
             return False
@@ -158,7 +158,7 @@ class RoundState:
 
 
 class RoundContext:
-    """State that the parts of one machine share; it carries no rule of its own."""
+    """State that the parts of one machine share; it contains no rules of the protocol."""
 
     def __init__(
         self,
