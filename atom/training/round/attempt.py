@@ -1,4 +1,4 @@
-"""Record of one attempt at a round, and the decisions that its coordinator takes from it. Pure."""
+"""Record of one attempt at a round, and pure functions for the decisions of its coordinator."""
 
 import math
 import statistics
@@ -29,7 +29,7 @@ Way = tuple[str, str]
 
 
 class Stage(IntEnum):
-    """Stages of an attempt, in order. A peer that answers at one could answer at earlier ones."""
+    """Stages of an attempt, in order; an answer at a stage also clears debts of earlier stages."""
 
     PREVOTE = 0
     PREPARE = 1
@@ -39,12 +39,12 @@ class Stage(IntEnum):
 
 @dataclass
 class Attempt:
-    """One try to decide the round: the peers that were asked, their answers, and the deadline."""
+    """Attempt to decide the round: the peers that were asked, their answers, and the deadline."""
 
     electorate: Electorate
     stage: Stage
     deadline: float
-    """End of this stage. An exchange has one once it broke, or has given us its result."""
+    """End of this stage; infinite for an exchange until it breaks or gives us its result."""
     ballot: Ballot | None = None
     invited: set[str] = field(default_factory=set)
     """Peers whose promise counts."""
@@ -75,8 +75,10 @@ class Attempt:
     votes: dict[Voter, bytes] = field(default_factory=dict)
 
     def broken_ways(self, me: str) -> set[Way]:
-        """Return the connections on which members saw the exchange fail. A member that blames
-        itself is paired with itself, and so is one that names no member while our exchange goes on.
+        """Return the connections on which members saw the exchange fail.
+
+        A member that blames itself is paired with itself, and so is a member that names no other
+        member while our own exchange goes on.
 
         Args:
             me: Peer id of the coordinator.
@@ -128,7 +130,7 @@ class Attempt:
     def is_complete(self) -> bool:
         """Return True if no more promises are waited for: with a quorum, only expected ones are."""
         if len(self.answered) + len(self.refused) < len(self.expected):
-            return False  # a cheap answer: each of a thousand promises asks
+            return False  # a cheap check first, because every promise calls this method
         coming = self.invited - self.answered.keys() - self.refused
         return not (coming & self.expected if self.decidable() else coming)
 
@@ -137,8 +139,10 @@ class Attempt:
         return self.electorate.satisfied_by(set(self.promises))
 
     def overstated(self) -> set[str]:
-        """Return the peers that promised or refused less work than they claimed when called: an
-        honest count only grows."""
+        """Return the peers that promised less work than their leases claimed, or refused.
+
+        The count of an honest peer only grows.
+        """
         promised = {voter.peer_id: each.sequences for voter, each in self.promises.items()}
         answered = self.claimed.keys() & (self.answered.keys() | self.refused)
         return {peer for peer in answered if promised.get(peer, 0) < self.claimed[peer]}
@@ -188,8 +192,10 @@ class Attempt:
     # ---- the value
 
     def awaited(self) -> set[Voter]:
-        """Return the voters in the exchange, or all of them to finish an older value, that have not
-        vouched for anything at this ballot."""
+        """Return the voters that have not vouched for any value at this ballot.
+
+        In an exchange only its members can vouch; if an older value is finished, all voters can.
+        """
         able = {member.voter for member in self.members} or self.electorate.voters
         return set(self.electorate.voters).intersection(able) - self.vouched.keys()
 
@@ -207,8 +213,8 @@ class Attempt:
         return owners[0] if len(owners) == 1 else ""
 
     def call(self, head: Head, members: tuple[MemberCount, ...]) -> tuple[Voter, ...]:
-        """Begin the exchange of these members, collect the evidence for its value, and return the
-        electorate after the round."""
+        """Set the members of the exchange, collect the evidence for its value, and return the
+        voters after the round."""
         assert self.ballot is not None
         self.members, them = members, {member.voter for member in members}
         idle = {v for v in self.electorate.voters if v in self.promises and v not in them}
@@ -223,10 +229,11 @@ class Attempt:
         return next_voters(head, self.electorate.survivors, members, idle, leaving, leader)
 
     def certify(self, value: Value | None) -> bool:
-        """Make the value the one to propose once enough voters vouched for it at this ballot.
+        """Set the value to propose if enough voters vouched for it; return True if so.
 
         Args:
-            value: Value of our exchange, or the one to finish; None if its result is not here yet.
+            value: Value of our exchange, or accepted value to finish; None if its result is not
+                here yet.
         """
         named = value and value.digest()
         votes = {v: each.signature for v, each in self.vouched.items() if each.value == named}
@@ -238,8 +245,11 @@ class Attempt:
         return True
 
     def finish(self, head: Head, accepted: Accepted) -> None:
-        """Take over a value that was accepted before. Survivors sign it as their branch: its result
-        stays the same, and its name says that no quorum decided it."""
+        """Set the value to propose to a value that was accepted before.
+
+        In a branch attempt the value becomes the survivors' branch: its result stays the same, and
+        it records that no quorum decided it.
+        """
         value, survivors = accepted.value, self.electorate.survivors
         if value.survivors != survivors:
             idle = {vote.voter for vote in accepted.evidence.idle}
@@ -250,7 +260,7 @@ class Attempt:
         self.value, self.evidence, self.vouched_at = value, accepted.evidence, accepted.ballot
 
     def to_finish(self) -> Accepted | None:
-        """Return the accepted value that this attempt must finish, if any: only voters accept."""
+        """Return the accepted value that this attempt must finish; None if there is none."""
         voters = self.electorate.voters
         return value_to_finish({v: p for v, p in self.promises.items() if v in voters})
 
@@ -265,7 +275,7 @@ class Attempt:
         }
 
     def commit(self) -> Commit:
-        """Return the value with its certificate."""
+        """Return the value with the voters' signatures."""
         assert self.ballot is not None
         assert self.value is not None
         votes = tuple(Vote(voter, self.votes[voter]) for voter in sorted(self.votes))
@@ -275,8 +285,9 @@ class Attempt:
 def value_to_finish(promises: Mapping[Voter, Promise]) -> Accepted | None:
     """Return the accepted value with the highest ballot among the promises: it must be finished.
 
-    In a branch attempt the slot's own accepted value comes first; else the value that survivors
-    accepted in the ordinary round, since the missing half may have committed just that value.
+    In a branch attempt, values that were accepted in this branch come first. Otherwise it is a
+    value that survivors accepted in the ordinary round, because missing voters may have committed
+    this value.
     """
     own = [p.accepted for p in promises.values() if p.accepted is not None]
     before = [
@@ -288,9 +299,10 @@ def value_to_finish(promises: Mapping[Voter, Promise]) -> Accepted | None:
 def odd_states_out(states: Mapping[Voter, bytes], electors: Sequence[Voter]) -> set[Voter]:
     """Return the peers whose state digest differs from the electors' most common one.
 
-    Equal heads must mean equal bytes, so an odd peer fetches its state again. Only electors count:
-    identities are free, and a crowd of them could have the others fetch a state that it offers. A
-    tie goes to the digest of the first elector. At least one elector's digest must be known.
+    Peers at the same head must have the same bytes, so a peer with another state fetches it again.
+    Only electors count: many free identities could otherwise make honest peers fetch a state that
+    the attacker offers. In a tie, the digest of the first elector wins. At least one elector's
+    digest must be known.
     """
     held = [states[voter] for voter in electors if voter in states]
     best = max(held, key=held.count)
@@ -327,17 +339,18 @@ def choose_exchange(
     apart: Collection[Way],
     tenured: AbstractSet[str],
 ) -> Choice:
-    """Return the way in which the members of an attempt average.
+    """Choose whether the members of an attempt average in a ring or by parts, and the parts' sizes.
 
     A member without tenure is in no ring and owns no part, so it cannot change the contributions of
-    others. Leases describe the lines; they are hints, so the choice may be poor, never wrong.
+    other members. Leases describe the lines; they are hints, so the choice may be slow, never
+    wrong.
 
     Args:
         members: Members of the exchange.
         view: Leases of all peers, with the links that they measured.
         average_bytes: Size of one average on the wire.
-        ring_possible: Whether the run's codec allows a ring.
-        apart: Connections on which an exchange broke lately; neither end owns a part.
+        ring_possible: True if a ring may be chosen.
+        apart: Connections on which an exchange broke recently; neither end owns a part.
         tenured: Peer ids with tenure.
     """
     peers = [member.peer_id for member in members]
@@ -357,11 +370,11 @@ def _able_to_own(
     apart: Collection[Way],
     tenured: AbstractSet[str],
 ) -> set[str]:
-    """Return the members that may own a part: all others dial them.
+    """Return the members that may own a part; all other members connect to an owner.
 
     An owner has tenure, can be dialled, has no broken connection to another member, and has work to
-    contribute. If no member meets all conditions, the last ones are dropped first. If no member has
-    tenure (peers without it opened a branch), all are treated alike.
+    contribute. If no member meets all conditions, the last conditions are dropped first. If no
+    member has tenure (peers without it opened a branch), tenure is not required.
     """
     together = {member.peer_id for member in members}
     peers = together & tenured or together

@@ -1,7 +1,8 @@
-"""Leading an attempt: pre-vote, prepare, exchange, accept, commit. Any voter may lead, in turn.
+"""Coordinator of attempts: pre-vote, prepare, exchange, accept, commit.
 
-A coordinator holds no authority over what is true. It may only propose a value that a quorum of
-voters vouches for: the result of its own exchange, or a value that a voter accepted before.
+Any voter may lead, in turn. A coordinator cannot decide alone. It may only propose a value that a
+quorum of voters vouches for: the result of the exchange that it called, or a value that a voter
+accepted before.
 """
 
 import math
@@ -49,8 +50,11 @@ from atom.training.round.faults import UnreliablePeers
 from atom.training.round.round_state import RoundContext
 
 MOST_ONLOOKERS_NOTIFIED = 32
-"""Peers that are neither at the commit's parent nor in its exchange, and get its notice. Leases are
-free; a peer without a notice sees the new head in other leases."""
+"""Largest number of peers outside the round that get a notice of its commit.
+
+These peers are neither at the commit's parent nor in its exchange. The number is limited because
+anyone can publish leases; a peer without a notice sees the new head in other leases.
+"""
 
 
 class Coordinator:
@@ -108,8 +112,10 @@ class Coordinator:
             self._give_up(Reason.NO_QUORUM)
 
     def _still_average(self, attempt: Attempt) -> bool:
-        """Return True if a voter whose report is missing says that its exchange goes on. It is
-        believed for as long as the exchange has taken here."""
+        """Return True if a voter whose report is missing says that its exchange continues.
+
+        The voter is believed for as long as the exchange has taken here.
+        """
         context = self._context
         took_s = attempt.deadline - context.patience.holding - attempt.averages_since
         if context.now >= attempt.deadline + took_s:
@@ -145,8 +151,11 @@ class Coordinator:
             self._prepare(attempt.electorate, attempt.agreeable)
 
     def _prepare(self, chosen: Electorate, agreeable: AbstractSet[Voter]) -> None:
-        """Ask all peers at this head, by their leases or by their word just now, for a promise.
-        Strangers are asked as well, and waited for only while no peer with a say works."""
+        """Ask all peers at this head for a promise.
+
+        A peer is at this head if its lease or its pre-vote answer says so. Strangers are waited for
+        only while no voter and no peer with tenure works (`trusted_peers_rest`).
+        """
         context = self._context
         if chosen.survivors:
             context.report("branch-attempt", survivors=[v.peer_id for v in chosen.survivors])
@@ -228,7 +237,10 @@ class Coordinator:
             self._call_exchange(attempt, members)
 
     def _part_with_odd_states(self, attempt: Attempt) -> None:
-        """Drop the promises of peers whose state differs: they fetch it again, the others go on."""
+        """Drop the promises of peers whose state differs, and tell these peers to fetch it again.
+
+        The attempt goes on with the other peers.
+        """
         context = self._context
         states = {voter: promise.state_digest for voter, promise in attempt.promises.items()}
         odd = odd_states_out(states, attempt.electorate.voters)
@@ -245,8 +257,11 @@ class Coordinator:
     # ---- exchange
 
     def _members(self, attempt: Attempt) -> tuple[MemberCount, ...]:
-        """Return the members of an exchange of the peers that promised. Peers without tenure take
-        part only by parts, so a large swarm with tenure averages in a ring without them."""
+        """Choose the members of an exchange among the peers that promised.
+
+        Peers without tenure take part in an exchange by parts only. If more peers with tenure
+        promised than an exchange by parts may have, they form a ring without the other peers.
+        """
         context, me = self._context, self._context.me.peer_id
         promised = {voter.peer_id for voter in attempt.promises}
         admitted = context.head.recent | self.peers.answered | {me}
@@ -286,8 +301,10 @@ class Coordinator:
         context.report("exchange-chosen", members=members, **choice.story())
 
     def on_suspect(self, sender: Voter, message: Suspect) -> None:
-        """Note a member's report that the exchange broke. The attempt ends soon, once other members
-        have reported as well."""
+        """Record a member's report that the exchange broke.
+
+        The attempt ends a short time later, in which other members may report as well.
+        """
         attempt = self._attempt_of(message.ballot, Stage.RING)
         if attempt is None or all(m.peer_id != sender.peer_id for m in attempt.members):
             return
@@ -315,7 +332,7 @@ class Coordinator:
         self._give_up(Reason.RING_BROKEN)
 
     def on_vouched(self, sender: Voter, message: Vouched) -> None:
-        """Note that a voter vouches for a value. Propose the value once a quorum does."""
+        """Record that a voter vouches for a value; propose the value once a quorum does so."""
         context, attempt, ballot = self._context, self.attempt, message.ballot
         if attempt is None or attempt.ballot != ballot or attempt.vouched_at == ballot:
             return
@@ -365,7 +382,7 @@ class Coordinator:
         audience = set(same_head(context.head, context.view)) | {context.me.peer_id}
         audience |= {member.peer_id for member in commit.value.contributions}
         audience |= {voter.peer_id for voter in attempt.electorate.voters}
-        others = sorted(context.view.fresh.keys() - audience)  # joiners about to arrive, or a crowd
+        others = sorted(context.view.fresh.keys() - audience)  # joiners, or any number of strangers
         count = min(MOST_ONLOOKERS_NOTIFIED, len(others))
         audience |= set(context.jitter.sample(others, count))
         self.attempt = None
@@ -402,9 +419,12 @@ class Coordinator:
             self._check_promises(attempt)
 
     def yield_to(self, ballot: Ballot) -> None:
-        """End our attempt silently if another coordinator's ballot is higher. Voters that kept back
-        their report of a result that we have for long are not relied on: else rivals that take
-        turns would never find them out."""
+        """End our attempt silently if another coordinator's ballot is higher.
+
+        If we have had a result for long, voters that have not reported it are excluded. Otherwise
+        coordinators that interrupt each other in turn would never exclude a voter that withholds
+        its report.
+        """
         context, attempt = self._context, self.attempt
         if attempt is not None and (attempt.ballot is None or attempt.ballot < ballot):
             late = context.now >= attempt.deadline - context.patience.holding / 2

@@ -22,7 +22,7 @@ class Phase(StrEnum):
     """Has the averaged gradient; waiting for the vote and the commit."""
     STEPPING = "stepping"
     SYNCING = "syncing"
-    """The state is old, of another chain, or unknown: it takes part in no round."""
+    """The state is old, of another chain, or unknown; this member takes part in no round."""
 
 
 BETWEEN_STATES = (Phase.STEPPING, Phase.SYNCING)
@@ -31,10 +31,10 @@ BETWEEN_STATES = (Phase.STEPPING, Phase.SYNCING)
 
 @dataclass(frozen=True)
 class View:
-    """Snapshot of the directory. A hint for triggers and patience, never a vote."""
+    """Snapshot of the directory: a hint for triggers and time limits, never a vote."""
 
     fresh: Mapping[str, Lease] = field(default_factory=dict)
-    """Fresh leases of the *other* peers."""
+    """Fresh leases of the *other* peers, by peer id."""
     lapsed_seconds: Mapping[Voter, float] = field(default_factory=dict)
     """Seconds of silence of each voter of our head without a fresh lease, by our own clock."""
     dead: frozenset[Voter] = frozenset()
@@ -44,7 +44,7 @@ class View:
     pass_seconds: float = 0.0
     """Duration of our longest recent accumulation pass."""
     quarantined: frozenset[str] = frozenset()
-    """Peers that did what no honest peer does: in no exchange, and never a donor."""
+    """Peers that did what no honest peer does; they are in no exchange, and never donors."""
     mine: Lease | None = None
     """Our own lease, as the directory shows it; None if it shows none that is clearly ours."""
     seen_at: float = float("-inf")
@@ -57,7 +57,7 @@ class View:
 
     @property
     def hidden(self) -> set[str]:
-        """Peers that cannot be dialled, as they say: two of them cannot connect to each other."""
+        """Peers that report that they cannot be dialled; two such peers cannot connect."""
         return {peer for peer, lease in self.leases.items() if lease.reached is Reached.NO}
 
 
@@ -223,7 +223,7 @@ class FetchResult:
 
 @dataclass(frozen=True)
 class FetchChain:
-    """Fetch and verify the chain of a peer, beside the training."""
+    """Fetch and verify the chain of a peer while training continues."""
 
     donor: str
     claimed_round: int
@@ -232,21 +232,21 @@ class FetchChain:
 
 @dataclass(frozen=True)
 class Apply:
-    """Step with the held result of a decided round; averaged work counts no more."""
+    """Step with the held result of a decided round; the averaged sequences no longer count."""
 
     commit: Commit
     head: Head
-    """The head after the step."""
+    """Head after the step."""
 
 
 @dataclass(frozen=True)
 class CatchUp:
-    """Bring the state to the chain these donors serve, then report `CaughtUp`."""
+    """Bring the state to a head of the chain that these donors serve, then report `CaughtUp`."""
 
     donors: tuple[str, ...]
     reason: str
     discard: bool = False
-    """True if our own state is not to be trusted, even if its head is right."""
+    """True if our own state must not be trusted, even if its head is right."""
     forks: frozenset[bytes] | None = None
     """Digests of the heads from which the chain may branch; None: from any."""
 

@@ -1,6 +1,6 @@
 """Memory of peers that failed this replica's attempts, and of peers that answered them.
 
-It is one replica's own memory and decides only when and with which peers to try, never what is
+Each replica has its own memory. It decides only when to try and with which peers, never what is
 true.
 """
 
@@ -16,23 +16,24 @@ from atom.training.round.round_state import RoundContext
 
 FIRST_EXCLUSION_S, LONGEST_EXCLUSION_S = 20.0, 600.0
 FIRST_SUSPENSION_S, LONGEST_SUSPENSION_S = 20.0, 80.0
-"""Time without newcomers in exchanges after one with newcomers broke; it doubles."""
+"""Seconds without newcomers in exchanges after a failure with newcomers; the time doubles."""
 _UNSEEN: Way = ("", "")
 _NEWCOMERS = "newcomers"
 
 
 class UnreliablePeers:
-    """Peers that owed an attempt of ours something and did not deliver it: an answer, a promise,
-    their part of an exchange, a vote.
+    """Peers that failed an attempt of ours: an answer, a promise, their part of an exchange or a
+    vote did not come.
 
-    Each is *excluded* for a time that doubles: it is asked, and not waited for; its counts are not
-    relied on; it is in no exchange; and its promise counts only if there is no quorum without it. A
-    late answer still clears the penalty, and so does an exchange with us. A fresh lease does not.
+    Such a peer is *excluded* for a time that doubles: it is still asked, but not waited for; its
+    counts are ignored; it is in no exchange; and its promise counts only if there is no quorum
+    without it. A late answer clears the penalty, and so does an exchange with us. A fresh lease
+    does not.
 
-    *Newcomers* are peers without a recent contribution. Their identities are free, so a crowd of
-    them could break one exchange each, or be waited for in vain once each. After such a failure no
-    newcomer is in an exchange or waited for, for a time that doubles, and then one at a time: the
-    one that has answered us for the longest time.
+    *Newcomers* are peers without a recent contribution. Identities are free, so each of many
+    newcomers could break one exchange, or make us wait once. After such a failure newcomers are in
+    no exchange and are not waited for, for a time that doubles. Then they are admitted one at a
+    time, in the order in which they first answered us.
     """
 
     def __init__(self, context: RoundContext) -> None:
@@ -41,9 +42,9 @@ class UnreliablePeers:
         self._owes: dict[str, Stage] = {}
         """Latest stage at which each peer failed, by peer id."""
         self.owing = set[Voter]()
-        """Processes that failed since all peers were asked again, and did not make up for it."""
+        """Processes that failed since `ask_all_again` and have not cleared their penalty."""
         self._refused = set[str]()
-        """Peers that claimed work at this head and refused to promise it, once at least."""
+        """Peers that claimed work at this head and have already refused once to promise it."""
         self._broken: list[Way] = []
         """Connections on which exchanges of this round broke, unless a culprit explains them."""
         self._ways: dict[Way, float] = {}
@@ -54,10 +55,10 @@ class UnreliablePeers:
         self._suspension = Backoff(FIRST_SUSPENSION_S, LONGEST_SUSPENSION_S)
 
     def new_head(self, averaged: Collection[str]) -> None:
-        """Start over at another head.
+        """Forget failures that concern only the old head, and forgive the exchange's members.
 
         Args:
-            averaged: Members of the exchange that led to it, if we were one of them.
+            averaged: Members of the exchange that led to the new head, if we were one of them.
         """
         self._broken.clear()
         self._refused.clear()
@@ -76,7 +77,7 @@ class UnreliablePeers:
             self._answers.popitem()
 
     def _to_the_end(self, peers: AbstractSet[str]) -> None:
-        """Make these newcomers the last in line: another one is admitted first."""
+        """Move these newcomers to the end of the line, so that others are admitted first."""
         moved = {peer: at for peer, at in self._answers.items() if peer in peers}
         self._answers = {p: at for p, at in self._answers.items() if p not in peers} | moved
 
@@ -86,7 +87,7 @@ class UnreliablePeers:
 
     @property
     def answered(self) -> frozenset[str]:
-        """Peers that answered an attempt of ours lately, without newcomers that have to wait."""
+        """Peers that answered an attempt of ours recently, without newcomers that must wait."""
         context, lately = self._context, self._lately()
         if not self._suspension.failures(_NEWCOMERS):
             return frozenset(lately)
@@ -99,8 +100,10 @@ class UnreliablePeers:
     # ---- debts
 
     def fail(self, peers: Iterable[str], stage: Stage) -> None:
-        """Exclude peers that did not deliver what this stage asks for. An excluded peer is not
-        punished again."""
+        """Exclude peers that did not deliver what this stage asks for.
+
+        The exclusion of a peer that is already excluded is not extended.
+        """
         now, held = self._context.now, self._excluded.held(self._context.now)
         peers = set(peers)
         if stage is Stage.PREPARE and (newcomers := peers - self._context.head.recent):
@@ -116,8 +119,9 @@ class UnreliablePeers:
                 del self._owes[next(iter(self._owes))]
 
     def claimed_in_vain(self, peers: AbstractSet[str], refused: AbstractSet[str]) -> None:
-        """Exclude peers whose leases made a round due with work that they did not promise. A peer
-        may be busy once, so who refuses is excluded the second time.
+        """Exclude peers whose leases made a round due with work that they did not promise.
+
+        A peer may be busy once, so a peer that refuses is only excluded the second time.
 
         Args:
             peers: Peers that promised less than they claimed, or refused.
@@ -134,13 +138,16 @@ class UnreliablePeers:
             self._excluded.forgive(peer)
 
     def ask_all_again(self) -> None:
-        """Forget the debts that would justify going on without a peer."""
+        """Forget the failures that would justify a branch without some voters."""
         self.owing.clear()
 
     @property
     def excluded(self) -> frozenset[str]:
-        """Peers that are not relied on, quarantined ones included; never ourselves. If we leave and
-        have nothing counted, only the latter: the last round that we see may need the others."""
+        """Peers that are not relied on, quarantined ones included; never ourselves.
+
+        If we leave and have counted nothing, only quarantined peers are excluded, because the last
+        round that we see may need the other ones.
+        """
         context = self._context
         idle = context.leaving and not context.view.sequences
         held = frozenset[str]() if idle else self._excluded.held(context.now)
@@ -173,7 +180,7 @@ class UnreliablePeers:
             self._suspension.fail(_NEWCOMERS, self._context.now)
 
     def broke(self, ways: Collection[Way], members: int) -> None:
-        """Note that an exchange broke, and exclude the peers that explain it.
+        """Record a broken exchange, and exclude the peers that explain it.
 
         Two members have no other connection. So if peers other than the second member did not
         answer us at this head either, the exchange broke because of us.
@@ -192,24 +199,33 @@ class UnreliablePeers:
         self.fail(found, Stage.RING)
 
     def own_alone(self, members: Collection[str]) -> None:
-        """Note that members of an exchange had different results: an owner of parts, or a member of
-        a ring, gave each of them other bytes. Until that is forgotten no other member owns a part
-        of our exchanges, so a result that differs again shows who is at fault."""
+        """Record that members of an exchange had different results.
+
+        An owner of parts, or a member of a ring, must have sent different bytes to them. Until this
+        is forgotten, none of these members owns a part in our exchanges, so results that differ
+        again show which peer is at fault.
+        """
         others = set(members) - {self._context.me.peer_id}
         self._ways |= dict.fromkeys([(peer, peer) for peer in others], self._context.now)
 
     @property
     def apart(self) -> list[Way]:
-        """Connections on which an exchange broke lately. The next exchange is by parts, where a
-        failure has a witness. Perhaps only the connection is at fault: then both peers do well in
-        an exchange that does not connect them."""
+        """Connections on which an exchange broke recently.
+
+        The next exchange is by parts, where a failure has a witness. If only the connection is at
+        fault, both peers succeed in an exchange that does not connect them.
+        """
         return [way for way, at in self._ways.items() if self._context.now < at + FORGOTTEN_S]
 
 
 def culprits(ways: Iterable[Way], me: str) -> set[str]:
-    """Return the peers that two or more of these broken connections have in common, most frequent
-    first. If the two ends of a connection are equally frequent, both are named, because one may
-    accuse the other falsely; but we are not, unless we alone explain them."""
+    """Return the peers that explain these broken connections.
+
+    The peer with the most broken connections (at least two) explains them; then the same is asked
+    of the remaining ones. If both ends of a connection have equally many, both are returned,
+    because one end may accuse the other falsely. This peer is only returned if no other peer
+    explains a connection.
+    """
     left, found = list(ways), set[str]()
     while True:
         named = Counter(peer for way in left for peer in way)

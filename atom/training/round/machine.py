@@ -98,8 +98,10 @@ class RoundMachine:
         }
         self._last_tick = float("inf")  # no gap ends with the first one
         self._ahead = deque[tuple[Voter, Message]]()
-        """Calls and commits that came before we reached their parent. Without them a joiner, late
-        for each next commit, would chase a fast swarm for ever."""
+        """Calls and commits that arrived before we reached their parent head.
+
+        Without them a joiner would miss every commit of a fast swarm and never catch up.
+        """
 
     # ---- properties
 
@@ -154,7 +156,7 @@ class RoundMachine:
     # ---- events
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Return the actions that answer one event. Messages to ourselves are handled after it.
+        """Handle one event, then our messages to ourselves; return the resulting actions.
 
         Args:
             event: Event to handle.
@@ -205,7 +207,7 @@ class RoundMachine:
         if self.phase is Phase.SYNCING and not self.state_digest:
             self._seek_state()
         if self.phase not in BETWEEN_STATES and not self._look_for_better_head():
-            if not self.finished:  # first: the end of an attempt has to be told to the others
+            if not self.finished:  # first, so other peers learn that an attempt of ours has ended
                 self._coordinator.tick(gap)
             self._participant.tick()
 
@@ -221,7 +223,7 @@ class RoundMachine:
         """Start catching up once a preferred head is proven; return True if so."""
         better = self._candidates.better()
         if not better or self._context.state.pending_commit is not None:
-            return False  # one result is less to fetch than a state
+            return False  # the pending commit needs one result, which is less than a state
         forks = self._candidates.forks()
         self._participant.catch_up(better, "another peer has a preferred head", forks=forks)
         return True

@@ -1,5 +1,5 @@
-"""This replica's part in attempts that a coordinator (perhaps itself) leads: promise, freeze,
-average, vote, step. Voters and contributors alike."""
+"""Role of a voter or contributor in attempts that a coordinator (perhaps this replica) leads:
+promise, freeze, average, vote, step."""
 
 from collections.abc import Collection
 
@@ -59,8 +59,8 @@ from atom.training.round.round_state import RoundContext
 class Participant:
     """This replica's answers to coordinators.
 
-    The participant calls the coordinator beside it directly. That coordinator asks the participant
-    by messages to itself, as it asks all other peers.
+    The participant calls this replica's own coordinator directly. The coordinator asks the
+    participant by messages to itself, as it asks all other peers.
     """
 
     def __init__(self, context: RoundContext, coordinator: Coordinator) -> None:
@@ -68,7 +68,7 @@ class Participant:
         self._coordinator = coordinator
 
     def tick(self) -> None:
-        """Stop waiting for a coordinator after a time: counting goes on, promises stay."""
+        """Stop waiting for a coordinator after a time limit; promises stay in force."""
         context = self._context
         self.go_on()
         waited = context.now - context.state.since
@@ -82,7 +82,7 @@ class Participant:
                 self._let_go()  # our own attempt ends by its own limits, and judges its members
 
     def _coordinator_is_shown(self) -> bool:
-        """Return True if the coordinator has a fresh lease, or if no peer has one: we are blind."""
+        """Return True if the coordinator has a fresh lease, or if we see no fresh lease at all."""
         fresh, ballot = self._context.view.fresh, self._context.state.ballot
         if ballot is None or not fresh or ballot.coordinator == self._context.me.peer_id:
             return True
@@ -92,7 +92,7 @@ class Participant:
     # ---- in and out of attempts
 
     def _notice(self, sender: Voter, ballot: Ballot) -> None:
-        """Note that another peer leads an attempt: ours ends if its ballot is lower."""
+        """Record that another peer leads an attempt; end ours if our ballot is lower."""
         if sender != self._context.me:
             self._context.state.led_at = self._context.now
             self._context.state.led_by = sender.peer_id
@@ -121,8 +121,8 @@ class Participant:
 
         Args:
             donors: Peers to ask.
-            reason: Why, for the event log.
-            discard: Whether our own state is not to be trusted.
+            reason: Explanation for the event log.
+            discard: True if our own state must not be trusted.
             forks: Digests of the heads from which the donors' chain may branch; None: from any.
         """
         fresh = self._context.view.fresh
@@ -170,7 +170,7 @@ class Participant:
             return  # a duplicate: our answer to the first is under way
         other = state.ballot is None or state.ballot.coordinator != sender.peer_id
         if (context.phase is Phase.REDUCING and other) or context.ignores(sender):
-            context.nack(sender, ballot, Reason.BUSY)  # an exchange ends well, or soon
+            context.nack(sender, ballot, Reason.BUSY)  # an exchange succeeds or fails soon
             return
         if not context.heard_attempt(ballot.attempt) or not state.acceptor.promise(
             survivors, ballot
@@ -228,8 +228,10 @@ class Participant:
             self._let_go()
 
     def _state_is_odd(self, ballot: Ballot) -> bool:
-        """Return True if the leases of the voters confirm that our state is not the run's: the word
-        of a coordinator is not enough to fetch a whole state."""
+        """Return True if the leases of the voters confirm that our state is not the run's.
+
+        A coordinator's claim alone is not enough reason to fetch a whole state.
+        """
         context, state = self._context, self._context.state
         electors = state.acceptor.survivors_of(ballot) or context.head.voters
         shown = {
@@ -337,7 +339,8 @@ class Participant:
             reason = Reason.BALLOT_TOO_LOW if outdone else Reason.NOT_FOUND
             context.nack(sender, message.ballot, reason)
             return
-        if context.phase is Phase.HOLDING:  # it ends; values for one call could come for ever
+        # Only while holding, which has a time limit: repeated values could block us for ever.
+        if context.phase is Phase.HOLDING:
             self._notice(sender, message.ballot)
         if (problem := self._problem_of_value(message)) is not None:
             self._refuse(sender, message, problem)
@@ -375,16 +378,16 @@ class Participant:
         context.send(message.ballot.coordinator, answer)
 
     def _problem_of_value(self, message: Accept) -> Reason | None:
-        """Return why we do not vote for a value, its result apart; None if we may."""
+        """Return why we may not vote for a value; None if we may. Its result is not checked."""
         state, value = self._context.state, message.value
         other_slot = value.survivors != state.acceptor.survivors_of(message.ballot)
         if other_slot or message.vouched_at > message.ballot:
             return Reason.BAD_CERTIFICATE
         if value.parent_state_digest != state.state_digest:
-            return Reason.STATE_MISMATCH  # no true state of our head could be loaded any more
+            return Reason.STATE_MISMATCH  # else no true state of our head could be loaded later
         accepted = state.acceptor.accepted.get(value.survivors)
         if accepted and accepted.value != value and message.vouched_at <= accepted.ballot:
-            return Reason.SUPERSEDED  # perhaps ours was decided
+            return Reason.SUPERSEDED  # the value that we accepted may have been decided
         return self._problem_of_claims(message)
 
     def _problem_of_claims(self, message: Accept) -> Reason | None:
@@ -429,7 +432,7 @@ class Participant:
         """Continue with the commit or the vote that waits for a result, if the result is here."""
         context, state = self._context, self._context.state
         if context.phase in BETWEEN_STATES:
-            return  # the state itself is being written: a tick asks again once it is whole
+            return  # the state is being written; a later tick tries again
         commit = state.pending_commit
         if commit is not None:
             vouchers = tuple(vote.voter for vote in commit.votes)
@@ -448,7 +451,7 @@ class Participant:
     def on_fetched(self, fetched: ResultFetched) -> None:
         state = self._context.state
         if fetched.digest not in state.fetching:
-            return  # asked for at another head
+            return  # it was requested at another head
         state.fetching.remove(fetched.digest)
         if fetched.is_here:
             state.held[fetched.digest] = fetched.norm

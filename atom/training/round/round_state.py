@@ -22,14 +22,14 @@ from atom.training.round.events import Action, Offence, Phase, Report, Send, Vie
 
 _HEADS_REMEMBERED = 64
 _LARGEST_LEAP = 2**20
-"""Attempt numbers that one message may skip. A liar that calls for the highest number of all would
-leave none for the other voters."""
+"""Attempt numbers that one message may skip. Without the limit a malicious peer could use up all
+numbers for the other voters."""
 _LEAST_HELD_S, _LONGEST_PAUSE = 2.0, 32
-"""A failed call costs at least so many seconds, and its coordinator is ignored for at most so many
-times its cost. So all calls in vain of one coordinator take a small part of the time."""
+"""Least cost of a failed call in seconds, and the longest time for which its coordinator is then
+ignored, as a multiple of the cost. So failed calls of one coordinator take little of the time."""
 _PROMISE_S, _USUAL_PASSES, _GUEST_PASSES = 60.0, 5, 2
-"""Longest wait for a promise: so many seconds, or so many usual passes if they take longer. A peer
-without tenure extends the wait by at most two usual passes."""
+"""Longest wait for a promise: seconds, or the number of usual passes if they take longer; and the
+number of usual passes by which a peer without tenure may extend the wait."""
 
 
 @dataclass(frozen=True)
@@ -44,27 +44,31 @@ class RoundPatience:
     quiet: float = 3.0
     """Silence after which another coordinator takes over."""
     rank: float = 1.0
+    """Wait of a voter for each voter before it in the order of coordinators."""
     holding: float = 5.0
+    """Longest wait for vote and commit once the result of the exchange is here."""
     behind: float = 0.5
-    """Time for which a better head is claimed before it counts: its commit may be under way."""
+    """Wait before a claim of a better head is examined: its commit may be on its way to us."""
     standstill: float = 2.0
-    """Gap between ticks that means that our process stood still: stop leading, look first."""
+    """Gap between ticks that means that this process was suspended; it then stops leading."""
     retry: float = 0.5
+    """Shortest wait after a failed attempt."""
     grace: float = 12.0
+    """Silence of a missing voter after which survivors may go on without it."""
 
 
 @dataclass(frozen=True)
 class RoundTerms:
-    """The run's numbers."""
+    """Parameters of the run that the round machine needs."""
 
     global_batch: int
-    """Sequences that make a round due. Leases are hints of that; the promises decide."""
+    """Number of sequences that make a round due. Leases are hints; the promises decide."""
     last_round: int | None = None
     branches: bool = True
-    """False: never go on without a quorum of silent voters."""
+    """False: without a quorum, survivors only go on if all missing voters are confirmed dead."""
     patience: RoundPatience = RoundPatience()
     average_bytes: int = 0
-    """Size of one average on the wire: how much the speed of links counts beside their latency."""
+    """Bytes of one average on the wire, used to weigh the speed of links against their latency."""
     ring_possible: bool = True
     """True if the run's codec allows encoding the sums again at every hop of a ring."""
 
@@ -110,21 +114,22 @@ class Acceptor:
 
     @property
     def highest_promised(self) -> Ballot | None:
-        """Highest ballot of all slots: a new attempt has to surpass it to be heard everywhere."""
+        """Highest ballot promised in any slot; a new attempt must surpass it to be accepted."""
         return max(self.promised.values(), default=None)
 
 
 @dataclass(frozen=True)
 class FailedCalls:
-    """Memory of one coordinator's calls that held us and led to no commit, at any head."""
+    """Record of one coordinator's calls that occupied us and led to no commit, at any head."""
 
     count: float = 0.0
-    """Number of calls; one is forgotten in each `longest_s`."""
+    """Number of calls; one is forgotten after each `longest_s`."""
     ended: float = float("-inf")
-    """Time at which the last one let us go."""
+    """Time at which the last call ended."""
     pause_s: float = 0.0
-    """Time for which the coordinator is ignored after that."""
+    """Seconds after `ended` for which the coordinator is ignored."""
     longest_s: float = 1.0
+    """Longest such pause; also the time after which one call is forgotten."""
 
 
 _NO_CALLS = FailedCalls()
@@ -194,8 +199,11 @@ class RoundContext:
         return self.state.head
 
     def enter_head(self, head: Head, state_digest: bytes) -> None:
-        """Move to another head. Promises and accepted values at any head bind this process for
-        good: a failed catch-up may bring it back to a head that it had left."""
+        """Move to another head.
+
+        Promises and accepted values at the old head are kept, because they bind this process
+        forever, and a failed catch-up may bring it back to that head.
+        """
         self.call = "", self.now
         self._left[self.state.head.digest] = self.state.acceptor
         while len(self._left) > _HEADS_REMEMBERED:
@@ -210,15 +218,24 @@ class RoundContext:
     # ---- other coordinators
 
     def heard_attempt(self, number: int) -> bool:
-        """Note another coordinator's attempt number: our next one is higher. Return False if it
-        leaps too far; we follow it part of the way, so that honest peers meet after some tries."""
+        """Record another coordinator's attempt number, so that our next one is higher.
+
+        Returns:
+            False if the number leaps too far. Our number then follows part of the way, so that
+            honest peers reach the same number after some tries.
+        """
         most = self.highest_attempt + _LARGEST_LEAP
         self.highest_attempt = max(self.highest_attempt, min(number, most))
         return number <= most
 
     def held_by(self, leader: str = "") -> None:
-        """Note that a call of this coordinator holds us from now on, or that no call does. The call
-        before failed. If the new call ended it, the coordinator with more failures is blamed."""
+        """Record which coordinator's call occupies us from now on, and that the last call failed.
+
+        If the new call ended the last one, the coordinator with more failures is blamed.
+
+        Args:
+            leader: Peer id of the coordinator; empty: no call occupies us.
+        """
         before, since = self.call
         self.call = leader, self.now
         if not before:
@@ -236,8 +253,10 @@ class RoundContext:
         return max(calls.count - (self.now - calls.ended) / calls.longest_s, 0.0)
 
     def free_at(self, leader: Voter) -> float:
-        """Return the time until which the other peers ignore a coordinator. It is never far away
-        while no other voter could lead."""
+        """Return the time until which the other peers ignore a coordinator.
+
+        The pause is short if no other voter could lead.
+        """
         calls = self.callers.get(leader.peer_id, _NO_CALLS)
         others = alive_voters(self.head, self.me, self.view) - {leader}
         return calls.ended + min(calls.pause_s, float("inf") if others else self.patience.quiet)
@@ -296,10 +315,10 @@ class RoundContext:
         self.send(sender.peer_id, answer)
 
     def offence(self, voter: Voter, reason: Reason) -> None:
-        """Report that a peer did what no honest peer does; never about ourselves."""
+        """Report a peer that did what no honest peer does, unless it is this peer."""
         if voter.peer_id != self.me.peer_id:
             self.out.append(Offence(voter.peer_id, reason))
 
     def report(self, kind: str, **fields: Any) -> None:
-        """Ask for a line in the event log."""
+        """Write a line to the event log."""
         self.out.append(Report(kind, {"round": self.head.round, **fields}))
