@@ -1,4 +1,4 @@
-"""Election of a coordinator: whether it is our turn to lead an attempt, and which peers to ask."""
+"""Election of a coordinator: when this replica leads an attempt, and which peers it asks."""
 
 from atom.swarm.chain.commit import Voter, is_quorum
 from atom.swarm.records.lease import PeerState
@@ -21,18 +21,18 @@ from atom.training.round.faults import UnreliablePeers
 from atom.training.round.round_state import RoundContext
 
 HOLD_OUT = 5
-"""Grace times (each with the time for promises) after which a head is overdue."""
+"""Number of time limits (grace time plus time for promises) after which a head is overdue."""
 _VIEW_SLACK_S = 2.0
-"""Difference between two peers' views of the same lease: one renewal."""
+"""Largest difference in seconds between two peers' views of the same lease: one renewal."""
 OVERDUE_SLACK = 0.8
-"""Part of the time limit after which we agree that a head is overdue. A peer that proposes a branch
-must have waited for all of it."""
+"""Fraction of the time limit after which we agree that a head is overdue. A peer that proposes a
+branch must have waited for the whole limit."""
 
 
 def objects_to_branch(context: RoundContext, survivors: Survivors) -> bool:
-    """Return True if our own view contradicts these survivors: they need not go on alone."""
+    """Return True if our own view contradicts these survivors' claim that they must go on alone."""
     if context.state.overdue >= OVERDUE_SLACK:
-        # a voter that was left out may be alive: it does not help us
+        # A voter that was left out may be alive, but no round has been decided with it.
         backing = len({v.peer_id for v in context.head.voters} & {v.peer_id for v in survivors})
         agrees = context.me in survivors
         return not (agrees or is_backed(context.head, context.me, context.view, backing))
@@ -41,12 +41,14 @@ def objects_to_branch(context: RoundContext, survivors: Survivors) -> bool:
 
 
 class LeaderElection:
-    """Decision of a voter to lead: there is a cause, no other voter leads, and the voters before us
-    in line had their chance. Two that lead at once cost time and nothing else: ballots decide.
+    """Decision of a voter to lead an attempt.
 
-    Leases may show a quorum that never decides: its members cannot reach each other, or not us. No
-    peer waits for such a quorum without end: a head that could have been decided for long is
-    *overdue*, and may be left by a branch. A quorum's round beats that branch whenever it comes.
+    A voter leads if there is a cause, no other voter leads, and the voters before it in line had
+    their chance. Two coordinators at the same time only cost time: ballots decide.
+
+    Leases may show a quorum that never decides, because its members cannot reach each other or us.
+    No peer waits for such a quorum forever: if a head could have been decided for a long time, it
+    is *overdue*, and a branch may leave it. A later round of the quorum still replaces the branch.
     """
 
     def __init__(self, context: RoundContext, peers: UnreliablePeers) -> None:
@@ -63,20 +65,23 @@ class LeaderElection:
         self._retry_at = self._context.now
         self._cause_since: float | None = None
         self._stalled_s = 0.0
-        """Seconds for which the head could have been decided and was not, as far as we can tell."""
+        """Seconds in which, by our own view, the head could have been decided but was not."""
         self.waiting_for = frozenset()
 
     # ---- other coordinators first
 
     def rest(self) -> None:
-        """Wait for a quiet time: our knowledge of the others is old, and one of them may lead."""
+        """Wait for `RoundPatience.quiet`, because another voter may lead without our knowledge."""
         self._retry_at = self._context.now + self._context.patience.quiet
         self._cause_since = None
 
     def back_off(self) -> None:
-        """Wait after a failed attempt: shortly, because we have just learnt from it, or until
-        another voter can lead, if exchanges broke because of us. Our turn does not come while peers
-        ignore us (`RoundContext.free_at`)."""
+        """Wait after a failed attempt.
+
+        The wait is short, because the attempt has brought new knowledge. If exchanges broke because
+        of us, it lasts until another voter can lead. We also wait while other peers ignore us
+        (`RoundContext.free_at`).
+        """
         patience, spread = self._context.patience, 1 + self._context.jitter.random()
         pause_s = patience.retry
         if self._peers.we_fail:
@@ -87,7 +92,7 @@ class LeaderElection:
     # ---- our turn
 
     def come(self) -> Electorate | None:
-        """Return the peers to ask if we are to lead now; None if not."""
+        """Return the electorate of a new attempt if it is our turn to lead now, else None."""
         context = self._context
         if context.phase is not Phase.ACCUMULATING:
             return None
@@ -106,7 +111,7 @@ class LeaderElection:
         return chosen if context.now >= self._due(chosen, self._cause_since) else None
 
     def _due(self, chosen: Electorate, since: float) -> float:
-        """Return the time of our turn: after the voters before us, and after others' attempts."""
+        """Return the time of our turn, after the voters before us and other voters' attempts."""
         context, patience = self._context, self._context.patience
         alive = alive_voters(context.head, context.me, context.view) | set(chosen.survivors)
         last = self._last_in_line(), context.view.hidden
@@ -114,8 +119,11 @@ class LeaderElection:
         return max(since + patience.rank * place, context.state.led_at + patience.quiet)
 
     def _last_in_line(self) -> set[Voter]:
-        """Return the voters with nothing counted, because a coordinator is always in the exchange;
-        and ourselves, if exchanges break because of us."""
+        """Return the voters that lead last.
+
+        They are voters that have counted nothing, because a coordinator is always in the exchange;
+        and this process, if exchanges break because of it or it has counted nothing.
+        """
         context = self._context
         mates = same_head(context.head, context.view)
         idle = {Voter(i, each.incarnation) for i, each in mates.items() if not each.sequences}
@@ -125,8 +133,8 @@ class LeaderElection:
     def _has_cause(self) -> bool:
         """Return True if the counts make a round due, or an accepted value waits to be finished.
 
-        While all peers with a say rest, the claims of strangers count: no other work is disturbed
-        by an attempt in vain, and without one the strangers' work would never count.
+        While no voter and no peer with tenure works, the claims of strangers count, too: a failed
+        attempt then disturbs no other work, and otherwise the strangers' work would never count.
         """
         context, peers = self._context, self._peers
         if context.state.acceptor.accepted:
@@ -140,7 +148,7 @@ class LeaderElection:
         return context.view.sequences + others >= batch
 
     def _report_waiting(self, chosen: Electorate | None) -> None:
-        """Report once per wait that voters are missing: as a voter, or if no voter is visible."""
+        """Report once per wait that voters are missing, if we are a voter or see no voter."""
         context, before = self._context, self.waiting_for
         alive = alive_voters(context.head, context.me, context.view)
         waiting = chosen is None and (context.me in context.head.voters or not alive)
@@ -150,17 +158,17 @@ class LeaderElection:
             names, grace_s = sorted(self.waiting_for), context.patience.grace
             context.report("no-quorum", waiting_for=names, grace_seconds=grace_s)
 
-    # ---- heads at which nothing is decided
+    # ---- overdue heads
 
     def watch(self, leading: bool, passed: float) -> None:
         """Measure whether our head is overdue.
 
-        Time in which we did not look does not count; neither does time in which we see no peer (the
-        grace time covers silence), nor the time of an exchange, which makes progress or ends by its
-        own limits.
+        Time in which this process was suspended does not count; neither does time in which we see
+        no peer (the grace time covers silence), nor the time of an exchange, which makes progress
+        or ends by its own limits.
 
         Args:
-            leading: Whether an attempt of ours is under way.
+            leading: True if an attempt of ours is under way.
             passed: Seconds since the last call.
         """
         context = self._context
@@ -186,8 +194,8 @@ class LeaderElection:
     def _given_up(self) -> set[Voter]:
         """Return the voters that are not waited for at an overdue head.
 
-        They are voters that failed us or are at another head; for a peer that is no voter, and so
-        may not lead, they are all voters.
+        They are living voters that failed us or are at another head; for a peer that is no voter,
+        and so may not lead, they are all living voters.
         """
         context = self._context
         if context.state.overdue < 1.0:

@@ -1,12 +1,13 @@
-"""Electorate of a head's round, given the leases that the directory shows. Pure.
+"""Pure functions that decide which peers may decide the round of a head, given their leases.
 
 Ordinarily the voters fixed by the last commit decide, as soon as a quorum of them can be alive. If
 no quorum is left, the survivors may go on without it once every missing voter is confirmed dead or
-its lease has been gone for the grace time; the commit then records that it is their branch.
+its lease has been gone for the grace time; the commit then records that it is the survivors'
+branch.
 
 Only known peers (voters, members of the last round, peers with tenure) may open a branch, and a
-peer without the head's state goes on without the round that led to it. So a peer that leaves first
-checks whether the remaining peers could go on (`leaves_them_stuck`).
+peer that lacks the head's state goes on without the round that led to the head. So a peer that
+wants to leave first checks whether the remaining peers could go on (`leaves_them_stuck`).
 """
 
 from collections.abc import Set as AbstractSet
@@ -67,8 +68,11 @@ def counted_leases(
 
 
 def counted_sequences(head: Head, leases: dict[str, Lease], global_batch: int) -> int:
-    """Return the sequences that these leases claim. No peer counts for more than the batch, and a
-    peer without tenure for no more than its share of it."""
+    """Return the number of sequences that these leases claim.
+
+    No peer counts for more than the global batch. A peer that is no voter and has no tenure counts
+    for no more than an equal share of it.
+    """
     trusted = head.tenured.union(voter.peer_id for voter in head.voters)
     share = global_batch // (1 + len(leases))
     return sum(
@@ -92,18 +96,24 @@ def present_at(head: Head, view: View) -> set[Voter]:
 
 
 def alive_voters(head: Head, me: Voter, view: View) -> set[Voter]:
-    """Return the voters with a fresh lease, at any head: slow is not dead. Voters that have opened
-    a branch from `head` are not among them: they will not decide its round any more."""
+    """Return the voters with a fresh lease, at any head, because a slow voter is not dead.
+
+    Voters that have opened a branch from `head` are left out: they no longer decide its round.
+    """
     fresh = _fresh_voters(head, me, view)
     return {voter for voter, lease in fresh.items() if lease is None or not has_left(lease, head)}
 
 
 def is_backed(head: Head, me: Voter, view: View, backing: int) -> bool:
-    """Return True if more than half of the visible voters, at any head, signed a branch from
-    `head`: fewer could be one liar that made the head overdue.
+    """Return True if more than half of the visible voters, at any head, signed a branch.
+
+    Fewer signatures could come from a single liar that made the head overdue.
 
     Args:
-        backing: Voters of the head that signed the branch.
+        head: Head from which the branch departs.
+        me: This process.
+        view: Leases of all peers.
+        backing: Number of the head's voters that signed the branch.
     """
     return 2 * backing > len(_fresh_voters(head, me, view))
 
@@ -121,8 +131,7 @@ def _fresh_voters(head: Head, me: Voter, view: View) -> dict[Voter, Lease | None
 
 
 def gone_for_good(head: Head, me: Voter, view: View, grace_seconds: float) -> bool:
-    """Return True if every voter that is not alive is confirmed dead, or was silent for the grace
-    time."""
+    """Return True if every missing voter is confirmed dead or was silent for the grace time."""
     missing = set(head.voters) - _fresh_voters(head, me, view).keys()
     return all(
         voter in view.dead
@@ -143,15 +152,15 @@ def electorate(
     branches: bool,
     given_up: AbstractSet[Voter] = frozenset(),
 ) -> Electorate | None:
-    """Return the peers to ask for the next commit; None while we may not lead or have to wait.
+    """Return the peers that decide the next round; None if we may not lead or must wait.
 
     Args:
         head: Our head.
         me: This process.
         view: Leases of all peers.
         grace_seconds: Silence of a voter after which the survivors may go on without it.
-        branches: Whether the run allows branches without confirmed deaths.
-        given_up: Voters that were waited for too long, although they have leases.
+        branches: True if the run allows branches without confirmed deaths.
+        given_up: Voters with leases that are no longer waited for, because the head is overdue.
     """
     alive = alive_voters(head, me, view) - given_up
     if is_quorum(head.voters, alive):
@@ -161,7 +170,7 @@ def electorate(
         return None
     present = {me} | (present_at(head, view) - given_up)
     if alive - present:
-        return None  # alive, but on its way to or from another head: it has to answer too
+        return None  # a living voter is on its way to or from another head: wait for its answer
     survivors = _survivors(head, alive, present)
     return Electorate(survivors, survivors) if me in survivors else None
 
@@ -169,8 +178,9 @@ def electorate(
 def _survivors(head: Head, alive: set[Voter], present: set[Voter]) -> Survivors:
     """Return the peers that open a branch: living voters, then other known peers.
 
-    All of them have to agree. Peers with tenure go first: if one of them is present, other peers
-    without tenure have no say. Strangers never have: they have not seen any voter fall silent.
+    All of them must agree. If a peer with tenure is present, peers that are no voters and have no
+    tenure do not take part. Strangers never take part, because they have not seen any voter fall
+    silent.
     """
     others = {voter for voter in present - alive if voter.peer_id in head.known}
     tenured = head.tenured
@@ -200,13 +210,13 @@ def place_in_line(
     idle: AbstractSet[Voter] = frozenset(),
     hidden: AbstractSet[str] = frozenset(),
 ) -> int:
-    """Return our place in the order of coordinators, which each head deals again.
+    """Return our place in the order of coordinators, which is different at each head.
 
     Args:
         voters: Peers that may lead.
         me: This process, one of them.
         head: Our head.
-        alive: Voters that are alive; the others are passed over.
+        alive: Voters that are alive; other voters are skipped.
         idle: Voters with nothing to contribute; they come later.
         hidden: Peer ids of voters that cannot be dialled; they come last.
     """

@@ -11,19 +11,21 @@ from atom.training.round.events import CaughtUp, ChainFetched, FetchChain
 from atom.training.round.round_state import RoundContext
 
 MOST_DONORS = 8
-"""Donors that are asked in one go: each that does not answer takes seconds."""
+"""Largest number of donors in one catch-up; each donor that does not answer costs seconds."""
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 5.0, 20.0
 AT_ONCE = 2
-"""Chains that are fetched at the same time, beside the training."""
+"""Number of chains that are fetched at the same time, while training continues."""
 
 
 class HeadCandidates:
-    """Claims of better heads. A claim has no effect until it is proven: until the chain behind it
-    was fetched and verified, beside the training, and led as far as was claimed.
+    """Claims of better heads, and their proofs.
 
-    A peer that proved nothing, or did not bring us there, is ignored for a time that doubles. Known
-    peers are asked before strangers, and peers that failed us less often before others, so that a
-    crowd with the best claims cannot hide the other peers for ever.
+    A claim has no effect until it is proven: its chain must have been fetched and verified, while
+    training continues, and must lead as far as was claimed.
+
+    A peer that proved nothing, or did not bring us to its head, is ignored for a time that doubles.
+    Known peers are asked before strangers, and peers with fewer failures before other peers, so
+    many peers with false claims cannot hide the honest ones forever.
     """
 
     def __init__(self, context: RoundContext) -> None:
@@ -36,8 +38,11 @@ class HeadCandidates:
         self._claimed_since = float("inf")
 
     def better(self) -> list[str]:
-        """Return the peers to fetch a better head from, best proof first; empty until one of them
-        has proven its claim. Chains are fetched from peers that claim more than is proven yet."""
+        """Return the peers to fetch a better head from, best proof first.
+
+        The list is empty until one of them has proven its claim. The call also starts to fetch the
+        chains of peers that claim more than has been proven.
+        """
         context, head = self._context, self._context.head
         self._proven = {
             p: chain
@@ -61,8 +66,10 @@ class HeadCandidates:
         return frozenset(fork.digest for chain in chains for fork in chain.forks)
 
     def _may_follow(self, chain: ChainFetched) -> bool:
-        """Return False while the voters that a branch of this chain left behind are a quorum that
-        could still decide: any peer that once contributed can make such a branch alone."""
+        """Return False if a branch of this chain left voters that may still decide by quorum.
+
+        Any peer that once contributed can make such a branch alone.
+        """
         context = self._context
         branches = chain.head.branches if chain.head else ()
         next_round = context.head.round + 1
@@ -70,7 +77,7 @@ class HeadCandidates:
         overdue = context.state.overdue >= OVERDUE_SLACK
         overdue &= is_backed(context.head, context.me, context.view, backing)
         ours = context.head.branches
-        # a branch of ours that this chain lacks: we have left its voters, and cannot decide there
+        # If the chain lacks a branch of ours, we have left its voters and cannot decide with them.
         gone = set() if chain.head and chain.head.branches[: len(ours)] == ours else {context.me}
         lively = (
             fork
@@ -90,8 +97,11 @@ class HeadCandidates:
             context.out.append(FetchChain(peer, self._asked[peer].round))
 
     def on_chain(self, fetched: ChainFetched) -> None:
-        """Note a fetched chain. A chain that ends before the claimed head proves nothing: else a
-        peer that serves the true chain piece by piece could have us follow it round after round."""
+        """Record a fetched chain.
+
+        A chain that ends before the claimed head proves nothing. Otherwise a peer that serves the
+        true chain piece by piece could make us catch up again and again.
+        """
         peer, claim = fetched.donor, self._asked.pop(fetched.donor)
         if fetched.head is None or claims_better(claim, fetched.head):
             self._doubts.fail(peer, self._context.now)
@@ -99,14 +109,16 @@ class HeadCandidates:
             self._proven[peer] = fetched
 
     def any_state(self) -> list[str]:
-        """Return the peers to ask if we have no state at all, doubted ones last: their states are
-        verified like everything else."""
+        """Return the peers to ask for a state if we have none; doubted peers come last.
+
+        Doubted peers may be asked, because their states are verified, too.
+        """
         leases = preferred(self._context.view.fresh.values(), self._context.head)
         offering = [lease.peer_id for lease in leases if lease.state_digest]
         return sorted(self._in_turn(offering), key=self.doubted.__contains__)
 
     def _claims(self) -> list[Lease]:
-        """Return the leases with a preferred head that are believed, best first."""
+        """Return the leases of peers, except doubted ones, that claim a better head; best first."""
         head, leases = self._context.head, self._context.view.fresh.values()
         better = [lease for lease in leases if claims_better(lease, head)]
         doubted = self.doubted if better else frozenset[str]()

@@ -8,14 +8,16 @@ from atom.training.round.round_state import RoundContext
 def result_is_here(
     context: RoundContext, value: Value, vouchers: tuple[Voter, ...], committed: bool
 ) -> bool:
-    """Return True if the result of a value is in memory. Ask for it if no exchange of ours brings
-    it: from its contributors, which may be gone by now, or from peers that accepted the value.
+    """Return True if the result of a value is in memory; otherwise request it if necessary.
+
+    It is requested unless our own exchange is about to deliver it: from its contributors, some of
+    which may have left, and from peers that accepted the value.
 
     Args:
         context: Shared state of the round; gets the request.
         value: Value whose result is needed.
         vouchers: Voters that may hold the result although they did not contribute.
-        committed: Whether the value is decided, so that the result is worth a longer wait.
+        committed: True if the value is decided, so that the result is worth a longer wait.
     """
     state = context.state
     if value.result_digest in state.held:
@@ -32,8 +34,9 @@ def result_is_here(
 
 
 def results_in_use(context: RoundContext) -> frozenset[bytes] | None:
-    """Return the digests of the results that stay in memory, and forget the others: each result is
-    as large as the model.
+    """Return the digests of the results that stay in memory, and forget all other results.
+
+    Unneeded results are dropped because each is as large as the model.
 
     Peers that accepted a value hold its result, because it may still be committed. During an
     exchange the return value is None, and all results stay: the new one may be here already, and
