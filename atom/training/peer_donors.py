@@ -40,7 +40,7 @@ class PeerDonors:
             result_bytes: Size of one result, without the few bytes that each chunk adds.
             state_bytes: Size of one state.
             downloads: Folder of states that are not complete yet.
-            watch: Is called with progress and with lies.
+            watch: Receives the progress of fetches, and reports of peers that sent wrong data.
         """
         self._transport = transport
         self._max_result_bytes = result_bytes + result_bytes // 32 + (1 << 20)
@@ -48,15 +48,21 @@ class PeerDonors:
         self._downloads = downloads
         self._watch = watch
         self.stop = threading.Event()
-        """Set when this peer ends, from any thread: fetches and replays stop."""
+        """Event that stops fetches and replays; set when this peer ends, from any thread."""
 
     def asking(self, peer_id: str) -> AbstractContextManager[Ask]:
         """Connect to a peer, to ask it for pages of its chain or for its list of states."""
         return asking(self._transport, peer_id, UNCHECKED_PACE, self.stop, self._watch)
 
     def offered(self, heads: Sequence[Head], peer_id: str) -> list[Head]:
-        """Return the heads whose states the peer offers: first those with a part of an earlier
-        download here, then the newest."""
+        """Return the heads whose states the peer offers, newest first.
+
+        Heads with a partial download on this disk come before all other heads.
+
+        Args:
+            heads: Heads to look for.
+            peer_id: Peer to ask.
+        """
         with self.asking(peer_id) as ask:
             raw = ask(OFFERS, PAGE_BYTES)
         told = {raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)}
@@ -66,7 +72,7 @@ class PeerDonors:
         )
 
     def state(self, head: bytes, peers: Sequence[str], digest: bytes) -> Arenas:
-        """Fetch the state at a head into files, where an interrupted fetch goes on.
+        """Fetch the state at a head into files, so an interrupted fetch can be continued.
 
         Args:
             head: Digest of the head.
@@ -76,13 +82,13 @@ class PeerDonors:
         Raises:
             PeerRefused: No peer serves it.
             OSError: The connection failed.
-            StorageError: The disk takes nothing.
+            StorageError: The disk is full or gone.
         """
         wanted = Wanted(f"state/{head.hex()}", peers, digest, self._max_bytes)
         return fetch(self._transport, wanted, self._folder(head), self.stop, self._watch)
 
     def frozen(self, peers: Sequence[str], digest: bytes, size_bytes: int) -> Arenas:
-        """Fetch the parameters that no step changes, in the way of `state`."""
+        """Fetch the frozen parameters into files, as `state` does."""
         wanted = Wanted(FROZEN, peers, digest, size_bytes + (1 << 20))
         return fetch(self._transport, wanted, self._downloads / FROZEN, self.stop, self._watch)
 
@@ -98,7 +104,7 @@ class PeerDonors:
         return EncodedMean.of(fetch(self._transport, wanted, None, self.stop, quiet))
 
     def keep_only(self, heads: Collection[bytes] = ()) -> None:
-        """Delete all downloads but the states at the heads with these digests."""
+        """Delete all downloads except the states at the heads with these digests."""
         kept = {self._folder(head) for head in heads}
         for folder in self._downloads.glob("*"):
             if folder not in kept:

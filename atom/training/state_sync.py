@@ -1,8 +1,8 @@
-"""Bringing a replica to a head: from disk after a restart, from other peers after an absence.
+"""Synchronisation of a replica: from disk after a restart, from other peers after an absence.
 
-A state is a snapshot plus the results since, and the chain says which results those are. The chain
-is fetched first and verified from genesis. All bytes after it are accepted only under the digests
-that it gives. So any peer may deliver them.
+A state is a snapshot plus the later results, which the chain names. The chain is fetched first and
+verified from genesis. Results and states are then accepted only if they have the digests that the
+chain contains, so any peer may deliver them.
 
 A peer that missed a few rounds replays them from its own state. A peer that missed more fetches the
 newest state that a commit certifies, and replays the rounds since.
@@ -31,7 +31,7 @@ DOWNLOADS = "downloads"
 
 @dataclass(frozen=True)
 class _Chain:
-    """A verified chain."""
+    """Verified chain of commits from genesis on."""
 
     commits: list[Commit]
     heads: list[Head]
@@ -85,7 +85,8 @@ class StateSync:
             donors: Fetches from other peers.
             first: State of round 0.
             events: Event log.
-            on_progress: Called with the rounds replayed, and their number; 0: it broke off.
+            on_progress: Called with the number of rounds replayed and the total; total 0: the
+                replay was interrupted.
             pinned: Head that every chain must have, from the join address.
         """
         self._mine = [me]
@@ -103,10 +104,10 @@ class StateSync:
         self.usable = False
         """True if the replica holds the state of the journal's head."""
         self._walked = _Chain([], [storage.journal.genesis])
-        """Verified part of the last chain: it is not fetched again."""
+        """Verified part of the best fetched chain, which is not fetched again."""
 
     def goes_on_from(self, incarnation: bytes) -> None:
-        """Count contributions of an earlier process as ours: the replica has its state."""
+        """Count contributions of an earlier process as ours, because the replica has its state."""
         self._mine.append(replace(self._mine[0], incarnation=incarnation))
 
     def ours_in(self, value: Value) -> int:
@@ -159,12 +160,13 @@ class StateSync:
 
         Args:
             donors: Peer ids, in the order to ask them.
-            discard: Whether our own state is not to be trusted.
-            forks: Digests of the heads from which the chain may branch; None: from any, but a chain
-                without new branches is preferred: one former member can make a branch.
+            discard: True if our own state must not be trusted.
+            forks: Digests of the heads from which the chain may branch. None: from any head, but
+                chains without new branches are tried first, because a single former member can
+                make a branch.
 
         Returns:
-            Why no donor could bring us there; empty if one did.
+            Why no donor brought the replica to a better head; empty if one did.
         """
         problems: list[str] = []
         put_off: list[str] = []
@@ -221,8 +223,8 @@ class StateSync:
         return chosen is not None and _has_head(chain.heads, chosen)
 
     def _rivals(self, chain: _Chain) -> tuple[Commit, Commit] | None:
-        """Return our commit and the chain's of the first round that differs, if a quorum decided
-        ours: no other round may replace it, unless the run's owner chose the other chain."""
+        """Return our commit and the chain's commit of the first round that differs, if a quorum
+        decided ours: then the chain must be refused. None: the chain may be followed."""
         if self._owner_chose(chain):
             return None
         pairs = zip(self._journal.commits, chain.commits, strict=False)
@@ -230,11 +232,11 @@ class StateSync:
         return None if found is None or found[0].survivors else found
 
     def _refuse(self, ours: Commit, theirs: Commit) -> None:
-        """Refuse a chain that replaces a round of a quorum. If a quorum decided the other round as
-        well, voters have signed both: keep the proof, and report them.
+        """Refuse a chain that replaces a round that a quorum decided.
 
-        An honest voter may sign two values at different ballots, if others lied to it. At one
-        ballot, to which both values belong, it signs one.
+        If a quorum decided the other round as well, some voters have signed both: the proof is kept
+        and these voters are reported. An honest voter may sign two values at different ballots, if
+        other voters lied to it. At one ballot to which both values belong, it signs one value.
 
         Raises:
             PeerRefused: Always, with WRONG_HEAD.
@@ -299,8 +301,8 @@ class StateSync:
     def _chain_of(self, donor: str, claimed_round: float = math.inf) -> _Chain:
         """Fetch and verify the donor's chain as far as it may lead beyond ours.
 
-        A verified prefix is kept for the next donor, unless it has a branch that our own chain does
-        not have: a single former member can make a branch without end.
+        A verified prefix is kept for the next donor, unless it has a branch that our own chain
+        lacks: a single former member can make an endless branch.
 
         Raises: PeerRefused, OSError.
         """
@@ -330,13 +332,15 @@ class StateSync:
         return chain
 
     def _require_pinned(self, chain: _Chain) -> None:
-        """Raises: PeerRefused: the chain does not have the head that the join address names."""
+        """Require that the chain has the head that the join address names. Raises: PeerRefused."""
         if self.pinned is not None and not _has_head(chain.heads, self.pinned):
             raise PeerRefused(Reason.WRONG_HEAD, "not the chain that the join address names")
 
     def _follow(self, chain: _Chain, peers: Sequence[str], discard: bool) -> None:
-        """Bring the replica to the end of the chain, from our state or one that the first peer
-        offers. An offer that fails does not prevent the next one. Raises: PeerRefused, OSError."""
+        """Bring the replica to the end of the chain, from our state or a state of the first peer.
+
+        If fetching one offered state fails, the next one is tried. Raises: PeerRefused, OSError.
+        """
         self._fetch_frozen(peers)
         here = self._journal.head
         on_chain = chain.heads[here.round : here.round + 1] == [here]
@@ -361,7 +365,7 @@ class StateSync:
         self._replay_rest(chain, peers)
 
     def _fetch_frozen(self, peers: Sequence[str]) -> None:
-        """Raises: PeerRefused, OSError."""
+        """Fetch the frozen parameters if they are missing. Raises: PeerRefused, OSError."""
         if not self._has_frozen:
             size = sum(arena.nbytes for arena in self._replica.frozen.values())
             digest = self._first.frozen_digest
@@ -372,7 +376,7 @@ class StateSync:
 
     @property
     def _worth_replaying(self) -> int:
-        """The number of results that together have at most as many bytes as a state."""
+        """Number of results that together have at most as many bytes as a state."""
         state = self._replica.state_arenas().values()
         return sum(arena.nbytes for arena in state) // self._results.usual_bytes
 
@@ -380,7 +384,7 @@ class StateSync:
         return certified_state(round_number, self._first.digest, commits)
 
     def _begin_at(self, head: Head, chain: _Chain, peers: Sequence[str]) -> None:
-        """Load a state that others offer. Raises: PeerRefused, OSError."""
+        """Fetch and load the state at a head of the chain. Raises: PeerRefused, OSError."""
         digest = self._certified(head.round, chain.commits)
         if digest is None:
             raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {head.round} yet")
@@ -390,7 +394,10 @@ class StateSync:
         self.usable = True
 
     def _downloaded(self, fetched: Callable[[], Arenas]) -> Arenas:
-        """Return the download; report a full disk. Raises: PeerRefused, OSError."""
+        """Return the result of a download to disk; report a full disk.
+
+        Raises: PeerRefused, OSError.
+        """
         found, room = list[Arenas](), self._storage.room
         if not room.attempt(DOWNLOADS, lambda: found.append(fetched())):
             raise OSError(room.paused[DOWNLOADS])
@@ -402,8 +409,11 @@ class StateSync:
         self._replay(chain.commits[len(self._journal.commits) :], peers)
 
     def _replay(self, commits: Sequence[Commit], peers: Sequence[str] = ()) -> None:
-        """Apply these commits to our state in order. Raises: PeerRefused, OSError, after some of
-        them, if a result is neither here nor served."""
+        """Apply these commits to our state in order.
+
+        Raises: PeerRefused or OSError if a result is neither here nor served; the commits before it
+        have been applied by then.
+        """
         done, total = 0, len(commits)
         try:
             for done, commit in enumerate(commits):
@@ -427,6 +437,6 @@ class StateSync:
         self._results.keep(frozenset())
 
     def _go_on(self) -> None:
-        """Stop between two steps if this peer ends. Raises: PeerRefused (SUPERSEDED)."""
+        """Stop the replay if this peer ends. Raises: PeerRefused (SUPERSEDED)."""
         if self.stop.is_set():
             raise PeerRefused(Reason.SUPERSEDED, "this peer ends")

@@ -1,9 +1,9 @@
-"""How much to train before the next look at the others' counts. Pure.
+"""Pure functions that decide how much a peer trains before it reads the other peers' counts again.
 
-A peer first works off its fair share of the round without asking. Beyond that it helps the
-slower peers, but only on knowledge: it waits for a look at the others' counts that is newer than
-its own last pass. So the swarm meets the batch closely, at any model size, without extrapolating
-any peer's speed.
+A peer first trains its fair share of the round without asking. After that it helps slower peers,
+but only with current knowledge: it waits for counts of the other peers that are newer than its own
+last pass. So the swarm exceeds the global batch only a little, at any model size, without
+extrapolating any peer's speed.
 """
 
 import statistics
@@ -20,11 +20,14 @@ from atom.training.round.events import View
 from atom.training.round.machine import RoundMachine
 
 READ_S, SELDOM_S = 0.4, 1.2
-"""Seconds between two readings of all leases. The second is the longest that the simulation
-tolerates, and shorter than any time after which a peer counts as silent."""
+"""Seconds between two readings of all leases: usually, and while the batch is far away.
+
+The second is the longest pause with which simulated swarms still work, and shorter than any time
+after which a peer counts as silent.
+"""
 SOON_S = 5.0
 RATED_S = 30.0
-"""Age in seconds of the oldest pass in a rate; or twice the duration of that pass."""
+"""Largest age in seconds of a pass in a rate; for a longer pass, twice its duration."""
 _WORKS = ACTIVE_STATES - {PeerState.PAUSED}
 _BEGINS = _WORKS - {PeerState.LEAVING}
 """States in which a peer begins new work: a leaving peer only finishes the present round."""
@@ -32,23 +35,26 @@ _BEGINS = _WORKS - {PeerState.LEAVING}
 
 @dataclass(frozen=True)
 class SwarmCount:
-    """The others' counts for our head, as last seen at `seen_at` (seconds, our clock)."""
+    """Counts of the other peers for our head, as seen at `seen_at` (seconds, our clock)."""
 
     others_sequences: int = 0
     peers: int = 1
     """Peers that accumulate for our head, ourselves included."""
     seen_at: float = float("-inf")
     sequences_per_s: float = 0.0
-    """Speed of all of them together, as they claim."""
+    """Speed of all these peers together, as their leases claim."""
 
     def share(self, global_batch: int) -> int:
-        """Return the sequences that a peer trains before it looks at the others' counts."""
+        """Return the sequences that a peer trains before it considers the other peers' counts."""
         return -(-global_batch // self.peers)
 
 
 def count_swarm(machine: RoundMachine, view: View) -> SwarmCount:
-    """Return the others' counts, and how many peers share the work: recent peers at our head, and
-    members of the last round whose new lease is still on its way."""
+    """Return the other peers' counts for our head, and the number of peers that share the work.
+
+    Peers that share the work are recent peers at our head, and members of the last round whose new
+    lease has not arrived yet.
+    """
     head = machine.head
     mates = counted_leases(head, view, machine.answered, machine.excluded)
     sharing = sum(each.state in (_WORKS if each.sequences else _BEGINS) for each in mates.values())
@@ -85,8 +91,11 @@ def next_pass(
 def reading_pause(
     own_sequences: int, own_per_s: float, swarm: SwarmCount, global_batch: int
 ) -> float:
-    """Return the seconds to the next reading of the leases. While the batch is far away and a peer
-    works off its own share, it does not depend on new counts."""
+    """Return the seconds until the next reading of the leases.
+
+    The pause is long while the batch is far away and a peer still trains its own share, because it
+    needs no new counts then.
+    """
     missing = global_batch - own_sequences - swarm.others_sequences
     is_far = missing > SOON_S * (own_per_s + swarm.sequences_per_s) > 0
     return SELDOM_S if is_far and own_sequences < swarm.share(global_batch) else READ_S
@@ -94,7 +103,7 @@ def reading_pause(
 
 @dataclass(frozen=True)
 class Pass:
-    """Pass that counted. Times are of one clock."""
+    """Pass that counted. Both times are in seconds of the same clock."""
 
     began: float
     ended: float
@@ -102,10 +111,11 @@ class Pass:
 
 
 def usual_pass_seconds(passes: Collection[Pass]) -> float:
-    """Return how long other peers should wait for a pass of ours, by recent passes.
+    """Return how many seconds other peers should wait for a pass of ours, from recent passes.
 
-    It is the largest pass at the median pace: a machine that was suspended in the middle of a pass
-    is not slow, and a peer that waits for its answer would wait as long again.
+    It is the duration of the largest pass at the median pace. The longest duration would be wrong:
+    a machine that was suspended during a pass is not slow, and other peers would then wait as long
+    for its next answer.
     """
     pace = statistics.median((each.ended - each.began) / each.sequences for each in passes)
     return pace * max(each.sequences for each in passes)

@@ -1,8 +1,9 @@
-"""The results of rounds, in memory and on this peer's disk.
+"""Results of rounds, in memory and on this peer's disk.
 
 A result stays in memory until its round is over, and on disk until a snapshot covers it. It is kept
-in the bytes that travelled, is named by their digest, and never changes under that name, so any
-peer that asks for the digest can have it. Its memory is never reused: a reader may still hold it.
+in its encoded form, as sent between peers, and named by the digest of these bytes. It never changes
+under that name, so any peer that asks for the digest can have it. Its memory is never reused,
+because a reader may still hold it.
 """
 
 import threading
@@ -18,15 +19,15 @@ from atom.training.storage.disk import read_tensors, write_tensors
 
 
 class Results:
-    """The results that this peer has, by their digests. Thread-safe."""
+    """Results that this peer has, by their digests. Thread-safe."""
 
     def __init__(self, folder: Path, elements: int, codec: Codec) -> None:
-        """Open what `folder` keeps.
+        """Open the results in a folder.
 
         Args:
-            folder: where results are saved, one file each.
-            elements: numbers in each result.
-            codec: the run's; it decides the bytes.
+            folder: Folder of saved results, one file each.
+            elements: Number of elements in each result.
+            codec: Codec of the run, in whose form results are kept.
         """
         self.folder, self.elements, self.codec = folder, elements, codec
         self._lock = threading.Lock()
@@ -34,7 +35,7 @@ class Results:
 
     @property
     def usual_bytes(self) -> int:
-        """The most bytes that a result takes, but for a few per chunk."""
+        """Largest size of a result in bytes, without a few more bytes for each chunk."""
         return self.codec.wire_bytes(self.elements)
 
     def numbers(self, digest: bytes) -> MeanNumbers:
@@ -82,7 +83,7 @@ class Results:
                 remove_leftover(path)
 
     def path(self, digest: bytes) -> Path:
-        """Return the file of that result."""
+        """Return the path of a result's file."""
         return self.folder / f"{digest.hex()}.safetensors"
 
     def _stored(self, digest: bytes) -> EncodedMean | None:
