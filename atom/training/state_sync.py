@@ -223,8 +223,10 @@ class StateSync:
         return chosen is not None and _has_head(chain.heads, chosen)
 
     def _rivals(self, chain: _Chain) -> tuple[Commit, Commit] | None:
-        """Return our commit and the chain's commit of the first round that differs, if a quorum
-        decided ours: then the chain must be refused. None: the chain may be followed."""
+        """Return the first two commits that differ, ours and theirs, if a quorum decided ours.
+
+        The chain must then be refused. None: the chain may be followed.
+        """
         if self._owner_chose(chain):
             return None
         pairs = zip(self._journal.commits, chain.commits, strict=False)
@@ -260,8 +262,17 @@ class StateSync:
         )
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> None:
-        """Fetch a result by its digest, from a peer that serves it no slower than `pace`, and hold
-        it. Thread-safe. Raises: PeerRefused, OSError."""
+        """Fetch a result by its digest, unless it is here, and hold it in memory. Thread-safe.
+
+        Args:
+            digest: Digest of the result.
+            peers: Peer ids to ask.
+            pace: Slowest acceptable pace; None: any.
+
+        Raises:
+            PeerRefused: No peer serves it.
+            OSError: The connection failed.
+        """
         result = self._results.get(digest) or self._donors.result(digest, peers, pace)
         self._results.hold(digest, result)
 

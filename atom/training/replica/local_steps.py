@@ -46,8 +46,11 @@ from atom.training.replica.update_rule import UpdateRule
 
 OUTER_MOMENTUM = "outer_momentum"
 STEPS, COUNT = "steps", "count"
-"""Names of further saved values: the number of inner steps; and the number of sequences that inner
-steps have used but no round has taken, with the sum of their losses."""
+"""Names of two further saved values.
+
+The first is the number of inner steps. The second has the number of sequences that inner steps have
+used but no round has taken, and the sum of their losses.
+"""
 SHARED_DTYPES = {MASTER: torch.float32, OUTER_MOMENTUM: torch.bfloat16}
 """Dtypes of θ and m."""
 WARM_UP_STEPS = 10

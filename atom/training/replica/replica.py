@@ -228,7 +228,7 @@ class Replica:
         return until is not None and until <= len(batches) * self._sequences
 
     def _learnt(self, void: PassVoided, micro_batches: int, lost: int = 0) -> PassVoided:
-        """Adapt the limits; return the error with sequences lost and a hint. Raises: DeviceError"""
+        """Adapt limits; return the error with sequences lost and a hint. Raises: DeviceError."""
         at_once = min(micro_batches, self._limits.micro_batches)
         self._limits, hint = self._limits.after_void(void, at_once)
         return PassVoided(void.cause, void.detail, lost, hint)

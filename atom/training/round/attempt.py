@@ -213,8 +213,12 @@ class Attempt:
         return owners[0] if len(owners) == 1 else ""
 
     def call(self, head: Head, members: tuple[MemberCount, ...]) -> tuple[Voter, ...]:
-        """Set the members of the exchange, collect the evidence for its value, and return the
-        voters after the round."""
+        """Set the exchange's members, collect the evidence, and return the next round's voters.
+
+        Args:
+            head: Head that the exchange follows.
+            members: Members of the exchange, all of which have promised.
+        """
         assert self.ballot is not None
         self.members, them = members, {member.voter for member in members}
         idle = {v for v in self.electorate.voters if v in self.promises and v not in them}

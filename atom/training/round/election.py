@@ -25,8 +25,10 @@ HOLD_OUT = 5
 _VIEW_SLACK_S = 2.0
 """Largest difference in seconds between two peers' views of the same lease: one renewal."""
 OVERDUE_SLACK = 0.8
-"""Fraction of the time limit after which we agree that a head is overdue. A peer that proposes a
-branch must have waited for the whole limit."""
+"""Fraction of the time limit after which we agree that a head is overdue.
+
+A peer that proposes a branch must have waited for the whole limit.
+"""
 
 
 def objects_to_branch(context: RoundContext, survivors: Survivors) -> bool:

@@ -22,8 +22,7 @@ _NEWCOMERS = "newcomers"
 
 
 class UnreliablePeers:
-    """Peers that failed an attempt of ours: an answer, a promise, their part of an exchange or a
-    vote did not come.
+    """Peers that failed an attempt of ours, by answer, promise, exchange or vote.
 
     Such a peer is *excluded* for a time that doubles: it is still asked, but not waited for; its
     counts are ignored; it is in no exchange; and its promise counts only if there is no quorum
@@ -50,8 +49,10 @@ class UnreliablePeers:
         self._ways: dict[Way, float] = {}
         """Connections on which exchanges broke, with the time; `_UNSEEN` if no member saw where."""
         self._answers: dict[str, int] = {}
-        """Round of the head at which each peer last answered an attempt of ours, by peer id, in the
-        order of their first answers."""
+        """Round of the head at which each peer last answered an attempt of ours, by peer id.
+
+        The order is that of the first answers.
+        """
         self._suspension = Backoff(FIRST_SUSPENSION_S, LONGEST_SUSPENSION_S)
 
     def new_head(self, averaged: Collection[str]) -> None:

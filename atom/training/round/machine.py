@@ -139,7 +139,7 @@ class RoundMachine:
 
     @property
     def answered(self) -> frozenset[str]:
-        """Peers that answered an attempt of ours lately."""
+        """Peers that answered an attempt of ours recently."""
         return self._coordinator.peers.answered
 
     @property

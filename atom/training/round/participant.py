@@ -1,5 +1,7 @@
-"""Role of a voter or contributor in attempts that a coordinator (perhaps this replica) leads:
-promise, freeze, average, vote, step."""
+"""Participant of attempts, as voter or contributor: promise, freeze, average, vote, step.
+
+A coordinator, perhaps this replica itself, leads the attempts.
+"""
 
 from collections.abc import Collection
 
@@ -264,8 +266,11 @@ class Participant:
         )
 
     def _must_finish(self, ballot: Ballot) -> bool:
-        """Return True if our promise to this ballot reported an accepted value. A voter that has
-        one enters no new exchange, so no quorum vouches for a new result after a decision."""
+        """Return True if our promise to this ballot reported an accepted value.
+
+        A voter with an accepted value enters no new exchange, so no quorum vouches for a new result
+        after a decision.
+        """
         state = self._context.state
         survivors = state.acceptor.survivors_of(ballot)
         electors = survivors or self._context.head.voters
@@ -415,10 +420,10 @@ class Participant:
             self.go_on()
 
     def _may_follow(self, commit: Commit) -> bool:
-        """Return False for a branch that we did not agree to, if a quorum may still decide the
-        round or has decided it.
+        """Return False for a branch that we object to, and did not accept.
 
-        Otherwise any single contributor to the last round could open a branch.
+        We object if a quorum has decided the round or may still decide it. Otherwise any single
+        contributor to the last round could open a branch.
         """
         state = self._context.state
         accepted = state.acceptor.accepted.get(commit.survivors)

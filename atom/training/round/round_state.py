@@ -22,14 +22,22 @@ from atom.training.round.events import Action, Offence, Phase, Report, Send, Vie
 
 _HEADS_REMEMBERED = 64
 _LARGEST_LEAP = 2**20
-"""Attempt numbers that one message may skip. Without the limit a malicious peer could use up all
-numbers for the other voters."""
+"""Largest number of attempt numbers that one message may skip.
+
+Without the limit a malicious peer could use up all numbers for the other voters.
+"""
 _LEAST_HELD_S, _LONGEST_PAUSE = 2.0, 32
-"""Least cost of a failed call in seconds, and the longest time for which its coordinator is then
-ignored, as a multiple of the cost. So failed calls of one coordinator take little of the time."""
+"""Least cost of a failed call in seconds, and the longest pause after it in units of its cost.
+
+During the pause the coordinator of the call is ignored, so failed calls of one coordinator take
+only a small part of the time.
+"""
 _PROMISE_S, _USUAL_PASSES, _GUEST_PASSES = 60.0, 5, 2
-"""Longest wait for a promise: seconds, or the number of usual passes if they take longer; and the
-number of usual passes by which a peer without tenure may extend the wait."""
+"""Limits of the wait for a promise.
+
+The wait is at most the first (seconds) or the second (usual passes), whichever is longer. The third
+is the largest number of usual passes to which a peer without tenure may raise the expected pass.
+"""
 
 
 @dataclass(frozen=True)
@@ -181,8 +189,11 @@ class RoundContext:
         self.view = View()
         self.leaving = False
         self.highest_attempt = 0
-        """Highest attempt number seen at any head. Our next one is higher, so that a late message
-        about an old ballot is never taken for one about a new ballot."""
+        """Highest attempt number seen at any head.
+
+        Our next one is higher, so that a late message about an old ballot is never mistaken for a
+        message about a new ballot.
+        """
         self.now = state.entered
         self.out: list[Action] = []
         self.inbox: deque[Message] = deque()
