@@ -1,1 +1,1 @@
-"""One model on one box: passes, steps, the thread that owns them. Knows no peers."""
+"""One model on one machine: passes, steps, and the thread that runs them, without other peers."""

@@ -51,7 +51,7 @@ class UnreliablePeers:
         self._answers: dict[str, int] = {}
         """Round of the head at which each peer last answered an attempt of ours, by peer id.
 
-        The order is that of the first answers.
+        The peers are in the order of their first answers.
         """
         self._suspension = Backoff(FIRST_SUSPENSION_S, LONGEST_SUSPENSION_S)
 

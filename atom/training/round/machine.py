@@ -96,7 +96,7 @@ class RoundMachine:
             Vouched: self._coordinator.on_vouched,
             AcceptedVote: self._coordinator.on_vote,
         }
-        self._last_tick = float("inf")  # no gap ends with the first one
+        self._last_tick = float("inf")  # the first tick ends no gap
         self._ahead = deque[tuple[Voter, Message]]()
         """Calls and commits that arrived before we reached their parent head.
 

@@ -169,7 +169,7 @@ class Participant:
             context.nack(sender, ballot, problem)
             return
         if ballot == state.acceptor.promised.get(survivors):
-            return  # a duplicate: our answer to the first is under way
+            return  # a duplicate: our answer to the first message is under way
         other = state.ballot is None or state.ballot.coordinator != sender.peer_id
         if (context.phase is Phase.REDUCING and other) or context.ignores(sender):
             context.nack(sender, ballot, Reason.BUSY)  # an exchange succeeds or fails soon
@@ -250,7 +250,7 @@ class Participant:
         if context.phase is not Phase.PROMISED or message.ballot != state.ballot:
             return
         if message.ballot in state.acceptor.averaging:
-            return  # frames of its first run may still be under way
+            return  # a repeated exchange could meet late frames of the first one
         if self._must_finish(message.ballot):
             context.nack(sender, message.ballot, Reason.BALLOT_TOO_LOW)
             return
@@ -329,7 +329,7 @@ class Participant:
         members = context.state.acceptor.averaging[ballot].members
         peers = self._coordinator.peers
         if not peers.newcomers_broke([member.peer_id for member in members], suspected):
-            peers.fail(suspected, Stage.PREVOTE)  # its counted work will not come
+            peers.fail(suspected, Stage.PREVOTE)  # its counted sequences cannot be relied on
         if failed.suspect == ballot.coordinator != context.me.peer_id:
             self._let_go()
         self.go_on()  # a vote that waited for this exchange's result has to fetch it now

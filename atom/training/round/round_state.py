@@ -83,7 +83,7 @@ class RoundTerms:
 
 @dataclass
 class Acceptor:
-    """Promises and accepted values of one parent head, by survivors.
+    """Promises and accepted values of one parent head, in slots by survivors.
 
     Each slot, the ordinary one and one per branch attempt, is one single-decree acceptor. Ballots
     only grow; an accepted value is never forgotten. A slot accepts only at a ballot that it
@@ -200,9 +200,12 @@ class RoundContext:
         """Messages to ourselves, handled after the present event."""
         self.jitter = random.Random(me.incarnation)
         self.callers: dict[str, FailedCalls] = {}
-        """Failed calls of coordinators, ourselves included, by peer id: restarts change nothing."""
+        """Failed calls of coordinators, ourselves included, by peer id.
+
+        Because of the peer id, a coordinator cannot clear its record by a restart.
+        """
         self.call = "", self.now
-        """Coordinator whose call holds us (empty: none), and since when."""
+        """Coordinator whose call occupies us (empty: none), and the time at which it began."""
         self._left: dict[bytes, Acceptor] = {}
 
     @property
