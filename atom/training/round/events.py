@@ -42,7 +42,7 @@ class View:
     sequences: int = 0
     """Sequences that we have counted."""
     pass_seconds: float = 0.0
-    """Duration of our longest recent accumulation pass."""
+    """Usual duration of our passes in seconds, by which other peers decide how long to wait."""
     quarantined: frozenset[str] = frozenset()
     """Peers that did what no honest peer does; they are in no exchange, and never donors."""
     mine: Lease | None = None
@@ -253,7 +253,7 @@ class CatchUp:
 
 @dataclass(frozen=True)
 class Offence:
-    """Act of a peer that no honest peer commits: it is quarantined for a while."""
+    """Act that no honest peer commits; the peer is quarantined for a while."""
 
     peer_id: str
     reason: Reason
