@@ -1,1 +1,1 @@
-"""Peers: who is there, what they agreed on, how tensors travel. Sees only named host tensors."""
+"""Peers: their records, their decisions, and how they exchange named tensors in host memory."""

@@ -1,8 +1,8 @@
-"""Who a peer is: an Ed25519 key whose public half *is* the peer id, in libp2p's own format.
+"""Identity of a peer: an Ed25519 key whose public half *is* the peer id, in libp2p's own format.
 
-The key file is the one libp2p's daemon reads, so the DHT node, the TLS certificate and every
-signature speak with one identity, and anyone can verify a signature from the peer id alone
-(format: libp2p specs, peer-ids; an Ed25519 key is small enough to be embedded in the id).
+libp2p's daemon reads the same key file. So the DHT node, the TLS certificate and every
+signature use one identity, and a signature can be verified from the peer id alone (format: libp2p
+specs, peer-ids; an Ed25519 key is small enough to be embedded in the id).
 """
 
 import os
@@ -20,23 +20,24 @@ _PRIVATE_PREFIX = bytes.fromhex("08011240")  # protobuf: key type Ed25519, 64 by
 _PUBLIC_PREFIX = bytes.fromhex("08011220")  # protobuf: key type Ed25519, 32 bytes follow
 _IDENTITY_MULTIHASH = bytes.fromhex("0024")  # multihash "identity", 36 bytes follow
 PEER_ID_CHARACTERS = 52
-"""In base58, its one spelling: the decoder forgives trailing blanks, which make it longer."""
+"""Length of a peer id in base58. The decoder ignores trailing blanks, so the length is checked:
+each peer id has only one accepted spelling."""
 _SHORT_ID_CHARACTERS = 6
 
 
 def short_id(peer_id: str) -> str:
-    """For people: the end of a peer id, since its beginning is the same for everyone."""
+    """Return the last characters of a peer id, for display: all peer ids begin alike."""
     return f"…{peer_id[-_SHORT_ID_CHARACTERS:]}"
 
 
 def peer_id_of(public_key: bytes) -> str:
-    """The libp2p peer id (base58) of a raw 32-byte Ed25519 public key."""
+    """Return the libp2p peer id (base58) of a raw 32-byte Ed25519 public key."""
     return base58.b58encode(_IDENTITY_MULTIHASH + _PUBLIC_PREFIX + public_key).decode()
 
 
 @lru_cache(maxsize=8192)
 def public_key_of(peer_id: str) -> Ed25519PublicKey:
-    """The key inside a peer id. Raises: ValueError if it is not an Ed25519 peer id."""
+    """Return the key inside a peer id. Raises: ValueError if it is not an Ed25519 peer id."""
     head = _IDENTITY_MULTIHASH + _PUBLIC_PREFIX
     raw = base58.b58decode(peer_id) if len(peer_id) == PEER_ID_CHARACTERS else b""
     if len(raw) != len(head) + 32 or not raw.startswith(head):
@@ -46,7 +47,7 @@ def public_key_of(peer_id: str) -> Ed25519PublicKey:
 
 @lru_cache(maxsize=8192)
 def is_peer_id(text: str) -> bool:
-    """Whether `text` is an Ed25519 peer id in its one canonical spelling."""
+    """Return True if `text` is an Ed25519 peer id in its only accepted spelling."""
     try:
         public_key_of(text)
     except ValueError:
@@ -55,7 +56,10 @@ def is_peer_id(text: str) -> bool:
 
 
 def verify(peer_id: str, domain: str, payload: bytes, signature: bytes) -> bool:
-    """Whether `peer_id` signed `payload` for this purpose. False, never an error, for nonsense."""
+    """Return True if `peer_id` signed `payload` in this signature domain.
+
+    Malformed peer ids and signatures give False, never an error.
+    """
     try:
         public_key_of(peer_id).verify(signature, _framed(domain, payload))
     except (ValueError, InvalidSignature):
@@ -64,7 +68,11 @@ def verify(peer_id: str, domain: str, payload: bytes, signature: bytes) -> bool:
 
 
 class Identity:
-    """This peer's key. Signatures are bound to a `domain`, so one kind never passes for another."""
+    """Key pair of this peer.
+
+    Each signature is bound to a domain, so that a signature made for one purpose is not valid for
+    another.
+    """
 
     def __init__(self, private_key: Ed25519PrivateKey) -> None:
         self.private_key = private_key
@@ -76,9 +84,10 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> "Identity":
-        """Reads the key file, or writes a new one (mode 0600) and syncs it before use.
+        """Read the key file. If it does not exist, create a key and save it (mode 0600).
 
-        Raises: StorageError if the file is there but is no Ed25519 identity, or cannot be written.
+        Raises:
+            StorageError: The file is not an Ed25519 identity, or cannot be written.
         """
         if not path.exists():
             identity = cls.create()
@@ -94,7 +103,11 @@ class Identity:
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     def save(self, path: Path) -> None:
-        """Writes the key in libp2p's format: aside, synced, renamed. Raises: StorageError."""
+        """Write the key in libp2p's format to a new file, sync it, and rename it to `path`.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
         raw = (
             self.private_key.private_bytes_raw() + self.private_key.public_key().public_bytes_raw()
         )
@@ -112,7 +125,7 @@ class Identity:
             ) from problem
 
     def sign(self, domain: str, payload: bytes) -> bytes:
-        """64 bytes over `domain` and `payload`."""
+        """Return the signature (64 bytes) over `domain` and `payload`."""
         return self.private_key.sign(_framed(domain, payload))
 
 

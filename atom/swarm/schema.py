@@ -2,14 +2,14 @@
 
 A message's fields are numbered in the order of their declaration. A field is bytes, str, bool, int
 (unsigned), float, a StrEnum or another message; or such a type or None; or a tuple of such a type.
-`Annotated` says what is acceptable: a test of the value, and for a tuple the most items that it may
-have. Bytes, text and tuples must say it:
+`Annotated` gives the bounds: a test of the value, and for a tuple the largest number of items. They
+are required for bytes, text and tuples:
 
     incarnation: Annotated[bytes, lambda raw: len(raw) == 16]
     voters: Annotated[tuple[Voter, ...], 9]
 
-Numbers without a test are finite and below 2^63. What a stranger sent is refused with a named
-reason or is within its bounds: a decoded message needs no further checking of form.
+Numbers without a test are finite and below 2^63. `decode` refuses bytes with a named reason, or
+returns a message whose fields are all within their bounds, so callers check no form again.
 """
 
 import math
@@ -44,24 +44,25 @@ _WIRE_TYPES = {
 
 T = TypeVar("T")
 Kind = Callable[..., Any]
-"""A message's class."""
+"""Class of a message."""
 
 
 @dataclass(frozen=True)
 class _Field:
     name: str
     kind: type
-    """Of the value, or of each item."""
+    """Type of the value, or of each item of a tuple."""
     accepts: Callable[[Any], bool]
     most: int | None
-    """Items of a tuple; 1 for what may be missing; None for a plain value: it is always there."""
+    """Largest number of items: the bound of a tuple; 1 for an optional field and for a message;
+    None for a plain value, which is not repeated on the wire."""
     is_tuple: bool
     is_optional: bool
     is_message: bool
 
 
 def encode(message: object) -> bytes:
-    """The message's bytes. Our own values are not checked: `decode` at the receiver does that."""
+    """Return the bytes of a message. Values are not checked: the receiver's `decode` does that."""
     kind: Kind = type(message)
     wire = _wire_class(kind)()
     _fill(wire, message, kind)
@@ -69,9 +70,10 @@ def encode(message: object) -> bytes:
 
 
 def decode(kind: Callable[..., T], raw: bytes, max_bytes: int) -> T:
-    """A message of this kind, every field of it within its bounds.
+    """Return the message of class `kind` in `raw`, with every field within its bounds.
 
-    Raises: PeerRefused(TOO_LARGE, MALFORMED or NOT_FINITE), and nothing else.
+    Raises:
+        PeerRefused: TOO_LARGE, MALFORMED or NOT_FINITE. No other error is raised.
     """
     if len(raw) > max_bytes:
         raise PeerRefused(Reason.TOO_LARGE, f"{kind.__name__} of {len(raw)} bytes")
@@ -131,7 +133,10 @@ def _checked(found: Any, field: _Field) -> Any:
 
 @lru_cache(maxsize=8192)
 def _one_copy(text: str) -> str:
-    """A long chain names few peers again and again. (An interned text may never be freed.)"""
+    """Return the cached copy of a text: a long chain repeats the ids of few peers.
+
+    `sys.intern` would not do: interned texts may never be freed.
+    """
     return text
 
 
@@ -180,7 +185,7 @@ def _wire_class(message: Kind) -> type[Any]:
 
 
 def _reached(message: Kind) -> Iterator[Kind]:
-    """The message and all that are in it. Some come more than once."""
+    """Yield a message class and all message classes of its fields, some of them repeatedly."""
     yield message
     for field in _fields(message):
         if field.is_message:

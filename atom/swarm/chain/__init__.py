@@ -1,1 +1,1 @@
-"""What rounds agreed on: commits, heads, voters; and the messages in which they agree."""
+"""Decisions of the rounds (commits, heads, voters), and the messages by which peers decide."""

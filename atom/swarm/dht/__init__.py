@@ -1,1 +1,1 @@
-"""hivemind's DHT, in a process of its own, and the directory of a run kept in it."""
+"""hivemind's DHT in a separate process, and the directory of a run that is stored in it."""

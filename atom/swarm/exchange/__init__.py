@@ -1,1 +1,1 @@
-"""The all-reduce: who sits where, what travels when, what is added, who is blamed."""
+"""All-reduce among the members of a round: plans, codecs, sums, and which peer a failure names."""

@@ -1,12 +1,11 @@
-"""The all-reduce: every member ends with the same bytes, or with a named failure.
+"""All-reduce: every member ends with the same bytes, or with a failure that names its cause.
 
-First all connections of one attempt are opened, or none.
+First all connections of an attempt are opened; if one cannot be opened, all are closed.
 
-Two threads per connection: one sends, one receives; the caller's thread watches for cancellation.
-The result is memory of its own, so a broken exchange costs nothing but time. A
-member that notices a failure tells its peers whom it blames before it hangs up; a member that
-merely starves says so in WAITING frames. So the silence of one peer is not blamed on the innocent
-ones behind it.
+Each connection carries chunks in one direction and has its own thread. The caller's thread watches
+for cancellation. The result is in new memory, so a broken exchange costs nothing but time. A member
+that notices a failure names the suspect to its peers before it hangs up. A member that waits for
+bytes says so in WAITING frames. So a silent peer is blamed, not the peers that wait for it.
 """
 
 import sys
@@ -45,17 +44,18 @@ __all__ = [
 assert sys.byteorder == "little", "chunks travel in the machine's own byte order"
 
 _DIALLED_BY_SENDER, _DIALLED_BY_RECEIVER = bytes([1]), bytes([2])
-"""End the tag of a connection: chunks go one way over it."""
+"""Last byte of a connection's tag: chunks are sent in only one direction of a connection."""
 
 _Way = tuple[int, int]
-"""Ranks of who sends and who receives."""
+"""Ranks of the sender and the receiver of a connection."""
 _WATCH_S = 0.05
 _GRACE_S = 1.0
 
 
 @dataclass(frozen=True)
 class Channels:
-    """From and to all that we exchange with, as in `Terms.neighbours`; none for a single member."""
+    """Connections from and to all neighbours, as in `Terms.neighbours`; none for a single
+    member."""
 
     left: tuple[Channel, ...] = ()
     right: tuple[Channel, ...] = ()
@@ -66,10 +66,18 @@ class Channels:
 
 
 def open_exchange(transport: Transport, terms: Terms, timeout_s: float) -> Channels:
-    """This peer's channels for one attempt's exchange, all within `timeout_s`. Who sends dials, but
-    a member that owns no part is dialled by nobody.
+    """Open all connections of this peer for one attempt's exchange.
 
-    Raises: ExchangeBroken naming a peer that did not come.
+    The sender of a connection dials it. But a member that owns no part is never dialled: it dials
+    both its connections to an owner.
+
+    Args:
+        transport: Transport of this peer.
+        terms: Terms of the exchange.
+        timeout_s: Time for all connections together.
+
+    Raises:
+        ExchangeBroken: A connection failed; the suspect is the peer at its other end.
     """
     deadline, (left, right) = time.monotonic() + timeout_s, terms.neighbours
     ways = [*((terms.rank, peer) for peer in right), *((peer, terms.rank) for peer in left)]
@@ -96,13 +104,13 @@ def open_exchange(transport: Transport, terms: Terms, timeout_s: float) -> Chann
 
 
 def _dials(terms: Terms, way: _Way) -> int:
-    """The rank of who dials."""
+    """Return the rank of the member that dials a connection."""
     sender, receiver = way
     return sender if not terms.shares or terms.shares[receiver] else receiver
 
 
 def _open(transport: Transport, terms: Terms, way: _Way, deadline: float) -> Channel:
-    """Dials, or waits to be dialled. Raises: ExchangeBroken."""
+    """Dial a connection, or wait until its other end dials it. Raises: ExchangeBroken."""
     dials, left_s = _dials(terms, way), max(deadline - time.monotonic(), 0.0)
     tag = terms.tag + (_DIALLED_BY_SENDER if dials == way[0] else _DIALLED_BY_RECEIVER)
     other = terms.members[way[0] if way[1] == terms.rank else way[1]]
@@ -117,7 +125,7 @@ def _open(transport: Transport, terms: Terms, way: _Way, deadline: float) -> Cha
 
 
 def _hang_up(channels: Iterable[Channel], failure: BaseException, me: str) -> None:
-    """Tells the neighbours that did come who did not, so that they do not blame us."""
+    """Report the missing peer on all open connections, so that no neighbour blames us; close."""
     for channel in channels:
         if isinstance(failure, ExchangeBroken):
             tell_broken(channel, failure, me)
@@ -131,20 +139,23 @@ def all_reduce(
     channels: Channels,
     cancelled: threading.Event | None = None,
 ) -> None:
-    """The mean, scale · Σ sources over the members, into `wires`: in a ring, or by parts with
-    owners. The same bytes on all of them.
+    """Compute the encoded mean, scale · Σ contributions, with the same bytes on all members.
 
-    `source`: what this member brings; None counts as zeros. `wires`: `mean_wires` of the terms,
-    new.
+    All threads have ended when this returns or raises. After a failure, the contents of `wires` and
+    the errors reported to `source.lacks` are undefined.
 
-    `channels` come from `open_exchange` and are closed when this returns or raises; its
-    threads are gone by then. After a failure what `wires` hold means nothing, nor what the
-    source was told to lack.
+    Args:
+        source: Contribution of this member; None counts as zeros.
+        wires: Memory for the mean: a new `terms.mean_wires`.
+        terms: Terms of the exchange.
+        channels: Connections from `open_exchange`; closed at the end.
+        cancelled: Event that ends the exchange early when it is set.
 
-    Raises: ExchangeBroken. TIMEOUT or RING_BROKEN: a peer fell silent or hung up. TOO_SLOW: a peer,
-    or, without a suspect, the ring as a whole. MALFORMED: a chunk of the wrong place, hop or
-    attempt, or bytes that no encoder writes. NOT_FINITE: someone's numbers, and we may
-    ourselves be the suspect. SUPERSEDED: `cancelled` was set.
+    Raises:
+        ExchangeBroken: TIMEOUT or RING_BROKEN: a peer fell silent or hung up. TOO_SLOW: a peer is
+            too slow, or, without a suspect, the ring as a whole. MALFORMED: a chunk of the wrong
+            place, hop or attempt, or bytes that no encoder writes. NOT_FINITE: numbers of a member
+            are not finite; this peer itself may be the suspect. SUPERSEDED: `cancelled` was set.
     """
     reduction = Reduction(terms, source, wires)
     if not channels.right:
@@ -192,13 +203,13 @@ def _run(reduction: Reduction, channels: Channels, cancelled: threading.Event) -
 
 
 def _work(half: Half) -> None:
-    """Turns whatever ends `half` early into the reduction's failure, and passes that on."""
+    """Run a half. Record its error as the reduction's failure, and report that to the neighbour."""
     reduction = half.reduction
     try:
         half.run()
         reduction.through()
     except Interrupted:
-        pass  # somebody else failed, and said so
+        pass  # another thread has failed and has recorded its failure
     except ExchangeBroken as broken:
         reduction.fail(broken)
     except PeerRefused as refused:

@@ -1,22 +1,23 @@
-"""Which exchange a group uses, a ring or parts with owners, and how large each part is. Pure.
+"""Choice of the exchange of a group, a ring or parts with owners, and of the parts' sizes. Pure.
 
-With N members, B bytes of an average on the wire, a line of r(i) bytes per second for each member
-in each direction, a one-way latency l, c seconds of computing for one more connection's handshakes,
-and w(i) for the share of the arena that member i owns (they add up to 1): a member sends the
-owners all but its own share, and N - 1 others the sum of its own; and receives as much. So
+Let there be N members, B bytes of an average on the wire, a line of r(i) bytes per second for each
+member in each direction, a one-way latency l, c seconds of computing for the handshakes of one more
+connection, and let w(i) be the share of the arena that member i owns (all shares add up to 1). A
+member sends the owners all but its own share, and N - 1 others the sum of the share that it owns.
+It receives as much. So
 
     ring  = 2 (N - 1) / N · B / min r(i)                   +  2 (N - 1) · l
     parts = max over i of B · (1 + (N - 2) · w(i)) / r(i)  +  2 · l  +  (N - 2) · c
 
-Shares are best when all lines are busy for the same time T, and those own nothing that need T or
-longer for the B bytes that everybody has to send and to receive:
+Shares are best if all lines are busy for the same time T, and if a member owns nothing that needs T
+or longer for the B bytes that every member has to send and to receive:
 
     w(i) = max(0, T · r(i) / B - 1) / (N - 2),    T such that they add up to 1
 
 With equal lines that is 1 / N each, and both exchanges move the same bytes. The ring needs fewer
-connections, so parts are taken where they save a tenth of its time and at least 50 ms. Where a
-member cannot be dialled, or the codec cannot be encoded again at every hop, parts are taken anyway:
-a member that cannot be dialled owns nothing, and dials the owners itself.
+connections, so parts are chosen if they save a tenth of its time and at least 50 ms. If a member
+cannot be dialled, or if the codec cannot encode again at every hop, parts are chosen in any case: a
+member that cannot be dialled owns nothing, and dials the owners itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,37 +27,39 @@ from typing import Any
 from atom.swarm.chain.succession import MAX_SIGNATURES
 
 MOST_MEMBERS = 64
-"""Of parts with owners: an owner has two connections, and two threads, for each other member."""
+"""Bound of members of an exchange by parts: an owner has two connections, each with a thread, for
+each other member."""
 MOST_IN_A_RING = MAX_SIGNATURES
 MOST_OWNERS = 16
 HANDSHAKES_S = 0.01
-"""For one more connection out and one more in: measured, on one core, rounded up."""
+"""Computing time of the handshakes of one more outgoing and one more incoming connection; measured
+on one core, rounded up."""
 ASSUMED_LATENCY_S = 0.0005
-"""One way, between peers that nobody has measured."""
+"""One-way latency assumed between peers without a measurement."""
 ASSUMED_BYTES_PER_S = 12.5e6
-"""Of a line that nobody has measured: 100 Mbit/s."""
+"""Speed assumed of a line without a measurement: 100 Mbit/s."""
 TIMES_FASTER = 4.0
-"""Than any that was measured a line is taken to be that never held an exchange up."""
+"""Assumed speed of a line that never held up an exchange, relative to the fastest measured line."""
 ALIKE = 0.75
-"""Lines that explain so much of what the slowest one does are slow like it."""
+"""Lines that explain this fraction of the delay that the slowest line explains count as slow."""
 WORTHWHILE = 0.9
 WORTHWHILE_S = 0.05
 SHARES = 1000
-"""Shares are told in parts of about so many."""
+"""Approximate sum of the integer shares of all members."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The exchange, and why."""
+    """Chosen exchange, with the estimated times and the reason."""
 
     shares: tuple[int, ...]
-    """Of each member, relative to each other; empty: a ring."""
+    """Relative size of each member's part, by rank; empty: the exchange is a ring."""
     ring_s: float
     parts_s: float
     reason: str
 
     def story(self) -> dict[str, Any]:
-        """For the event log."""
+        """Return the choice in JSON types, for the event log."""
         return {
             "exchange": "parts" if self.shares else "ring",
             "shares": list(self.shares),
@@ -73,10 +76,18 @@ def choose(
     latency_s: float | None = None,
     ring_possible: bool = True,
 ) -> Choice:
-    """`lines`: of each member in bytes per second, in each direction; None: nobody has measured it.
-    `may_own`: a part, so that every other member is to be connected with it; some member may.
-    `ring_possible`: the codec allows it, and no ring of these members broke a moment ago without a
-    culprit."""
+    """Choose the exchange for a group of members.
+
+    Args:
+        lines: Speed of each member's line in bytes per second and direction, by rank; None if no
+            peer has measured it.
+        may_own: True for each member that may own a part: every other member must be able to
+            connect to it. At least one is True.
+        average_bytes: Bytes of the average on the wire.
+        latency_s: One-way latency between members; None if not measured.
+        ring_possible: False if the codec cannot be used in a ring, or if a ring of these members
+            has just failed without a suspect.
+    """
     members, rates = len(lines), _rates(lines)
     latency_s = ASSUMED_LATENCY_S if latency_s is None else latency_s
     shares = part_shares(rates, may_own)
@@ -97,12 +108,18 @@ def choose(
 
 
 def averages_moved(shares: Sequence[int], rank: int) -> float:
-    """How many averages a member sends, and receives, in an exchange by parts."""
+    """Return the bytes that a member sends in an exchange by parts, and also receives, as a
+    multiple of the average's bytes."""
     return 1 + (len(shares) - 2) * shares[rank] / sum(shares)
 
 
 def part_shares(rates: Sequence[float], may_own: Sequence[bool]) -> tuple[int, ...]:
-    """Of each member, relative to each other. Some member may own a part."""
+    """Return the best relative part size of each member, by rank (see the top of this file).
+
+    Args:
+        rates: Speed of each member's line, bytes per second in each direction.
+        may_own: True for each member that may own a part; at least one is True.
+    """
     members = len(rates)
     able = [rank for rank in range(members) if may_own[rank]]
     owners = sorted(able, key=lambda rank: (-rates[rank], rank))[:MOST_OWNERS]
@@ -122,12 +139,18 @@ def part_shares(rates: Sequence[float], may_own: Sequence[bool]) -> tuple[int, .
 
 
 def line_rates(ways: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """By peer id the speed of each line that is known to be slow, in bytes per second. `ways`: by
-    sender and receiver, how fast a way went where it held an exchange up.
+    """Estimate which lines are slow from the connections that held up an exchange.
 
-    One such way says nothing about the two at its ends; a line is slow if it explains two or more.
-    The lines that explain most come first, all that are alike: a way to them says nothing about the
-    other end.
+    A slow connection alone does not show which of its two ends is slow: a line counts as slow if it
+    is an end of two or more. The lines that explain the greatest delay are found first, with all
+    similar ones. Their connections are then ignored: they say nothing about the other ends.
+
+    Args:
+        ways: Speed of each connection that held up an exchange, in bytes per second, by the peer
+            ids of sender and receiver.
+
+    Returns:
+        Speed of each line that is known to be slow, in bytes per second, by peer id.
     """
     left, found = dict(ways), dict[str, float]()
     while True:
@@ -142,12 +165,16 @@ def line_rates(ways: Mapping[tuple[str, str], float]) -> dict[str, float]:
 
 
 def _slower_direction(peer: str, ways: Mapping[tuple[str, str], float]) -> float:
-    """The faster way of each direction; what was measured down says nothing of up."""
+    """Return the speed of the slower direction of a peer's line.
+
+    A direction is as fast as its fastest connection. A direction without measurements is left out.
+    """
     directions = ([rate for way, rate in ways.items() if way[end] == peer] for end in (0, 1))
     return min(max(rates) for rates in directions if rates)
 
 
 def _rates(lines: Sequence[float | None]) -> list[float]:
-    """Lines that nobody has measured never held an exchange up: they are faster than any other."""
+    """Replace unknown speeds: a line without a measurement never held up an exchange, so it counts
+    as faster than all measured ones."""
     unknown = max([ASSUMED_BYTES_PER_S, *(TIMES_FASTER * rate for rate in lines if rate)])
     return [rate or unknown for rate in lines]

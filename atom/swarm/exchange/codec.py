@@ -1,13 +1,13 @@
-"""How numbers look on the wire: encoded once by their sender, decoded as often as they are read.
+"""Codecs: conversion of numbers to the bytes that are sent, and back.
 
-A mean is encoded once, by its owner, and all decode the same bytes. A codec may take any number of
-bytes. One whose bytes are of a fixed size may also be used in a ring, which encodes a partial sum
-anew at every hop; any other only travels in parts with owners.
+A mean is encoded once, by its owner, and all members decode the same bytes. A codec may take any
+number of bytes. If its encoded size is fixed, it may also be used in a ring, which encodes a
+partial sum again at every hop. All other codecs need parts with owners.
 
-The loops over chunks are those of `chunk_kernels.c`: calls release the interpreter's lock and never
-split over threads (with other work on the same cores the barriers of such a team collapse: measured
-with torch's, a hundred times slower). Each gives the same bits on every machine, at every `level`
-of instructions.
+The loops over chunks are in `chunk_kernels.c`. Calls release the interpreter's lock and never use
+several threads: with other work on the same cores, such threads wait for each other at every
+barrier (measured with torch's: a hundred times slower). Each function gives the same bits on every
+machine, at every `level` of instructions.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from atom.config.run_file import CODECS
 
 SOURCE = Path(__file__).with_name("chunk_kernels.c")
 FORMATS = ("float32", "bfloat16", "int8", "int4")
-"""How numbers look on the wire; float32 is neither encoded nor decoded."""
+"""Formats of numbers on the wire; float32 needs no encoding or decoding."""
 
 _ADD = (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int32)
 _ENCODE = (c_void_p, c_void_p, c_void_p, c_int64, c_int32)
@@ -35,18 +35,24 @@ LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 class NotFinite(ArithmeticError):
-    """A number that was computed, or came, is infinite, not a number, or larger than it may be."""
+    """Raised if a computed or received number is infinite, not a number, or beyond its bound."""
 
 
 class NotCanonical(ArithmeticError):
-    """Bytes that no encoder writes."""
+    """Raised for received bytes that no encoder writes."""
 
 
 class ChunkKernels:
-    """The library's functions. Any thread. Numbers are float32 [n], contiguous, on the host."""
+    """Functions of the compiled library. Thread-safe. Numbers are float32 [n], contiguous, on the
+    host."""
 
     def __init__(self, library: ctypes.CDLL, level: int | None = None) -> None:
-        """`level` of instructions, from 0 to `highest_level`, which is taken if none is given."""
+        """Bind the functions of the library.
+
+        Args:
+            library: Compiled `chunk_kernels.c`.
+            level: Level of vector instructions, from 0 to `highest_level`; None: the highest.
+        """
         self.highest_level: int = library.atom_highest_level()
         self._level = self.highest_level if level is None else level
         assert 0 <= self._level <= self.highest_level
@@ -57,9 +63,17 @@ class ChunkKernels:
         self._check = _declared(library, "too_large", _CHECK)
 
     def add(self, wire_format: str, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        """out = (decoded wire + own) · factor, which is not 0; `own` may be `out`.
+        """Compute out = (decoded wire + own) · factor.
 
-        Raises: NotFinite.
+        Args:
+            wire_format: One of `FORMATS`.
+            wire: Encoded numbers, uint8.
+            own: Addend; may be `out`.
+            factor: Factor other than 0.
+            out: Result, written.
+
+        Raises:
+            NotFinite: A number of the wire or of the result is not finite.
         """
         count, addend = own.numel(), _address(own, own.numel())
         target, add = _address(out, count), self._add[wire_format]
@@ -67,9 +81,10 @@ class ChunkKernels:
             raise NotFinite
 
     def encode(self, wire_format: str, values: Tensor, wire: Tensor, lost: Tensor | None) -> None:
-        """Writes `wire`, and to `lost` the values minus what will be decoded.
+        """Encode `values` into `wire`, and write to `lost` the values minus the decoded numbers.
 
-        Raises: NotFinite if that would not be finite.
+        Raises:
+            NotFinite: The decoded numbers would not be finite.
         """
         count = values.numel()
         kept = None if lost is None else _address(lost, count)
@@ -78,20 +93,28 @@ class ChunkKernels:
             raise NotFinite
 
     def decode(self, wire_format: str, wire: Tensor, out: Tensor) -> None:
-        """Writes the numbers in `wire`, others' memory, to `out`. Raises: NotFinite, afterwards."""
+        """Decode `wire`, which must not overlap `out`, into `out`.
+
+        Raises:
+            NotFinite: A decoded number is not finite; `out` is written all the same.
+        """
         count, decode = out.numel(), self._decode[wire_format]
         if decode(wire.data_ptr(), _address(out, count), count, self._level):
             raise NotFinite
 
     def require_finite(self, values: Tensor, largest: float = LARGEST_FLOAT32) -> None:
-        """Raises: NotFinite, also for what is beyond ± `largest`."""
+        """Raise NotFinite if any value is not finite, or is beyond ± `largest`."""
         if self._check(_address(values, values.numel()), values.numel(), largest, self._level):
             raise NotFinite
 
 
 @functools.cache
 def chunk_kernels() -> ChunkKernels:
-    """With the widest instructions of this processor. Raises: MismatchError, if not compiled."""
+    """Return the kernels for the widest instructions of this processor.
+
+    Raises:
+        MismatchError: The kernels are not compiled.
+    """
     return ChunkKernels(build_kernels.load(SOURCE))
 
 
@@ -111,61 +134,77 @@ def _address(numbers: Tensor, count: int) -> int:
 
 
 INT8_BLOCK, INT4_BLOCK = 1024, 64
-"""Numbers that share a scale."""
+"""Number of values that share a scale."""
 
 
 class Codec:
-    """fp32 [n] to bytes (uint8 [at most wire_bytes(n)], little-endian) and back. One instance
-    serves many threads: it keeps nothing of what it encodes.
+    """Conversion of fp32 [n] to bytes (uint8 [at most wire_bytes(n)], little-endian) and back.
 
-    Here, by the compiled loops of its name; codecs of other kinds do it in their own way."""
+    Thread-safe: an instance has no state that encoding changes. This class calls the compiled loops
+    that bear the codec's name; subclasses may override that.
+    """
 
     name: str
     element_bytes: float
-    """Of a number on the wire, about: what buckets are cut by."""
+    """Approximate bytes of a number on the wire; determines the size of buckets."""
     given_back: float
-    """How much of what it takes away a later contribution is to have again: all of it is 1."""
+    """Fraction of the encoding error that is added to the next contribution (error feedback)."""
     fixed_size: bool = True
-    """Whether a ring may use it: `wire_bytes` is the exact size."""
+    """True if `wire_bytes` is the exact encoded size, so that a ring may use the codec."""
     exact: bool = False
-    """Whether numbers are on the wire as they are in memory."""
+    """True if numbers have the same bytes on the wire as in memory."""
 
     def wire_bytes(self, elements: int) -> int:
-        """The most that `elements`, a multiple of 16, take on the wire; at most four each."""
+        """Return the most bytes that `elements`, a multiple of 16, take on the wire; at most four
+        bytes per element."""
         return int(self.element_bytes * elements)
 
     def fits(self, length: int, elements: int) -> bool:
-        """Whether `elements` may take so many bytes."""
+        """Return True if encoded `elements` may have this length in bytes."""
         most = self.wire_bytes(elements)
         return length == most if self.fixed_size else 0 <= length <= most
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
-        """Memory for `values` on the wire, of `scratch`."""
+        """Return the part of `scratch` into which `values` are encoded."""
         return scratch[: self.wire_bytes(values.numel())]
 
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
-        """The bytes of `values`, which are finite, at the start of `wire(values, scratch)`, or
-        their own memory; what encoding takes away goes to `lost`. Raises: NotFinite if what will be
-        decoded is not."""
+        """Encode numbers.
+
+        Args:
+            values: Finite numbers, fp32 [n].
+            scratch: Memory for the bytes, uint8 [at least wire_bytes(n)].
+            lost: Tensor for the values minus the decoded numbers, fp32 [n]; None if not needed.
+
+        Returns:
+            Encoded bytes, uint8: the start of `wire(values, scratch)`, or the memory of `values`.
+
+        Raises:
+            NotFinite: The decoded numbers would not be finite.
+        """
         wire = self.wire(values, scratch)
         chunk_kernels().encode(self.name, values, wire, lost)
         return wire
 
     def decode(self, wire: Tensor, out: Tensor) -> None:
-        """Writes the numbers in `wire` to all of `out`. Any bytes may have come.
+        """Decode `wire`, which may hold any bytes of a stranger, into the whole of `out`.
 
-        Raises: NotFinite; NotCanonical if no encoder wrote it. Then `out` means nothing.
+        Raises:
+            NotFinite: A number is not finite.
+            NotCanonical: No encoder wrote these bytes. After an error `out` is undefined.
         """
         chunk_kernels().decode(self.name, wire, out)
 
     def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        """out = (the numbers in wire + own) · factor; `own` may be `out`. Raises: as `decode`, and
-        NotFinite if a sum is not."""
+        """Compute out = (decoded wire + own) · factor; `own` may be `out`.
+
+        Raises: as `decode`; also NotFinite if a result is not finite.
+        """
         chunk_kernels().add(self.name, wire, own, factor, out)
 
 
 class Float32(Codec):
-    """Exact, so nothing is copied."""
+    """Exact codec: encoding copies nothing."""
 
     name = "float32"
     element_bytes = 4
@@ -184,8 +223,8 @@ class Float32(Codec):
 
 
 class BFloat16(Codec):
-    """Half the bytes; rounds to 8 significant bits at every hop of the reduction, once overall in
-    the gather."""
+    """Two bytes per number. Rounds to 8 significant bits at every hop of a ring's reduction, and
+    once for the gather."""
 
     name = "bfloat16"
     element_bytes = 2
@@ -193,17 +232,17 @@ class BFloat16(Codec):
 
 
 class Int8(Codec):
-    """Eight bits per number: blocks of 1,024 share a scale.
+    """Eight bits per number; each block of 1,024 numbers shares a scale.
 
         scale = bf16(largest magnitude of the block · fp32(1/127))
         q     = x · fp32(1/scale), rounded to the nearest integer, ties to even: -127 … 127
         x'    = q · scale
 
-    Every operation is one IEEE rounding in fp32, so all machines encode alike, and q · scale is
-    exact. Blocks whose scale would fall below 2^-100 become zeros. On the wire: the scales of all
-    blocks, then all q. The last block of a chunk may be shorter.
+    Every operation is rounded once in fp32 (IEEE), so all machines encode identically, and
+    q · scale is exact. Blocks whose scale would be below 2^-100 become zeros. The wire has the
+    scales of all blocks, then all q. The last block of a chunk may be shorter.
 
-    A quarter of fp32's bytes, at an error of up to 1/254 of the block's largest number per hop.
+    Takes a quarter of fp32's bytes. The error is up to 1/254 of the block's largest number per hop.
     """
 
     name = "int8"
@@ -215,13 +254,13 @@ class Int8(Codec):
 
 
 class Int4(Codec):
-    """Four bits per number: as `Int8`, with blocks of 64 and steps from -7 to 7.
+    """Four bits per number; like `Int8`, with blocks of 64 and steps from -7 to 7.
 
-    On the wire: the scales of all blocks, then a byte for every two steps, each plus 8. The low
-    bits are a number's of the first half of a block, the high ones its fellow's of the second half;
-    of an odd block the last one has none.
+    The wire has the scales of all blocks, then one byte for every two steps, each plus 8. The low
+    four bits hold a step of the first half of the block, the high four bits the step at the same
+    place of the second half. If a block has an odd size, the last step of its first half is alone.
 
-    About an eighth of fp32's bytes (17 bits for four numbers), at an error of up to 1/14 of the
+    Takes about an eighth of fp32's bytes (17 bits for four numbers). The error is up to 1/14 of the
     block's largest number per hop.
     """
 
@@ -237,7 +276,7 @@ EXACT = Float32()
 
 
 def codec_named(name: str) -> Codec:
-    """As a run file calls it: one of the registry's."""
+    """Return the codec with this name in a run file: a key of `CODECS`."""
     module, _, kind = CODECS[name].partition(":")
     codec: Codec = getattr(import_module(module), kind)()
     return codec

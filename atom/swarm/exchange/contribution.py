@@ -1,4 +1,4 @@
-"""What a member brings to an exchange, and what its codec takes away of it."""
+"""Contribution of a member to an exchange, and the error that encoding adds to it."""
 
 from abc import ABC, abstractmethod
 
@@ -8,35 +8,46 @@ from torch import Tensor
 
 
 class Contribution(ABC):
-    """Numbers of all elements, times sequences. Any thread; each element is read before something
-    is taken away of it, and in one exchange that happens once. A mean that this contribution is in
-    can only be there after all of that."""
+    """One member's addend: for each element its gradient or weight difference, times sequences.
+
+    Thread-safe. In one exchange, `part` reads each element before `lacks` reports its error, and
+    `lacks` reports the error of each element once. All reports come before the mean is complete.
+    """
 
     keeps_lost: bool
-    """Whether it wants to hear of what was taken away."""
+    """True if encoding errors are to be reported by `lacks`."""
 
     @abstractmethod
     def part(self, start: int, stop: int) -> Tensor:
-        """Of elements [start, stop): fp32, for reading."""
+        """Return the elements [start, stop) as fp32; the caller only reads them."""
 
     @abstractmethod
     def lacks(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
-        """What was sent lacks so much, fp32, from element `start` on. `lost` is used again.
+        """Take the part of an encoding error that a later contribution has to make up for.
 
-        sequences: 0: of this contribution. Else of a sum over members, which this one encoded; a
-            member has so many of its sequences on average.
+        Args:
+            start: Element at which `lost` begins.
+            lost: Numbers before encoding minus the decoded ones, times `Codec.given_back`; fp32, in
+                the unit of `part`. The memory is used again after the call.
+            sequences: 0 if this contribution was encoded. Else a sum over members was encoded here,
+                and this is the average number of sequences per member.
         """
 
     @abstractmethod
     def is_finite(self) -> bool:
-        """Whether all numbers are."""
+        """Return True if all numbers are finite."""
 
 
 class Sums(Contribution):
-    """Numbers that lie in memory, and what they lack."""
+    """Contribution in a tensor; the encoding error is written to another tensor."""
 
     def __init__(self, numbers: Tensor, lost: Tensor | None = None) -> None:
-        """`numbers`: flat fp32 or bfloat16, only read. `lost`: fp32, written."""
+        """Create a contribution.
+
+        Args:
+            numbers: Flat fp32 or bfloat16 tensor; only read.
+            lost: Flat fp32 tensor for the encoding error; None if it is not needed.
+        """
         self._numbers, self._lost = numbers, lost
         self.keeps_lost = lost is not None
 
@@ -52,5 +63,5 @@ class Sums(Contribution):
 
 
 def all_finite(numbers: Tensor) -> bool:
-    """Whether all of them are; on as many threads as PyTorch may use."""
+    """Return True if all numbers are finite. Uses as many threads as PyTorch may use."""
     return bool(torch.isfinite(torch.stack(torch.aminmax(numbers))).all())

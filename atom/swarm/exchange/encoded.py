@@ -1,7 +1,7 @@
-"""A round's mean in the bytes in which its owners sent it: so it is kept, saved, and served.
+"""Encoded mean of a round: the bytes that the owners sent, as they are kept, saved and served.
 
-Each chunk is as its owner encoded it, in the order of elements. Where chunks end depends on who
-took part in the exchange, and so it is told along.
+The chunks are in the order of elements, each as its owner encoded it. Their boundaries depend on
+the members of the exchange, so a table of their sizes belongs to the mean.
 """
 
 from bisect import bisect_right
@@ -20,39 +20,58 @@ from atom.swarm.exchange.plans import ALIGNMENT, MOST_ELEMENTS, Plan, Step
 
 WIRES, CHUNKS = "wires", "chunks"
 _Piece = tuple[slice, slice]
-"""Elements, and the bytes that say them."""
+"""Elements of a chunk, and the bytes that encode them."""
 _TYPES = {CHUNKS: torch.int64, WIRES: torch.uint8}
 
 
 @dataclass(frozen=True)
 class EncodedMean:
-    """One mean. Nobody writes into it any more."""
+    """Encoded mean with its table of chunks. Read-only."""
 
     wires: Tensor
-    """uint8 [bytes]."""
+    """Encoded chunks, uint8 [bytes]."""
     chunks: Tensor
-    """int64 [2 · chunks]: of each, how many elements and how many bytes it has."""
+    """Number of elements and number of bytes of each chunk in turn, int64 [2 · chunks]."""
 
     @classmethod
     def of(cls, arenas: Mapping[str, Tensor]) -> "EncodedMean":
-        """What a stranger, or a disk, gave. Raises: PeerRefused(MALFORMED)."""
+        """Return the mean in arenas from another peer or from disk, after a check of their names
+        and types.
+
+        Raises:
+            PeerRefused: MALFORMED.
+        """
         if {name: arena.dtype for name, arena in arenas.items()} != _TYPES:
             raise PeerRefused(Reason.MALFORMED, f"a mean of {sorted(arenas)[:4]}")
         return cls(arenas[WIRES], arenas[CHUNKS])
 
     @property
     def arenas(self) -> Mapping[str, Tensor]:
-        """By name: as it is saved and served. Their digest is the mean's name in a commit."""
+        """Arenas by name, in which the mean is saved and served. A commit names the mean by their
+        state digest."""
         return {CHUNKS: self.chunks, WIRES: self.wires}
 
     def numbers(self, codec: Codec, elements: int) -> "MeanNumbers":
-        """What it says. Raises: PeerRefused(MALFORMED) for a table that does not fit; bytes that
-        say nothing are found by `check`."""
+        """Return the decoded mean, which decodes its chunks as they are read.
+
+        Args:
+            codec: Codec of the run.
+            elements: Number of elements that the mean must have.
+
+        Raises:
+            PeerRefused: MALFORMED: the table of chunks does not fit. Bytes that cannot be decoded
+                are not found here, but by `check`.
+        """
         return MeanNumbers(codec, self.wires, self._pieces(codec, elements))
 
     def check(self, codec: Codec, elements: int) -> None:
-        """Whether it can be decoded; takes hardly any memory, and as many threads as PyTorch may
-        use. Raises: PeerRefused(MALFORMED, NOT_FINITE) for what no exchange leaves."""
+        """Decode all chunks and discard the numbers, to find bytes that no exchange produces.
+
+        Needs hardly any memory, and uses as many threads as PyTorch may use.
+
+        Raises:
+            PeerRefused: MALFORMED or NOT_FINITE.
+        """
         pieces, threads = self._pieces(codec, elements), torch.get_num_threads()
 
         def decode(some: Sequence[_Piece]) -> None:
@@ -69,7 +88,8 @@ class EncodedMean:
             raise PeerRefused(Reason.MALFORMED, "a mean that nobody encoded") from None
 
     def _pieces(self, codec: Codec, elements: int) -> list[_Piece]:
-        """Raises: PeerRefused(MALFORMED), for a large table before it takes more memory."""
+        """Return the chunks of the table. A table that is too large is refused before it takes more
+        memory. Raises: PeerRefused(MALFORMED)."""
         sizes, lengths = self.chunks[::2], self.chunks[1::2]
         fits = (
             self.chunks.numel() <= 2 * elements // ALIGNMENT
@@ -85,12 +105,18 @@ class EncodedMean:
 
 
 class MeanNumbers:
-    """What an encoded mean says: decoded as it is asked for, the same on every machine."""
+    """Numbers of an encoded mean, decoded when they are read; bit-identical on all machines."""
 
     dtype = torch.float32
 
     def __init__(self, codec: Codec, wires: Tensor, pieces: Sequence[_Piece]) -> None:
-        """`pieces`: in the order of elements, none left out."""
+        """Create a view of encoded chunks.
+
+        Args:
+            codec: Codec of the chunks.
+            wires: Encoded chunks, uint8 [bytes].
+            pieces: Elements and bytes of each chunk, in the order of elements, without gaps.
+        """
         self._codec, self._wires, self._pieces = codec, wires, pieces
         self._stops = [here.stop for here, _ in pieces]
 
@@ -98,7 +124,8 @@ class MeanNumbers:
         return self._stops[-1] if self._stops else 0
 
     def __getitem__(self, elements: slice) -> Tensor:
-        """fp32, for reading: those from `start` up to `stop`; memory of its own, or the mean's."""
+        """Return the elements of a slice with step 1 as fp32, in new memory or as a view of the
+        mean; the caller only reads them."""
         start, stop, _ = elements.indices(self.numel())
         if self._codec.exact:
             return self._wires.view(torch.float32)[start:stop]
@@ -119,11 +146,13 @@ class MeanNumbers:
 
 
 class MeanWires:
-    """The chunks of a mean, put together as they come. Any thread; a chunk is put there once, and
-    in a ring once before that, as a sum that is on its way."""
+    """Memory in which the chunks of a mean are collected as they arrive. Thread-safe.
+
+    Each chunk is put once. In a ring, it may be put once before that, as a partial sum.
+    """
 
     def __init__(self, plan: Plan, codec: Codec) -> None:
-        """Raises: MemoryError."""
+        """Reserve the memory. Raises: MemoryError."""
         self.plan, steps = plan, list(plan.means())
         self._codec, self._index = codec, {step.start: n for n, step in enumerate(steps)}
         places = _slices(codec.wire_bytes(step.stop - step.start) for step in steps)
@@ -133,32 +162,34 @@ class MeanWires:
             (slice(step.start, step.stop), place) for step, place in zip(steps, places, strict=True)
         ]
         self.numbers = MeanNumbers(codec, self._wires, self._pieces)
-        """Of chunks that were put there."""
+        """Numbers of the chunks that were put so far."""
 
     def room(self, step: Step) -> Tensor:
-        """For the most that the chunk may take (uint8)."""
+        """Return the memory (uint8) reserved for a chunk: the most that it may take."""
         return self._wires[self._rooms[self._index[step.start]]]
 
     def numbers_room(self, step: Step) -> Tensor:
-        """Where the chunk's numbers (fp32) are put together: where they stay, if they travel as
-        they are."""
+        """Return memory (fp32) in which to compute a chunk's numbers: the chunk's own memory if the
+        codec is exact, new memory otherwise."""
         if self._codec.exact:
             return self.room(step).view(torch.float32)
         return torch.empty(step.stop - step.start)
 
     def put(self, step: Step, wire: Tensor) -> None:
-        """The chunk is at the beginning of its room, and takes no more than this."""
+        """Record that `wire`, the encoded chunk, lies at the beginning of the chunk's memory."""
         index = self._index[step.start]
         at = self._rooms[index].start
         self._pieces[index] = slice(step.start, step.stop), slice(at, at + wire.numel())
 
     def chunk(self, step: Step) -> Tensor:
-        """One that was put there."""
+        """Return the encoded bytes of a chunk that was put."""
         return self._wires[self._pieces[self._index[step.start]][1]]
 
     def encoded(self) -> EncodedMean:
-        """When all chunks are there. Call once: shorter ones move together, and `numbers` are read
-        no more."""
+        """Return the encoded mean, once all chunks were put. Call it once only.
+
+        Gaps between the chunks are closed, so `numbers` must not be read afterwards.
+        """
         wires, at = self._wires.numpy(), 0
         told = [(here.stop - here.start, there.stop - there.start) for here, there in self._pieces]
         for (_, there), (_, length) in zip(self._pieces, told, strict=True):
@@ -169,6 +200,6 @@ class MeanWires:
 
 
 def _slices(lengths: Iterable[int]) -> list[slice]:
-    """Of one after the other."""
+    """Return adjacent slices of these lengths."""
     ends = list(accumulate(lengths, initial=0))
     return [slice(start, stop) for start, stop in pairwise(ends)]

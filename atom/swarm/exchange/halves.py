@@ -1,5 +1,5 @@
-"""Both halves of a connection, as a ring and parts with owners use it; and what an owner holds of
-its own part."""
+"""Sending and receiving threads of an exchange's connections, for a ring and for parts with owners;
+and the contributions that an owner holds until it sums them."""
 
 import contextlib
 import math
@@ -25,10 +25,10 @@ from atom.swarm.stream.frames import Channel, Kind, Patience
 
 
 class Half(ABC):
-    """One direction of a connection, on a thread of its own."""
+    """Work of one thread: one direction of the exchange over one connection."""
 
     between_frames = True
-    """Whether a frame of ours could be told from what we sent before."""
+    """False while a frame of ours is half sent: a BROKEN frame could then not be recognised."""
 
     def __init__(self, reduction: Reduction, channel: Channel, steps: Iterable[Step]) -> None:
         self.reduction, self.channel, self._steps = reduction, channel, steps
@@ -36,15 +36,15 @@ class Half(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """All of its steps. Raises: ExchangeBroken, PeerRefused, OSError."""
+        """Do all steps. Raises: ExchangeBroken, PeerRefused, OSError."""
 
     @abstractmethod
     def blame(self, reason: Reason, detail: str) -> ExchangeBroken:
-        """What such an end of it means."""
+        """Return the failure, with its suspect, that an early end for `reason` means."""
 
 
 class Sender(Half):
-    """Sends what goes over one connection, each chunk as soon as what it needs has arrived."""
+    """Sends all chunks of one connection, each as soon as the chunk that it depends on is here."""
 
     def run(self) -> None:
         reduction = self.reduction
@@ -60,8 +60,11 @@ class Sender(Half):
             reduction.sent(step)
 
     def blame(self, reason: Reason, detail: str) -> ExchangeBroken:
-        """The right neighbour, unless its last words name another, or it takes what we send, but
-        too slowly, and may itself be held up."""
+        """Return a failure that blames the right neighbour, or the suspect in its BROKEN frame.
+
+        In a ring, a neighbour that takes our bytes too slowly may itself be held up: then no member
+        is blamed.
+        """
         reduction = self.reduction
         slow = reason is Reason.TIMEOUT and time.monotonic() >= reduction.sending_due()
         if slow and not reduction.terms.shares:
@@ -71,14 +74,14 @@ class Sender(Half):
         return ExchangeBroken(self.channel.peer_id, reason, detail)
 
     def _encoded(self, step: Step) -> Tensor:
-        """The chunk's bytes. Raises: ExchangeBroken."""
+        """Return the encoded bytes of a chunk. Raises: ExchangeBroken."""
         reduction = self.reduction
         if step.gather or step.hop:
             return reduction.wires.chunk(step)
         return reduction.encoded_part(step, self._scratch)
 
     def _listen(self) -> None:
-        """The right neighbour speaks only to say that it gives up."""
+        """Raise ExchangeBroken if the right neighbour has sent a frame: it sends only BROKEN."""
         if not self.channel.stream.idle():
             raise hear_broken(self.channel, self.reduction.terms.members)
 
@@ -90,27 +93,29 @@ class Sender(Half):
 
 
 class Receiver(Half):
-    """Takes what comes over one connection, adds our part or stores it, tells the senders."""
+    """Receives all chunks of one connection: adds our addend to a sum, or stores a mean."""
 
     _heard_at: float | None = None
-    """When a frame began last: a peer that has said anything has all its connections."""
+    """Monotonic time at which the last frame began; None before the first. A peer that has sent a
+    frame has opened all its connections."""
 
     def run(self) -> None:
         for step in self._steps:
             self.take(step)
 
     def take(self, step: Step) -> None:
-        """Receives one chunk and does with it what is to be done."""
+        """Receive one chunk, and add or store it."""
         self._store(step)
         self.reduction.received(step)
         self.reduction.finished(step)
 
     def due(self) -> float:
-        """When more must have come, on the monotonic clock."""
+        """Return the monotonic time by which more bytes must have arrived."""
         return self.reduction.receiving_due()
 
     def blame(self, reason: Reason, detail: str) -> ExchangeBroken:
-        """The left neighbour; nobody yet, if it spoke, and the ring as a whole is too slow."""
+        """Return a failure that blames the left neighbour, or no member if it sends frames but the
+        ring as a whole is too slow."""
         if reason is Reason.TIMEOUT and time.monotonic() >= self.due():
             return ExchangeBroken(None, Reason.TOO_SLOW, "too little has come")
         return ExchangeBroken(self.channel.peer_id, reason, detail)
@@ -137,7 +142,7 @@ class Receiver(Half):
             raise reduction.spoilt(failure, came, step) from None
 
     def _receive(self, step: Step, into: Tensor) -> Tensor:
-        """Reads the chunk of `step` into `into` (uint8); returns what of it came."""
+        """Receive the chunk of `step` into `into` (uint8), and return the part that was filled."""
         terms = self.reduction.terms
         expected = chunk_header(terms.tag, step)
         limit = max(len(expected) + into.numel(), MAX_BROKEN_BYTES)
@@ -170,32 +175,36 @@ class Receiver(Half):
 
 
 class OwnPart:
-    """The encoded contributions to our own part, until they are summed: nobody contributes to a
-    slot's next chunk before it has the last one's sum."""
+    """Encoded contributions to the part that we own, held until they are summed.
+
+    A slot is used for one chunk after another: no member contributes to the next chunk of a slot
+    before it has received the sum of the last one.
+    """
 
     def __init__(self, reduction: Reduction, plan: PartsPlan) -> None:
         self._reduction, self._plan, terms = reduction, plan, reduction.terms
         self.peers = [terms.members[rank] for rank in plan.peers(terms.rank)]
-        """In the order in which their contributions are added: each is a lane."""
+        """Contributing peers, in the order in which their contributions are added. A peer's index
+        is its lane."""
         slots = WINDOW * plan.owned_chunks if plan.shares[terms.rank] else 0
         most = terms.codec.wire_bytes(plan.chunk_elements)
         self._held = torch.empty(len(self.peers), slots, most, dtype=torch.uint8)
         self._arrived: list[dict[int, Tensor]] = [{} for _ in range(slots)]
 
     def room(self, step: Step, lane: int) -> Tensor:
-        """Where the contribution of the `lane`-th peer belongs (uint8)."""
+        """Return the memory (uint8) for the contribution of the peer with this lane."""
         size = self._reduction.terms.codec.wire_bytes(step.stop - step.start)
         return self._held[lane, self._plan.slot(step.number), :size]
 
     def take(self, step: Step, lane: int, wire: Tensor) -> bool:
-        """One more contribution is there; whether it was the last, and the sum is due."""
+        """Record a contribution; return True if it was the last and `add_up` must be called."""
         arrived = self._arrived[self._plan.slot(step.number)]
         with self._reduction.changed:
             arrived[lane] = wire
             return len(arrived) == len(self.peers)
 
     def add_up(self, step: Step) -> None:
-        """The mean of the chunk. Raises: ExchangeBroken."""
+        """Sum all contributions to a chunk and store its mean. Raises: ExchangeBroken."""
         reduction, slot = self._reduction, self._plan.slot(step.number)
         total, addend = reduction.wires.numbers_room(step), reduction.part(step)
         arrived, self._arrived[slot] = self._arrived[slot], {}
@@ -211,7 +220,7 @@ class OwnPart:
 
 
 class PartsReceiver(Receiver):
-    """Takes what one peer sends: its contributions to our part, and the sums of its own."""
+    """Receives one peer's contributions to our part, and the means of the part that it owns."""
 
     _awaits_contribution = True
 
@@ -222,8 +231,12 @@ class PartsReceiver(Receiver):
         self._own, self._lane = own, own.peers.index(channel.peer_id)
 
     def due(self) -> float:
-        """A contribution depends on nobody but us. For a sum its owner may be waiting, says so, and
-        finds out who is late: only once it begins to send is it late itself."""
+        """Return the monotonic time by which more bytes must have arrived.
+
+        A contribution depends on no other peer. For a mean, the owner may have to wait for another
+        member: it says so and finds out which one is late. So the owner itself is late only once it
+        has begun to send.
+        """
         if self._awaits_contribution:
             return super().due()
         if self._heard_at is None:
@@ -233,8 +246,8 @@ class PartsReceiver(Receiver):
         )
 
     def blame(self, reason: Reason, detail: str) -> ExchangeBroken:
-        """The other end, too slow or silent: what it owes us depends on nobody, or it would have
-        named whom it depends on."""
+        """Return a failure that blames the peer: if another member had held it up, it would have
+        reported that member."""
         late = reason is Reason.TIMEOUT and time.monotonic() >= self.due()
         return ExchangeBroken(self.channel.peer_id, Reason.TOO_SLOW if late else reason, detail)
 

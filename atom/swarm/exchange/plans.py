@@ -1,19 +1,19 @@
-"""The plans of both exchanges, pure: which piece travels when, to whom, and who is in a sum.
+"""Plans of both exchanges: the order in which members send chunks, and the sums. Pure.
 
 Ring: an arena is cut into buckets, a bucket into N segments (one per member), a segment into
 chunks. In step s (0 ≤ s < 2(N−1)) of a bucket, rank r sends segment r−s and receives segment r−s−1
 (mod N). The first N−1 steps reduce (each member adds its own), after which rank r owns the whole
-sum of segment r+1; the last N−1 steps gather. Every piece received in step s is what is sent in
-step s+1. (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms".)
+sum of segment r+1; the last N−1 steps gather. A member sends in step s+1 the segment that it
+received in step s. (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms".)
 
-Parts with owners: a bucket is cut into one part per owner, as large as the owner's share says.
+Parts with owners: a bucket is cut into one part per owner, in proportion to the owners' shares.
 Every member sends its numbers of a part straight to the part's owner. The owner adds them to its
-own in the order of ranks after its own, and sends the sum to everybody. A member with a share of 0
-owns nothing: it only exchanges bytes with owners. Two members are connected, by one connection in
-each direction, if at least one of them is an owner. The owner holds a bucket's contributions until
-all of them are there, for WINDOW buckets at a time. So a member sends an owner its contributions to
-bucket b + WINDOW only when it has the owner's sums of bucket b; and contributions to the next
-bucket go ahead of the sums of this one.
+own in the order of ranks after its own, and sends the sum to all members. A member with a share of
+0 owns nothing: it only exchanges bytes with owners. Two members are connected, by one connection in
+each direction, if at least one is an owner. The owner holds a bucket's contributions until
+all of them have arrived, for WINDOW buckets at a time. So a member sends an owner its contributions
+to bucket b + WINDOW only when it has the owner's sums of bucket b. Contributions to the next bucket
+are sent before the sums of this one.
 """
 
 import struct
@@ -25,15 +25,16 @@ from typing import Self
 from atom.swarm.chain.commit import Ballot, canonical_digest
 
 ALIGNMENT = 16
-"""Elements. Vector kernels round alike on every processor only if pieces start and end here."""
+"""Elements of which every boundary is a multiple: only then do vector kernels round identically on
+all processors."""
 
 BUCKET_BYTES = 16 * 1024 * 1024
-"""On the wire, whatever the codec. A chunk has the time that a segment takes, less its own, to be
-decoded, added and encoded before the line runs dry."""
+"""Bytes of a bucket on the wire, with every codec. While a chunk is decoded, added and encoded, the
+other chunks of its segment have to keep the line busy."""
 WINDOW = 2
-"""Buckets whose contributions an owner holds."""
+"""Number of buckets whose contributions an owner holds at a time."""
 MOST_ELEMENTS = 512 * 1024
-"""Of a chunk."""
+"""Bound of the elements of a chunk."""
 _CHUNK_UNIT = 16 * 1024
 _HEADER = struct.Struct(">8sBHQ")
 
@@ -43,34 +44,42 @@ class Step:
     """One chunk on one hop: elements [start, stop) of the arena."""
 
     number: int
-    """Of the chunk among all of the arena's; in a ring its sum and its mean have one each."""
+    """Number of the chunk in the arena. In a ring, its sum and its mean have different numbers."""
     gather: bool
     hop: int
-    """0 to members - 2 within the phase."""
+    """Hop within the phase (reduce or gather): 0 to members - 2."""
     start: int
     stop: int
     needs: int | None = None
-    """Sending: the number of the chunk that must be there before this one can go."""
+    """Number of the chunk that must have arrived here before this chunk can be sent."""
     last_sum: bool = False
-    """Receiving: with the last of these and our own the sum is complete, and we own it."""
+    """True if the receiving member owns the chunk. The sum is complete when all such steps of the
+    chunk were received and the receiver's own addend is in it."""
 
 
 @dataclass(frozen=True)
 class Plan(ABC):
-    """How an arena of `elements` is cut: into buckets, a bucket into one part per owner, a part
-    into chunks. Buckets bound how much is in motion; chunks are the unit of pipelining."""
+    """Division of an arena: into buckets, each bucket into one part per owner, each part into
+    chunks. Buckets bound the bytes under way; chunks are the unit of pipelining."""
 
     elements: int
-    """A multiple of 16."""
+    """Elements of the arena, a multiple of 16."""
     shares: tuple[int, ...]
-    """Of each member, by rank: how large its part is, relative to the others'."""
+    """Relative size of each member's part, by rank."""
     bucket_elements: int
     chunk_elements: int
 
     @classmethod
     def usual(cls, elements: int, shares: tuple[int, ...], element_bytes: float = 4) -> Self:
-        """Buckets so small that all parts as large as the largest were a bucket of BUCKET_BYTES
-        (`element_bytes` each)."""
+        """Return the default plan.
+
+        The largest part of a bucket takes `BUCKET_BYTES` / members on the wire.
+
+        Args:
+            elements: Elements of the arena, a multiple of 16.
+            shares: Relative size of each member's part, by rank.
+            element_bytes: Bytes of an element on the wire.
+        """
         owners, members = sum(share > 0 for share in shares), len(shares)
         held = int(BUCKET_BYTES / element_bytes) * sum(shares) // (max(shares) * members)
         bucket = max(held // ALIGNMENT, members) * ALIGNMENT
@@ -85,7 +94,7 @@ class Plan(ABC):
 
     @abstractmethod
     def stream(self, sender: int, receiver: int) -> Iterator[Step]:
-        """What goes from one rank to the other, in order."""
+        """Yield the chunks that one rank sends to another, in order."""
 
     @property
     def members(self) -> int:
@@ -97,13 +106,14 @@ class Plan(ABC):
 
     @property
     def owned_chunks(self) -> int:
-        """At most so many chunks of a bucket belong to one owner."""
+        """Largest number of chunks that one owner has in a bucket."""
         units = min(self.bucket_elements, self.elements) // ALIGNMENT
         largest = -(-units * max(self.shares) // sum(self.shares)) * ALIGNMENT
         return max(1, -(-largest // self.chunk_elements))
 
     def chunks(self, bucket: int, owner: int) -> Iterator[tuple[int, int, int]]:
-        """(number, start, stop) of all chunks of an owner's part; none outside of the arena."""
+        """Yield (number, start, stop) of the chunks of an owner's part of a bucket; nothing if the
+        arena has no such bucket."""
         if not 0 <= bucket < self.buckets:
             return
         first, total = (bucket * self.members + owner) * self.owned_chunks, sum(self.shares)
@@ -115,7 +125,7 @@ class Plan(ABC):
             yield first + index, start, min(start + self.chunk_elements, end)
 
     def means(self) -> Iterator[Step]:
-        """Every chunk of the mean, in the order of elements."""
+        """Yield all chunks of the mean, in the order of elements."""
         for bucket in range(self.buckets):
             for owner in range(self.members):
                 for number, start, stop in self.chunks(bucket, owner):
@@ -123,7 +133,7 @@ class Plan(ABC):
 
 
 class RingPlan(Plan):
-    """All shares are alike: the parts are the segments."""
+    """Plan of a ring: all shares are equal, and the parts are the segments."""
 
     def stream(self, sender: int, receiver: int) -> Iterator[Step]:
         hops = self.members - 1
@@ -137,10 +147,11 @@ class RingPlan(Plan):
 
 
 class PartsPlan(Plan):
-    """Every contribution goes to its owner, every sum from there."""
+    """Plan of parts with owners: members send contributions to owners, and owners send the sums."""
 
     def peers(self, rank: int) -> list[int]:
-        """Whom it is connected to: in the order in which an owner adds their contributions."""
+        """Return the ranks to which `rank` is connected, in the order in which an owner adds their
+        contributions."""
         return connected(self.shares, rank)
 
     def stream(self, sender: int, receiver: int) -> Iterator[Step]:
@@ -151,12 +162,12 @@ class PartsPlan(Plan):
                 yield Step(number, True, 0, start, stop, needs=number)
 
     def slot(self, number: int) -> int:
-        """Where a chunk of an own part is held, in chunks from the start of the window."""
+        """Return the index of the memory slot in which an owner holds a chunk's contributions."""
         bucket, index = divmod(number, self.members * self.owned_chunks)
         return bucket % WINDOW * self.owned_chunks + index % self.owned_chunks
 
     def _contributions(self, bucket: int, receiver: int) -> Iterator[Step]:
-        """The sender's numbers of the receiver's part."""
+        """Yield the chunks of the receiver's part of a bucket, to which the sender contributes."""
         freed = [number for number, _, _ in self.chunks(bucket - WINDOW, receiver)]
         needs = freed[-1] if freed else None
         for number, start, stop in self.chunks(bucket, receiver):
@@ -164,23 +175,27 @@ class PartsPlan(Plan):
 
 
 def connected(shares: Sequence[int], rank: int) -> list[int]:
-    """The ranks that `rank` exchanges bytes with, from the one after it on."""
+    """Return the ranks with which `rank` exchanges bytes, beginning with the next rank."""
     others = [(rank + offset) % len(shares) for offset in range(1, len(shares))]
     return [other for other in others if shares[rank] or shares[other]]
 
 
 def chunk_elements(segment_elements: int) -> int:
-    """As large as leaves four chunks to a segment: what a chunk costs beside its bytes counts on
-    fast links, and a member stands still if a segment is too few of them."""
+    """Return the size of a chunk: a quarter of a segment, within bounds.
+
+    Larger chunks save the fixed cost of a chunk, which matters on fast links. But with fewer chunks
+    per segment a member would have to wait for its neighbours.
+    """
     quarter = segment_elements // 4 // _CHUNK_UNIT * _CHUNK_UNIT
     return min(max(quarter, _CHUNK_UNIT), MOST_ELEMENTS)
 
 
 def chunk_header(tag: bytes, step: Step) -> bytes:
-    """What precedes a chunk on the wire; sender and receiver compute the same."""
+    """Return the header of a chunk on the wire; sender and receiver compute the same header."""
     return _HEADER.pack(tag[:8], step.gather, step.hop, step.start)
 
 
 def ring_tag(parent: bytes, ballot: Ballot) -> bytes:
-    """The name of one attempt's ring: channels and chunks of another attempt never mix in."""
+    """Return the tag (32 bytes) of one attempt's exchange: it keeps out the connections and chunks
+    of other attempts."""
     return canonical_digest("ring", [parent, ballot])

@@ -1,4 +1,4 @@
-"""One member's all-reduce: the terms, its memory, what its threads share, and how it ends early."""
+"""One member's all-reduce: terms, memory, the state that its threads share, and failures."""
 
 import contextlib
 import threading
@@ -22,14 +22,19 @@ from atom.swarm.stream.handshake import named_reason
 from atom.wire.transport_pb2 import Broken
 
 LARGEST_PART = 1e30
-"""Of any number in one member's sums: a thousand such do not overflow."""
+"""Bound of each number in one member's contribution: a thousand of them do not overflow fp32."""
 MAX_BROKEN_BYTES = 512
 LAST_WORDS_S = 0.3
 
 
 class ExchangeBroken(PeerRefused):
-    """The exchange cannot finish. `suspect`: the peer to leave out next time, if anyone knows.
-    `told`: by the last words of a peer that saw it closer, believed over what we saw ourselves."""
+    """Raised if the exchange cannot finish.
+
+    Attributes:
+        suspect: Peer id of the member to exclude from the next attempt; None if unknown.
+        told: True if a neighbour reported the failure in a BROKEN frame. Such a report overrides
+            our own observation, because the neighbour is closer to the cause.
+    """
 
     def __init__(
         self, suspect: str | None, reason: Reason, detail: str = "", told: bool = False
@@ -40,7 +45,13 @@ class ExchangeBroken(PeerRefused):
 
 
 def tell_broken(channel: Channel, failure: Exception | None, me: str) -> None:
-    """Tells a neighbour why we hang up, if it still listens."""
+    """Send the reason of a failure to a neighbour before we hang up; ignore socket errors.
+
+    Args:
+        channel: Connection to the neighbour, between two frames.
+        failure: Failure to report. If it is not an `ExchangeBroken`, we report ourselves.
+        me: Our peer id.
+    """
     if not isinstance(failure, ExchangeBroken):
         failure = ExchangeBroken(me, Reason.RING_BROKEN)
     words = Broken(suspect=failure.suspect or "", reason=failure.reason.value)
@@ -50,13 +61,18 @@ def tell_broken(channel: Channel, failure: Exception | None, me: str) -> None:
 
 
 def hear_broken(channel: Channel, members: Sequence[str]) -> ExchangeBroken:
-    """The neighbour's last words. Raises: OSError; PeerRefused for anything else it says."""
+    """Receive the BROKEN frame of a neighbour, which reports a failure.
+
+    Raises:
+        OSError: The frame does not arrive in time.
+        PeerRefused: The neighbour sends another frame.
+    """
     patience = Patience.within(LAST_WORDS_S)
     return parse_broken(channel.recv_frame(Kind.BROKEN, MAX_BROKEN_BYTES, patience), members)
 
 
 def parse_broken(raw: bytes, members: Sequence[str]) -> ExchangeBroken:
-    """Last words as a failure of our own; a suspect that is no member counts as none."""
+    """Decode the payload of a BROKEN frame. A suspect that is not a member becomes None."""
     words = Broken()
     with contextlib.suppress(DecodeError):
         words.ParseFromString(raw)
@@ -67,23 +83,23 @@ def parse_broken(raw: bytes, members: Sequence[str]) -> ExchangeBroken:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all members of one exchange agree on, and this one's place in it."""
+    """Terms of one exchange, on which all its members agree, and our place in it."""
 
     members: tuple[str, ...]
-    """Peer ids; in a ring, each one's right neighbour is the next."""
+    """Peer ids by rank. In a ring, the right neighbour of each member is the next member."""
     rank: int
-    """Ours."""
+    """Rank of this member."""
     tag: bytes
-    """Of the attempt: see `ring_tag`."""
+    """Tag of the attempt: see `ring_tag`."""
     scale: float
-    """What the sum is multiplied by."""
+    """Factor by which the sum is multiplied to give the mean: 1 / sequences of all members."""
     codec: Codec = field(default=EXACT)
     shares: tuple[int, ...] = ()
-    """Of each member: how large the part is that it sums, relative to others; empty: a ring."""
+    """Relative size of the part that each member sums, by rank; empty: the exchange is a ring."""
     progress_timeout_s: float = 3.0
-    """Silence that means frozen or cut off."""
+    """Silence after which a neighbour counts as frozen or cut off."""
     opening_s: float = 0.0
-    """After our own start, how long a neighbour may still be busy opening its other connections."""
+    """Time after our start in which a neighbour may be silent while it opens its connections."""
     pace: Pace = field(default_factory=Pace)
 
     @property
@@ -92,7 +108,7 @@ class Terms:
 
     @property
     def neighbours(self) -> tuple[list[int], list[int]]:
-        """The ranks that we receive from, and those that we send to."""
+        """Ranks from which we receive, and ranks to which we send."""
         count = len(self.members)
         if self.shares or count == 1:
             peers = connected(self.shares, self.rank)
@@ -100,11 +116,11 @@ class Terms:
         return [(self.rank - 1) % count], [(self.rank + 1) % count]
 
     def mean_wires(self, elements: int) -> MeanWires:
-        """For a mean of so many elements, a multiple of 16. Raises: MemoryError."""
+        """Return memory for a mean of `elements`, a multiple of 16. Raises: MemoryError."""
         return MeanWires(self.plan(elements), self.codec)
 
     def plan(self, elements: int) -> Plan:
-        """The usual one for an arena of that size."""
+        """Return the default plan of this exchange for an arena of `elements`."""
         if self.shares:
             return PartsPlan.usual(elements, self.shares, self.codec.element_bytes)
         assert self.codec.fixed_size or len(self.members) == 1, "rings encode at every hop"
@@ -113,7 +129,7 @@ class Terms:
 
 @dataclass
 class Reduction:
-    """The state of one all-reduce. Methods may be called from all of its threads."""
+    """State of one all-reduce. Methods may be called from all of its threads."""
 
     terms: Terms
     source: Contribution | None
@@ -122,17 +138,17 @@ class Reduction:
     changed: threading.Condition = field(default_factory=threading.Condition)
     failure: Exception | None = None
     over: threading.Event = field(default_factory=threading.Event)
-    """Set when all threads are through, or one of them failed."""
+    """Set when all threads have finished, or one of them failed."""
 
     def __post_init__(self) -> None:
         self.plan = self.wires.plan
         connections = len(self.terms.neighbours[1])
         self._working = 2 * connections
         self._arrived = set[int]()
-        """Chunks by number."""
+        """Numbers of the chunks that have arrived or were summed here."""
         self._received_bytes = self._sent_bytes = 0
         self._began = time.monotonic()
-        self._under_way_bytes = 4 * self._chunk * connections  # counted when they are whole
+        self._under_way_bytes = 4 * self._chunk * connections  # only whole chunks are counted
         self._zeros = None if self.source is not None else torch.zeros(self._chunk)
 
     @property
@@ -140,8 +156,12 @@ class Reduction:
         return self.plan.chunk_elements
 
     def fail(self, failure: Exception) -> None:
-        """Keeps the first failure, unless a peer that saw it closer names the culprit. A peer that
-        names the one that we name may only have heard it from us."""
+        """Record a failure and stop all threads.
+
+        The first failure is kept, but a neighbour's report that names a suspect replaces our own
+        observation. A report that names our own suspect does not: the neighbour may only repeat our
+        report.
+        """
         with self.changed:
             told = isinstance(failure, ExchangeBroken) and failure.told and failure.suspect
             known = isinstance(self.failure, ExchangeBroken) and (
@@ -154,45 +174,56 @@ class Reduction:
             self.changed.notify_all()
 
     def through(self) -> None:
-        """One of the threads has done all its work."""
+        """Record that one thread has finished."""
         with self.changed:
             self._working -= 1
             if self._working == 0:
                 self.over.set()
 
     def finished(self, step: Step) -> None:
-        """The chunk is what it is to be here."""
+        """Record that a chunk has its final value here, and wake the senders that need it."""
         with self.changed:
             self._arrived.add(step.number)
             self.changed.notify_all()
 
     def received(self, step: Step) -> None:
-        """The chunk's bytes have come."""
+        """Record that the bytes of a chunk were received."""
         with self.changed:
             self._received_bytes += 4 * (step.stop - step.start)
 
     def sent(self, step: Step) -> None:
-        """The chunk's bytes are out of our hands."""
+        """Record that the bytes of a chunk were handed to the socket."""
         with self.changed:
             self._sent_bytes += 4 * (step.stop - step.start)
 
     def silence_s(self) -> float:
-        """How long a neighbour may say nothing, and take nothing, from now on."""
+        """Return for how many seconds a neighbour may neither send nor take a byte from now on."""
         opening = self._began + self.terms.opening_s - time.monotonic()
         return max(self.terms.progress_timeout_s, opening)
 
     def receiving_due(self) -> float:
-        """When more must have come, on the monotonic clock."""
+        """Return the monotonic time by which more bytes must have arrived."""
         return self._began + self.terms.pace.due_s(self._received_bytes + self._under_way_bytes)
 
     def sending_due(self) -> float:
-        """When more must have gone, on the monotonic clock."""
+        """Return the monotonic time by which more bytes must have been sent."""
         return self._began + self.terms.pace.due_s(self._sent_bytes + self._under_way_bytes)
 
     def wait_for(self, chunk: int | None, seconds: float) -> bool:
-        """Whether that chunk has arrived (None: nothing is needed); waits. Raises: Interrupted."""
+        """Wait until a chunk has arrived, for at most `seconds`.
+
+        Args:
+            chunk: Number of the chunk; None if nothing is needed.
+            seconds: Longest time to wait.
+
+        Returns:
+            True if the chunk has arrived.
+
+        Raises:
+            Interrupted: Another thread of this all-reduce failed.
+        """
         if self._there(chunk) and not self.stop.is_set():
-            return True  # on fast links: nearly always, and without a lock
+            return True  # the usual case on fast links; needs no lock
         with self.changed:
             self.changed.wait_for(lambda: self._there(chunk) or self.stop.is_set(), seconds)
             if self.stop.is_set():
@@ -203,14 +234,14 @@ class Reduction:
         return chunk is None or chunk in self._arrived
 
     def part(self, step: Step) -> Tensor:
-        """Our own addend for the chunk."""
+        """Return our own addend for a chunk (fp32, read-only): zeros if we contribute nothing."""
         if self._zeros is not None:
             return self._zeros[: step.stop - step.start]
         assert self.source is not None
         return self.source.part(step.start, step.stop)
 
     def encoded_part(self, step: Step, scratch: Tensor) -> Tensor:
-        """The bytes of our own part. Raises: ExchangeBroken(NOT_FINITE)."""
+        """Encode our own addend for a chunk. Raises: ExchangeBroken(NOT_FINITE)."""
         return self.encode(self._finite_part(step), step.start, scratch)
 
     def _finite_part(self, step: Step) -> Tensor:
@@ -223,8 +254,18 @@ class Reduction:
         return part
 
     def encode(self, values: Tensor, start: int, scratch: Tensor, times: float = 0.0) -> Tensor:
-        """The bytes of our part, from element `start` on, or of a sum, `times` which it is one over
-        sequences; the source is told what they lack. Raises: ExchangeBroken(NOT_FINITE)."""
+        """Encode numbers for the wire, and report the encoding error to the source.
+
+        Args:
+            values: Numbers to encode: our own addend, or a sum or mean over members.
+            start: Element of the arena at which they begin.
+            scratch: Memory for the encoded bytes.
+            times: 0 for our own addend. Else the factor that turns `values` into a sum over
+                sequences: 1 for a partial sum, 1 / scale for a mean.
+
+        Raises:
+            ExchangeBroken: NOT_FINITE: the decoded numbers would not be finite.
+        """
         source, codec = self.source, self.terms.codec
         lost = torch.empty(values.numel()) if source and source.keeps_lost else None
         try:
@@ -241,8 +282,17 @@ class Reduction:
     def spoilt(
         self, failure: Exception, came: Iterable[tuple[str, Tensor]], step: Step
     ) -> ExchangeBroken:
-        """By whom, of those from whom something `came` for a sum, or as one: we, if all of that can
-        be decoded, for a well-behaved member passes nothing else on."""
+        """Return a failure that names the member whose bytes spoilt a chunk.
+
+        Args:
+            failure: Error of the codec.
+            came: Peer id and bytes of each contribution to the sum, or of the received mean.
+            step: Chunk to which the bytes belong.
+
+        Returns:
+            The suspect is the first member whose bytes cannot be decoded. If all can be decoded, we
+            are the suspect: our own addend must have spoilt the sum.
+        """
         malformed = isinstance(failure, NotCanonical)
         reason = Reason.MALFORMED if malformed else Reason.NOT_FINITE
         numbers, suspect = torch.empty(step.stop - step.start), self.terms.me
@@ -255,8 +305,11 @@ class Reduction:
         return ExchangeBroken(suspect, reason, f"in elements from {step.start}")
 
     def alone(self) -> None:
-        """A single member: nothing travels, but its mean is what a swarm's would be. Raises:
-        ExchangeBroken."""
+        """Compute and encode the mean of a single member, with the same arithmetic as in a swarm.
+
+        Raises:
+            ExchangeBroken: NOT_FINITE.
+        """
         scale = numpy.float32(self.terms.scale)
         for step in self.plan.means():
             mean = self.wires.numbers_room(step)
@@ -264,12 +317,18 @@ class Reduction:
             self.put_mean(step, mean)
 
     def put_sum(self, step: Step, partial: Tensor) -> None:
-        """What the next member of a ring is to have, from the chunk's `numbers_room`. Raises: as
-        `encode`."""
+        """Encode a partial sum for the next member of a ring. Raises: as `encode`.
+
+        Args:
+            step: Chunk of the sum.
+            partial: Sum so far, in the chunk's `numbers_room`.
+        """
         self.wires.put(step, self.encode(partial, step.start, self.wires.room(step), 1.0))
 
     def put_mean(self, step: Step, mean: Tensor) -> None:
-        """The owner's last touch: a chunk's mean as everybody is to have it. Raises: as
-        `encode`."""
+        """Encode a chunk's mean, as its owner, in the bytes that all members receive.
+
+        Raises: as `encode`.
+        """
         room, times = self.wires.room(step), 1 / self.terms.scale
         self.wires.put(step, self.encode(mean, step.start, room, times))

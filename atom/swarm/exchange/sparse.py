@@ -1,6 +1,6 @@
-"""The sparse codec: of every 4,096 numbers the largest few, each as a sign, a level and a place.
+"""Sparse codec: sends the largest few of every 4,096 numbers, each as a sign, a level and a place.
 
-Its loops are those of `sparse_kernels.c`: calls release the interpreter's lock.
+The loops are in `sparse_kernels.c`; calls release the interpreter's lock.
 """
 
 import ctypes
@@ -15,16 +15,16 @@ from atom.swarm.exchange.codec import Codec, NotCanonical, NotFinite
 
 SOURCE = Path(__file__).with_name("sparse_kernels.c")
 CHUNK = 4096
-"""Numbers that share two levels."""
+"""Number of values that share two levels."""
 KEPT, _LOW_BITS = 256, 3
-"""Of a chunk; and bits of a gap that are not unary."""
+"""Numbers kept of a chunk; and the low bits of a gap, which are sent as they are (not in unary)."""
 _HEADER_BYTES = 6
 _NOT_FINITE = 1
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The compiled loops. Raises: MismatchError, if they are not compiled."""
+    """Return the compiled loops. Raises: MismatchError if they are not compiled."""
     library = build_kernels.load(SOURCE)
     encode, decode, add = library.atom_encode, library.atom_decode, library.atom_add
     encode.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int32)
@@ -35,12 +35,15 @@ def _library() -> ctypes.CDLL:
 
 
 def highest_level() -> int:
-    """Of this processor's instructions: 0 is the least. Raises: as `Sparse`."""
+    """Return the highest level of vector instructions that this processor has; 0 is the lowest.
+
+    Raises: as `Sparse`.
+    """
     return int(_library().atom_highest_level())
 
 
 def _record_bytes(elements: int) -> int:
-    """The most that a chunk of so many takes."""
+    """Return the most bytes that a chunk of this size takes on the wire."""
     bits = min(KEPT, elements) * (3 + _LOW_BITS) + (max(elements - 1, 0) >> _LOW_BITS)
     return _HEADER_BYTES + -(-bits // 8) if elements else 0
 
@@ -51,24 +54,28 @@ def _raise_if(wrong: int) -> None:
 
 
 class Sparse(Codec):
-    """Of each chunk of 4,096 numbers the 256 of the largest magnitude, of equal ones the first;
-    what is below 2^-100 counts as 0, and is never kept. A chunk is a record on the wire:
+    """Codec that keeps the 256 numbers of the largest magnitude of each chunk of 4,096.
 
-        count   uint16, at most 256; the record of 0 ends here
+    Of equal magnitudes the first are kept. Magnitudes below 2^-100 count as 0 and are never kept. A
+    chunk is one record on the wire:
+
+        count   uint16, at most 256; if it is 0, the record ends here
         levels  two bfloat16, low <= high, at least 2^-100 and finite
-        signs   a bit per number, in the order of their places: 1 is negative
-        highs   a bit per number: 1 has the high level; if both levels are one, all are 0, else
-                both bits occur
-        places  Golomb-Rice: the 3 low bits of each gap, then per number its other bits as so many
-                zeros and a one. A gap is a place less the one before, less 1
-        zeros   up to a whole byte
+        signs   one bit per number, in the order of their places: 1 is negative
+        highs   one bit per number: 1 means the high level; if both levels are equal, all bits are
+                0, else both 0 and 1 occur
+        places  Golomb-Rice: the 3 low bits of each gap, then for each number its other bits in
+                unary, as zeros that end with a one. A gap is the distance to the place before,
+                less 1
+        zeros   padding to a whole byte
 
-    Bits go from a byte's lowest up. The levels are the means of the magnitudes on both sides of a
-    border that begins at the mean of all and is moved between the two means four times (Lloyd's
-    algorithm; sums in fp32 over eight lanes). So nothing has two forms: decoding refuses all else.
-    The last chunk of a part may be shorter, and keeps as many: up to 256 numbers it is whole.
+    Bits are filled from the lowest of a byte upwards. The levels are the means of the magnitudes on
+    both sides of a border. It begins at the mean of all magnitudes and is moved to the middle of
+    the two means four times (Lloyd's algorithm; sums in fp32 over eight lanes). So each chunk has
+    only one valid encoding, and decoding refuses all others. The last chunk of a part may be
+    shorter and also keeps up to 256 numbers: with 256 or fewer it keeps them all.
 
-    The mean of what the members sent has more numbers than each of them sent: it is made sparse
+    The mean of sparse contributions has more numbers than each contribution: it is made sparse
     again.
     """
 
@@ -78,8 +85,15 @@ class Sparse(Codec):
     fixed_size = False
 
     def __init__(self, level: int | None = None) -> None:
-        """`level` of instructions, which change no bit; None: the highest. Raises: MismatchError,
-        if not compiled."""
+        """Create a codec.
+
+        Args:
+            level: Level of vector instructions, which does not change the result; None: the
+                highest that this processor has.
+
+        Raises:
+            MismatchError: The loops are not compiled.
+        """
         self._library = _library()
         self._level = highest_level() if level is None else level
 

@@ -1,8 +1,8 @@
-"""What this peer's exchanges tell of speed: of each way to another, and how slow the next may be.
+"""Speeds measured in this peer's exchanges, and the slowest pace that the next exchange may have.
 
-A member of an exchange is either busy sending or waits for what others will bring. One that sends
-for most of the time holds it up: then the pace is its line's speed. The others only learn that
-theirs is no slower.
+A member of an exchange is either sending or waiting for bytes of other members. A member that sends
+for most of the time holds up the exchange: then the exchange's pace is the speed of that member's
+line. All other members only learn that their lines are at least as fast.
 """
 
 import math
@@ -19,32 +19,40 @@ from atom.swarm.records.lease import LONGEST_ROUND_TRIP_S, Link, short_name
 from atom.swarm.stream.frames import SLOWEST_BYTES_PER_S, Channel, Pace
 
 FRACTION = 20
-"""An exchange may be this many times slower than the best of the last ones."""
+"""Factor by which an exchange may be slower than the fastest of the last exchanges."""
 REMEMBERED = 16
-"""Exchanges."""
+"""Number of exchanges whose rates are kept."""
 KEPT = 64
-"""Peers; the one met longest ago is forgotten first."""
+"""Number of peers whose speed is kept; the peer met longest ago is forgotten first."""
 BUSY_SHARE = 0.5
-"""Of an exchange's time in sending: from here on the line is what held it up."""
+"""Fraction of an exchange's time spent in sending from which on the line held up the exchange."""
 LEAST_BYTES = 1 << 20
-"""What is shorter says more about buffers than about lines."""
+"""Least bytes of a measurement: shorter transfers measure buffers rather than lines."""
 RATE_KEPT_S = 1800.0
-"""A slow line that no exchange uses any more deserves another look after this long."""
+"""Time after which a measured speed is forgotten, so that a slow line that no exchange has used
+since is tried again."""
 
 
 class SpeedBook:
-    """Thread-safe."""
+    """Speeds of the connections to other peers, and rates of the last exchanges. Thread-safe."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
         self._ways: dict[str, tuple[Link, float]] = {}
-        """By peer id, with the time at which the speed was measured."""
+        """Link to each peer, by peer id, and the time at which its speed was measured."""
         self._rates = deque[float](maxlen=REMEMBERED)
         self._given_way = 0
 
     def finished(self, terms: Terms, channels: Channels, elements: int, seconds: float) -> None:
-        """An exchange of so many elements over these channels took so long."""
+        """Record the speed of a completed exchange.
+
+        Args:
+            terms: Terms of the exchange.
+            channels: Its connections.
+            elements: Elements of its arena.
+            seconds: Its duration.
+        """
         shares = terms.shares or (1,) * len(terms.members)
         moved = [averages_moved(shares, rank) for rank in range(len(shares))]
         wire_bytes, seconds = terms.codec.wire_bytes(elements), max(seconds, 1e-3)
@@ -57,19 +65,21 @@ class SpeedBook:
                 self._note(right, moved[line] * wire_bytes, seconds)
 
     def too_slow(self) -> None:
-        """An exchange was: that halves what the next must reach. Lines do become slower, and then
-        a few attempts find out."""
+        """Record that an exchange was too slow: halve the pace that the next one must reach.
+
+        If a line has become slower, a few attempts find a pace that it can reach.
+        """
         with self._lock:
             self._given_way += 1
 
     def pace(self) -> Pace:
-        """Of the next exchange."""
+        """Return the least pace of the next exchange."""
         with self._lock:
             best, halved = max(self._rates, default=0.0), 2.0 ** min(self._given_way, 60)
         return Pace(bytes_per_s=max(best / FRACTION / halved, SLOWEST_BYTES_PER_S))
 
     def links(self, most: int) -> dict[str, Link]:
-        """To the peers met last."""
+        """Return the links to the peers met last, by peer id; at most `most`."""
         with self._lock:
             known = [
                 (peer, replace(way, bytes_per_s=self._rate(peer)))
@@ -89,6 +99,7 @@ class SpeedBook:
             del self._ways[next(iter(self._ways))]
 
     def _rate(self, peer_id: str) -> float:
-        """Infinite: its way never held an exchange up, lately."""
+        """Return the measured speed to a peer in bytes per second; infinite if this connection held
+        up no exchange lately."""
         way, rated_at = self._ways.get(peer_id, (None, -math.inf))
         return way.bytes_per_s if way and self._now() - rated_at <= RATE_KEPT_S else math.inf

@@ -1,1 +1,1 @@
-"""What peers publish of themselves on the DHT, and what can be read from it. Signed and bounded."""
+"""Signed, bounded records that peers publish on the DHT, and views computed from them."""

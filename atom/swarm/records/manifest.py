@@ -1,9 +1,11 @@
-"""What an owner publishes on the DHT of a run: its manifest, which also says who may take part. And
-leases and manifests to signed records and back. Every byte that comes in is a stranger's.
+"""The manifest of a run, and the signed records that carry manifests and leases on the DHT.
+
+The owner of a run publishes its manifest, which also says which peers may take part. All bytes that
+are decoded here come from strangers.
 
 A record is bound to its place: author, run and owner are inside the signed payload, so it cannot
-be replayed under another peer's name or into another run; a lease also carries its own expiry,
-so it cannot be kept alive either.
+be replayed under another peer's name or into another run. A lease also carries its own expiry, so
+no peer can keep it alive.
 """
 
 import math
@@ -36,7 +38,7 @@ MAX_RUN_FILE_CHARACTERS = 64 * 1024
 MAX_VERSIONS = 32
 MAX_TEXT_FILES = 64
 MAX_COUNT = 2**53
-"""Of tokens or samples: what every reader of JSON holds exactly."""
+"""Bound of token and sample counts: every JSON reader represents such integers exactly."""
 
 RunName = Annotated[str, lambda text: RUN_NAME.fullmatch(text) is not None]
 RunFile = Annotated[str, lambda text: len(text) <= MAX_RUN_FILE_CHARACTERS]
@@ -49,66 +51,68 @@ class PackageVersion(NamedTuple):
 
 
 class DataAmount(NamedTuple):
-    """How much a run trains on. The data's digest decides which; this is for people."""
+    """Size of a run's data, for display. The data itself is identified by its digest."""
 
     tokens: Amount
-    """To train on; 0: the samples are no text."""
+    """Tokens to train on; 0 if the samples are not text."""
     samples: Amount
-    """To train on: sequences of text, or items of an own dataset."""
+    """Samples to train on: sequences of text, or items of the owner's dataset."""
     held_back: Amount
-    """For validation: tokens, or samples where there are none."""
+    """Tokens for validation, or samples if the data is not text."""
 
 
 class TextFile(NamedTuple):
-    """Tokens that the run's samples are cut from."""
+    """File of tokens from which the run's samples are cut."""
 
     dtype: Annotated[str, {"uint8", "uint16", "int16", "int32"}.__contains__]
     tokens: Amount
     sha256: Annotated[str, lambda text: len(text) == 64]
-    """Of all of them, as they lie on disk."""
+    """SHA-256 (hexadecimal) of the file on disk."""
 
 
 class SharedText(NamedTuple):
-    """What peers give each other of the run's text: a blob of its tokenizer and its tokens."""
+    """Blob that peers serve to each other, with the tokenizer and the tokens of the run's text."""
 
     digest: Digest
-    """The state digest of the blob."""
+    """State digest of the blob."""
     vocabulary: Amount
-    """Tokens that its tokenizer knows."""
+    """Number of tokens that the tokenizer knows."""
     tokenizer_bytes: Amount
-    """Of its tokenizer.json; 0: it has none."""
+    """Size of tokenizer.json; 0 if there is none."""
     files: Annotated[tuple[TextFile, ...], MAX_TEXT_FILES]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run is: its file, the program it computes, the versions that decide both.
+    """Definition of a run: its run file, its program, and the versions on which both depend.
 
-    Signed by the owner (the peer that founded the run); its digest is part of genesis.
+    Signed by the owner (the peer that founded the run). Its digest is part of genesis.
     """
 
     run: RunName
     owner: PeerId
-    """Peer id of the founder; verifies the manifest and the genesis voter."""
+    """Peer id of the founder: it signs the manifest and is the only voter at genesis."""
     run_file: RunFile
-    """The run file's normalised TOML or JSON text: everything the swarm agrees on."""
+    """Normalised TOML or JSON text of the run file: all settings on which the swarm agrees."""
     graph_hash: Text
-    """What the program of sub-models computes; each peer prints it itself."""
+    """Hash of the program of sub-models; each peer traces the model and compares its own."""
     versions: Annotated[tuple[PackageVersion, ...], MAX_VERSIONS]
-    """Of packages that change the graph."""
+    """Versions of the packages that can change the graph."""
     data_digest: Text
     """Digest of the tokenized training set, or "" if peers may hold different data."""
     initial_state_digest: Digest
     founder_incarnation: Incarnation
     data_amount: DataAmount
     frozen_digest: OptionalDigest = b""
-    """Of the parameters that no step changes and no state holds; empty: there are none."""
+    """Digest of the frozen parameters, which no step changes and no state contains; empty if there
+    are none."""
     text: SharedText | None = None
-    """None: each peer has a copy of its own, or samples that are no text."""
+    """Text that peers serve to each other. None if each peer has its own copy, or if the samples
+    are not text."""
 
 
 def manifest_digest(manifest: Manifest) -> bytes:
-    """32 bytes that name the run; part of genesis."""
+    """Return the digest (32 bytes) that names the run and is part of genesis."""
     return canonical_digest("manifest", manifest)
 
 
@@ -120,8 +124,11 @@ def first_head(manifest: Manifest) -> Head:
 
 
 def chain_rules(manifest: Manifest) -> ChainRules:
-    """Return the terms of the run file that bind every commit. An onlooker that cannot read the run
-    file of a newer version gets the terms of an open run, and perhaps refuses its chain."""
+    """Return the terms of the run file that bind every commit.
+
+    An observer that cannot read the run file of a newer version gets the terms of an open run, and
+    may refuse its chain.
+    """
     try:
         run = run_from_text(manifest.run_file)
     except ConfigError:
@@ -135,19 +142,20 @@ def chain_rules(manifest: Manifest) -> ChainRules:
 
 
 Listed = frozenset[str] | None
-"""The peers of a run, of which all have the same list: it is in the manifest. None: it is open."""
+"""Peer ids that may take part in a run, from its manifest; None if the run is open to all."""
 
 
 def listed_peers(owner: str, members: Iterable[str] | None) -> Listed:
-    """`members` as the run file has them, and the owner."""
+    """Return `members` of the run file with the owner added; None if the run is open to all."""
     return None if members is None else frozenset(members) | {owner}
 
 
 def seen_from_outside(manifest: Manifest) -> Listed:
-    """The list of a (verified) manifest, for those who only look.
+    """Return the listed peers of a verified manifest, for an observer that takes no part.
 
-    They may look at a run of a newer version, whose file they cannot read: then at everybody in it.
-    Peers read the whole run file before they take part, or do not.
+    None if this version cannot read the run file, which a newer version may have written: the
+    observer then accepts the records of all peers. A peer that takes part has always read the run
+    file before.
     """
     try:
         run = run_from_text(manifest.run_file)
@@ -159,28 +167,28 @@ def seen_from_outside(manifest: Manifest) -> Listed:
 LEASE_DOMAIN = "lease"
 MANIFEST_DOMAIN = "manifest"
 MAX_RECORD_BYTES = 8 * 1024
-"""A DHT value of 16,000 bytes and more kills the node that stores it: stay well below."""
+"""Bound of one record. A DHT value of 16,000 bytes or more crashes the node that stores it."""
 MAX_LEASE_BYTES = 3 * 1024
-"""With every field at its longest; many of them have to fit into one answer of the DHT."""
+"""Size of a lease with every field at its longest; many leases must fit into one DHT answer."""
 MAX_MANIFEST_BYTES = 2 * MAX_RUN_FILE_CHARACTERS
-"""Uncompressed."""
+"""Bound of an encoded manifest before compression."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a record says about its own place on the DHT, signature already checked."""
+    """Author and place of a record on the DHT, read from it after its signature was verified."""
 
     kind: str
     author: str
-    """The signer; also the subkey the record is stored under."""
+    """Peer id of the signer, which is also the DHT subkey of the record."""
     place: str
-    """The DHT key it may be stored under."""
+    """Only DHT key under which the record may be stored."""
     expires_at: float | None
-    """DHT time at which it ends; None: as long as somebody stores it again."""
+    """DHT time at which the record expires; None if it lives as long as peers store it again."""
 
 
 def lease_key(run: str, owner: str) -> str:
-    """Where the leases of a run are found, all together."""
+    """Return the DHT key under which all leases of a run are stored."""
     return f"atom/3/{run}/{owner}/lease"
 
 
@@ -199,7 +207,7 @@ class SignedRecord:
 
 @dataclass(frozen=True)
 class LeaseBody:
-    """A lease, the run that it is for, and when it ends (DHT time, seconds)."""
+    """Signed content of a lease record: the lease, its run, and its expiry (DHT time, seconds)."""
 
     run: RunName
     owner: PeerId
@@ -210,10 +218,17 @@ class LeaseBody:
 def encode_lease(
     lease: Lease, run: str, owner: str, identity: Identity, expires_at: float
 ) -> bytes:
-    """A signed record. `expires_at` is DHT time in seconds and must be used when storing it.
+    """Return the signed record of a lease.
 
-    A loss that the others would refuse, such as one that a member made up, is left out: it must not
-    hide this peer from them.
+    A loss that other peers would refuse, such as one that a dishonest member reported, is left out:
+    otherwise they would refuse the whole lease and not see this peer.
+
+    Args:
+        lease: Lease of this peer.
+        run: Name of the run.
+        owner: Peer id of the run's owner.
+        identity: Key of this peer.
+        expires_at: DHT time in seconds; the record must be stored with the same expiry.
     """
     assert lease.peer_id == identity.peer_id, "a lease is signed by the peer it speaks for"
     if lease.loss is not None and not abs(lease.loss) <= MAX_LOSS:
@@ -226,15 +241,16 @@ def encode_lease(
 
 
 def decode_lease(record: bytes) -> Lease:
-    """The lease in a record whose claim was checked (`read_claim`). Raises: PeerRefused."""
+    """Return the lease in a record that `read_claim` has verified. Raises: PeerRefused."""
     signed = schema.decode(SignedRecord, record, MAX_RECORD_BYTES)
     return schema.decode(LeaseBody, signed.payload, MAX_LEASE_BYTES).lease
 
 
 def encode_manifest(manifest: Manifest, identity: Identity) -> bytes:
-    """The owner's signed record, to be kept and stored again byte for byte by every peer.
+    """Return the owner's signed record, which every peer keeps and stores again unchanged.
 
-    Raises: ConfigError if the run file is too large for a DHT record.
+    Raises:
+        ConfigError: The run file is too large for a DHT record.
     """
     assert manifest.owner == identity.peer_id, "a manifest is signed by its owner"
     record = _sign(MANIFEST_DOMAIN, zlib.compress(schema.encode(manifest), 9), identity)
@@ -248,10 +264,15 @@ def encode_manifest(manifest: Manifest, identity: Identity) -> bytes:
 
 
 def decode_manifest(record: bytes, run: str | None, owner: str | None = None) -> Manifest:
-    """The manifest of `run`, signed by its owner (which must be `owner`, if one is named). None: of
-    whichever run it names.
+    """Verify a manifest record and return the manifest.
 
-    Raises: PeerRefused: oversized, malformed, badly signed, of another run or owner.
+    Args:
+        record: Bytes from the DHT.
+        run: Run that the manifest must name; None accepts any run.
+        owner: Owner that the manifest must name; None accepts any owner.
+
+    Raises:
+        PeerRefused: The record is too large, malformed, badly signed, or of another run or owner.
     """
     manifest = _open(record)
     if not isinstance(manifest, Manifest):
@@ -262,9 +283,10 @@ def decode_manifest(record: bytes, run: str | None, owner: str | None = None) ->
 
 
 def read_claim(record: bytes) -> Claim:
-    """Who signed a record and where it belongs: all that a storing node needs to check.
+    """Verify a record and return its author and place: all that a storing node has to check.
 
-    Raises: PeerRefused: oversized, malformed, or not signed by the author it names.
+    Raises:
+        PeerRefused: The record is too large, malformed, or not signed by the author that it names.
     """
     body = _open(record)
     if isinstance(body, LeaseBody):
@@ -278,7 +300,7 @@ def _sign(domain: str, payload: bytes, identity: Identity) -> bytes:
 
 
 def _open(record: bytes) -> LeaseBody | Manifest:
-    """The content of a record that its author signed. Raises: PeerRefused."""
+    """Verify the signature of a record and return its content. Raises: PeerRefused."""
     signed = schema.decode(SignedRecord, record, MAX_RECORD_BYTES)
     body: LeaseBody | Manifest
     if signed.kind == LEASE_DOMAIN:
@@ -293,7 +315,7 @@ def _open(record: bytes) -> LeaseBody | Manifest:
 
 
 def _decompress(compressed: bytes) -> bytes:
-    """At most MAX_MANIFEST_BYTES, whatever the stream would expand to."""
+    """Decompress, but stop beyond MAX_MANIFEST_BYTES: a small stream can expand without limit."""
     stream = zlib.decompressobj()
     try:
         payload = stream.decompress(compressed, MAX_MANIFEST_BYTES + 1)

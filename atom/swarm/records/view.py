@@ -1,4 +1,4 @@
-"""The swarm as an onlooker sees it, from leases and manifest alone: `atom status`, `watch`."""
+"""View of a swarm computed from leases and manifest alone, for `atom status` and `atom watch`."""
 
 import math
 import statistics
@@ -23,15 +23,31 @@ from atom.swarm.records.manifest import DataAmount, Manifest
 
 
 def remaining(rounds: int | None, round_number: int, round_s: float | None) -> str:
-    """How long a run goes on, if its rounds take as long as now: "2.3 h to go". Empty: not known,
-    or it is over."""
+    """Return the estimated time until the run ends, at the present speed, as "2.3 h to go".
+
+    Args:
+        rounds: Number of rounds of the run; None if it is unlimited or unknown.
+        round_number: Number of the last committed round.
+        round_s: Duration of the last round in seconds; None if unknown.
+
+    Returns:
+        Text for display; empty if the time is unknown or the run is over.
+    """
     left = 0 if rounds is None else rounds - round_number
     return "" if round_s is None or left <= 0 else f"{format_seconds(left * round_s)} to go"
 
 
 def validation_told(validation: Validation | None, data: Data | None) -> dict[str, Any] | None:
-    """JSON-serialisable: `round`, `loss`, what that means for a text, and as `texts` the
-    same of each where there are several. `data`: of the run file; None: nobody could read it."""
+    """Return a validation in JSON types; None if there is none.
+
+    Args:
+        validation: Validation that a peer published.
+        data: Data section of the run file; None if the run file cannot be read.
+
+    Returns:
+        `round`, `loss`, the loss as perplexity or bits per byte if the data is text, and in `texts`
+        the same figures for each text if there are several.
+    """
     if validation is None:
         return None
     names = [] if data is None else data.held_back
@@ -41,7 +57,7 @@ def validation_told(validation: Validation | None, data: Data | None) -> dict[st
 
 
 def _figures(loss: float, data: Data | None) -> dict[str, float]:
-    """The loss is in nats per token. Of bytes a token is a byte."""
+    """Convert a loss in nats per token; a byte tokenizer has one token per byte."""
     if data is None or data.source == "module":
         return {"loss": loss}
     if data.tokenizer == "bytes":
@@ -50,20 +66,20 @@ def _figures(loss: float, data: Data | None) -> dict[str, float]:
 
 
 def validation_text(told: Mapping[str, Any] | None) -> str:
-    """ "validation 4.6470 (perplexity 104.3) after round 160"; empty: there is none."""
+    """Return "validation 4.6470 (perplexity 104.3) after round 160"; empty without a validation."""
     if told is None:
         return ""
     return f"validation {_loss_text(told)} after round {told['round']:,}"
 
 
 def validation_by_text(told: Mapping[str, Any] | None) -> str:
-    """ "books 4.1340 (perplexity 62.43), code …"; empty where there are not several texts."""
+    """Return "books 4.1340 (perplexity 62.43), code …"; empty unless there are several texts."""
     texts = {} if told is None else told["texts"]
     return ", ".join(f"{name} {_loss_text(each)}" for name, each in texts.items())
 
 
 def loss_meaning(figures: Mapping[str, float]) -> str:
-    """Of a loss of text: "perplexity 104.3", "6.704 bits per byte". Empty: of none."""
+    """Return "perplexity 104.3" or "6.704 bits per byte"; empty if the loss is not one of text."""
     if "perplexity" in figures:
         return f"perplexity {figures['perplexity']:,.4g}"
     return f"{figures['bits_per_byte']:.3f} bits per byte" if "bits_per_byte" in figures else ""
@@ -74,25 +90,35 @@ def _loss_text(figures: Mapping[str, float]) -> str:
 
 
 def batch_text(counted: int, batch: int) -> str:
-    """Of the sequences that a round asks for."""
+    """Return the progress of the global batch, such as "12 of 64", or "64 of 64, due"."""
     return f"{counted:,} of {batch:,}" + (", due" if counted >= batch else "")
 
 
 def void_text(in_a_row: int, cause: str) -> str:
-    """ "void passes: 12, loss-not-finite"; empty for one alone: float16 has those now and then."""
+    """Return "void passes: 12, loss-not-finite"; empty for fewer than two passes in a row.
+
+    With float16 a single void pass is normal.
+    """
     if in_a_row < 2:
         return ""
     return f"void passes: {in_a_row:,}" + (f", {cause}" if cause else "")
 
 
 def loss_unit(data_amount: tuple[int, int, int] | None) -> str:
-    """What a run's loss counts, by the amount in its manifest. Empty where there is no text, or
-    nobody said so: then the loss is whatever its module returns."""
+    """Return the unit of a run's loss: "nats per token", or empty if it is not known to be text.
+
+    Args:
+        data_amount: Tokens, samples and held-back amount, as in the manifest; None if unknown.
+    """
     return "nats per token" if data_amount and data_amount[0] else ""
 
 
 def trained_on(data_amount: tuple[int, int, int] | None) -> str:
-    """What a run's speed counts, by the same amount. Where nobody said it: as almost everywhere."""
+    """Return the unit in which a run's speed is counted: "samples", or "tokens" (the default).
+
+    Args:
+        data_amount: Tokens, samples and held-back amount, as in the manifest; None if unknown.
+    """
     return "samples" if data_amount and not data_amount[0] else "tokens"
 
 
@@ -104,7 +130,8 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class SwarmView:
-    """Counts are those of the preferred head; peers on another head are listed, not counted."""
+    """State of a swarm at one time. Only peers at the preferred head count towards its figures;
+    peers at other heads are listed."""
 
     run: str
     round: int
@@ -115,42 +142,42 @@ class SwarmView:
     """Mean loss of the last committed round, in `loss_unit`."""
     head: str
     tokens_per_s: float
-    """Of what it is `trained_on`. Of who is at the head or a round behind it: a commit reaches
-    peers one after the other."""
+    """Speed of the swarm, in the unit that `trained_on` names. Peers at the head and peers one
+    round behind it count: a commit does not reach all peers at once."""
     peers: tuple[Lease, ...]
     unix_time: float
-    """Of the look."""
+    """Unix time at which the leases were read."""
     owner: str = ""
-    """Peer id of who founded the run."""
+    """Peer id of the run's founder."""
     data_amount: tuple[int, int, int] | None = None
-    """As in the manifest."""
+    """Tokens, samples and held-back amount, as in the manifest; None if unknown."""
     validation: dict[str, Any] | None = None
-    """The newest that a peer at the head says, as `validation_told`."""
+    """Newest validation that a peer at the head published, as `validation_told` returns it."""
     sample: SampleText | None = None
-    """As `validation`."""
+    """Newest sample text that a peer at the head published."""
     round_s: float | None = None
-    """Of the last round, as the middle one of the peers at the head saw it."""
+    """Duration of the last round in seconds: the median over the peers at the head."""
 
     other_versions: str = ""
-    """Peers that run another version of the protocol, in words; they are not among `peers`."""
+    """Text about peers that run another protocol version; `peers` does not contain them."""
     me: str = ""
-    """Peer id of the onlooker; empty if it takes no part in the run."""
+    """Peer id of the observer; empty if it takes no part in the run."""
 
     def name(self, peer_id: str) -> str:
-        """How a table calls a peer. What it calls itself proves nothing: the id stands beside."""
+        """Return the label of a peer in a table: its chosen name, which proves nothing, and its
+        short id."""
         named = [lease.name for lease in self.peers if lease.peer_id == peer_id and lease.name]
         you = ["(you)"] if peer_id == self.me else []
         return " ".join([*named, short_id(peer_id), *you])
 
     @property
     def columns(self) -> list[str]:
-        """Of a table of peers. A sample that is no text has no tokens: a sequence per second is
-        one."""
+        """Titles of the table of peers, without "tokens/s" if the samples are not text."""
         has_tokens = trained_on(self.data_amount) == "tokens"
         return [title for title in _COLUMNS if title != "tokens/s" or has_tokens]
 
     def row(self, peer: Lease) -> dict[str, str]:
-        """What a table says of a peer, by column."""
+        """Return the cells of a peer in the table of peers, by column title."""
         use = peer.last_round
         cells = (
             self.name(peer.peer_id),
@@ -168,24 +195,25 @@ class SwarmView:
         return dict(zip(_COLUMNS, cells, strict=True))
 
     def marked(self, peer: Lease) -> set[str]:
-        """The columns of its row that say that something is amiss."""
+        """Return the titles of the columns that show a problem of this peer."""
         wrong = {"round": peer.round != self.round}
         wrong["lease age"] = self.age_s(peer) > LEASE_SECONDS / 2
         gone = peer.state == PeerState.LEFT
         return {title for title, amiss in wrong.items() if amiss and not gone}
 
     def outlook(self, rounds: int | None) -> list[str]:
-        """Return how long the run goes on, the newest validation, and the peers of other versions,
-        as far as they are known."""
+        """Return texts for display: the remaining time, the newest validation, and the peers of
+        other versions. Unknown items are left out."""
         to_go = remaining(rounds, self.round, self.round_s)
         return list(filter(None, (to_go, validation_text(self.validation), self.other_versions)))
 
     def age_s(self, lease: Lease) -> float:
-        """Since the publisher issued it, by two wall clocks: for display."""
+        """Return the age of a lease in seconds: our wall clock minus the publisher's. For display
+        only."""
         return round(max(0.0, self.unix_time - lease.issued_at), 1)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-serialisable; the keys of `atom status --json`."""
+        """Return the view in JSON types, with the keys of `atom status --json`."""
         return {
             "run": self.run,
             "owner": self.owner,
@@ -228,8 +256,16 @@ def view_swarm(
     me: str = "",
     data: Data | None = None,
 ) -> SwarmView:
-    """Assembles the view. `global_batch` (sequences) and `data` are what the manifest's run file
-    says; `me`: as in the view."""
+    """Compute the view of a swarm from its manifest and its leases.
+
+    Args:
+        manifest: Verified manifest of the run.
+        leases: Verified leases, of any protocol version.
+        global_batch: Sequences per round according to the run file; None if it cannot be read.
+        unix_time: Time at which the leases were read.
+        me: Peer id of the observer; empty if it takes no part in the run.
+        data: Data section of the run file; None if it cannot be read.
+    """
     found = {lease.peer_id: lease for lease in leases}
     peers = tuple(lease for _, lease in sorted(of_our_version(found).items()))
     head = preferred_head(peers)
@@ -263,9 +299,9 @@ def view_swarm(
 
 
 def preferred_head(leases: Iterable[Lease]) -> bytes:
-    """Fork choice on claims. Empty if nobody has a head.
+    """Return the best head that the leases claim, by fork choice; empty if none claims a head.
 
-    Good enough to look at; peers themselves follow certificates, not claims.
+    Claims are good enough for display. Peers themselves follow certificates, not claims.
     """
     claims = [lease for lease in leases if lease.head]
     ranked = ((rank(each.head, each.round, each.branches), each.head) for each in claims)

@@ -1,1 +1,1 @@
-"""A run's state between peers: arenas, their chunks, who gives them and who fetches."""
+"""Transfer of a run's state between peers: arenas, their pieces, donors, and the fetch."""

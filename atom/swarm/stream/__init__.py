@@ -1,1 +1,1 @@
-"""One connection: frames over sockets, protected, authenticated, paced."""
+"""One connection: frames over an encrypted, authenticated, rate-limited socket."""

@@ -1,1 +1,1 @@
-"""All connections of a peer: the ways to others, and what others may take of it."""
+"""All connections of a peer: how it reaches other peers, and limits on their use of it."""
