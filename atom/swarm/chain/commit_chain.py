@@ -1,13 +1,12 @@
-"""A chain of commits: as bytes, which peers hand to each other and keep on disk; verified; and what
-it says of its run, every round and what each peer gave.
+"""Chain of commits: its bytes on the wire and on disk, its verification, and the ledger of the run.
 
-A record is a length and an encoded commit; a chain is its records, one after the other.
+A record is a length and an encoded commit. A chain is a sequence of records.
 
 A later quorum vouches for all that led to its head, so most certificates could be skipped. They are
-checked all the same: a head's digest does not cover votes, so a peer that skips a forged
-certificate keeps it, hands it on, and is refused by the next one that looks at that round. Every
-commit carries the sequences of each member, so everybody who has the run's manifest can check the
-sums.
+checked all the same: a head's digest does not cover votes, so a peer that skipped a forged
+certificate would keep it, pass it on, and be refused by the next peer that checks that round. Every
+commit has the sequences of each member, so every reader that has the run's manifest can verify the
+ledger's sums.
 """
 
 import math
@@ -213,38 +212,45 @@ class Round(NamedTuple):
 
     number: int
     loss: float
-    """Mean over its sequences; of text, nats per token."""
+    """Mean loss over the round's sequences; for text in nats per token."""
     sequences: int
     members: int
     """Peers whose gradients were averaged."""
     absent: int
-    """Voters that were not there. Who was may have given nothing: it is no member then."""
+    """Number of voters that were not in the exchange. A voter that was in it without contributing
+    is not absent, but does not count as a member either."""
     branch: int
-    """How many survivors went on without a quorum; 0: an ordinary round."""
+    """Number of survivors that went on without a quorum; 0 for an ordinary round."""
 
 
 class Share(NamedTuple):
-    """What one peer gave to committed rounds."""
+    """Contributions of one peer to committed rounds."""
 
     sequences: int
-    """Counted in those rounds; the paper calls them mini-batches."""
+    """Sequences that the peer contributed to them; the paper calls them mini-batches."""
     rounds: int
-    """Those that something of it was averaged in."""
+    """Number of rounds to which the peer contributed."""
     first_round: int
     last_round: int
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The sums up to `head`. `rounds` are those from 1 to the head's."""
+    """Rounds 1 to the head's, and the sum of each peer's contributions to them."""
 
     head: Head
     rounds: tuple[Round, ...] = ()
     shares: Mapping[str, Share] = field(default_factory=dict)
-    """By peer id, over all its restarts."""
+    """Contributions by peer id, over all restarts of a peer."""
 
     def after(self, heads: Sequence[Head], commits: Sequence[Commit]) -> "Ledger":
-        """With verified commits added: `heads[0]` is ours, `heads[i + 1]` follows `commits[i]`."""
+        """Return the ledger with more commits.
+
+        Args:
+            heads: Heads along the commits: `heads[0]` is this ledger's, and `heads[i + 1]` is the
+                head after `commits[i]`.
+            commits: Verified commits.
+        """
         assert heads[0] == self.head
         shares = dict(self.shares)
         for commit in commits:
@@ -254,11 +260,11 @@ class Ledger:
 
     @property
     def sequences(self) -> int:
-        """In all committed rounds."""
+        """Sequences in all committed rounds."""
         return self.head.work
 
     def by_share(self) -> list[tuple[str, Share]]:
-        """Who gave most comes first."""
+        """Return the peers with their contributions, the largest contribution first."""
         return sorted(self.shares.items(), key=lambda each: (-each[1].sequences, each[0]))
 
 
@@ -276,7 +282,7 @@ def _round_of(parent: Head, commit: Commit) -> Round:
 
 
 def _add(shares: dict[str, Share], commit: Commit) -> None:
-    """A peer that was restarted within the round has two parts in it."""
+    """Add a commit to the sums. A peer that restarted within the round appears twice in it."""
     number = commit.value.round
     given: Counter[str] = Counter()
     for part in commit.value.contributions:

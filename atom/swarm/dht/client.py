@@ -1,9 +1,9 @@
-"""The daemon's end of the DHT process: it is started, asked, and started again whenever it ends.
+"""Client of the DHT process: the daemon starts it, calls it, and starts it again if it ends.
 
-The node lives in a process of its own because hivemind must not be imported (two seconds, threads,
-forks) where CUDA runs, and because a hostile record or a bug may bring a node down: the swarm must
-not stop for that. While the process is down, calls fail at once with DirectoryUnavailable, and
-nobody is judged dead for our deafness. Nothing outlives the daemon: see process and p2pd for the
+The DHT node has a separate process because hivemind must not be imported where CUDA runs (two
+seconds, threads, forks), and because a hostile record or a bug may crash a node: that must not stop
+the swarm. While the process is down, calls fail at once with DirectoryUnavailable, so no peer is
+taken for dead because we cannot read. Nothing outlives the daemon: `process` and `p2pd` have the
 other half of that promise.
 """
 
@@ -33,22 +33,23 @@ from atom.swarm.dht.p2pd import NodeSettings, end_process
 from atom.swarm.dht.process import MAX_LINE_BYTES, message_line, read_message
 
 START_SECONDS = 160.0
-"""To import hivemind from a slow disk, start p2pd, dial and join. The child ends sooner what takes
-too long; an address that does not answer is given up in seconds."""
+"""Time to import hivemind from a slow disk, start p2pd, dial and join. The process itself gives up
+slow steps earlier: an address that does not answer takes it only seconds."""
 STOP_SECONDS = 6.0
 ONLOOKER_STOP_SECONDS = 0.3
-"""Nobody misses a node that only looked, and somebody has pressed Ctrl-C. The kernel takes p2pd
-along; while the process imports its libraries, it does not even see that we have hung up."""
+"""Time for an observer's node to end: no peer depends on it, and a person has pressed Ctrl-C. The
+kernel then kills p2pd too. A process that is still importing libraries cannot see that we have hung
+up."""
 CALL_SECONDS = 4.0
 ANSWER_MARGIN_SECONDS = 1.0
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 HEALTHY_SECONDS = 300.0
-"""A node that ran for this long is restarted without delay. A crash on each record of a stranger
-would cost two seconds of a processor for every restart."""
+"""Running time after which the pauses between restarts begin at their shortest again. A stranger's
+record may crash the node again and again, and each restart costs two seconds of a processor."""
 CONTACTS_EVERY_SECONDS = 5.0
 MAX_UNANSWERED = 6
-"""Questions in a row, ten seconds each, after which a silent process is ended."""
+"""Unanswered calls in a row, about ten seconds each, after which a silent process is ended."""
 MAX_LOG_BYTES = 8 << 20
 LISTEN = "[network] listen in a peer file (start and bootstrap also take --listen)"
 _FOLDER_PREFIX = "atom-dht-"
@@ -57,12 +58,15 @@ PROGRAM = ("-P", "-m", "atom.swarm.dht.process")
 
 
 class DirectoryUnavailable(AtomError):
-    """The DHT cannot be asked right now. Nothing is known about anybody; ask again later."""
+    """Raised if the DHT cannot be asked now. That says nothing about other peers; ask later."""
 
 
 class DhtClient:
-    """The DHT process of this daemon. Make, `start`, use and `close` it in one event loop, whose
-    thread must live until then: the kernel ends the process with that thread."""
+    """DHT process of this daemon.
+
+    Create, `start`, use and `close` it in one event loop. The loop's thread must live until then:
+    the kernel kills the process when that thread ends.
+    """
 
     def __init__(
         self,
@@ -80,29 +84,39 @@ class DhtClient:
         self._folder: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        """Ends with the process; None while there is none that is part of the DHT."""
+        """Task that reads answers and ends with the process; None unless a process is ready."""
         self._watching: asyncio.Task[None] | None = None
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.contacts = tuple(settings.contacts)
-        """DHT nodes met lately, as multiaddrs: where to look after a restart."""
+        """Multiaddrs of DHT nodes met lately, which are dialled after a restart."""
         self.restarted = asyncio.Event()
-        """Set each time the process has been started again; clear it to wait for the next."""
+        """Set after each restart of the process; clear it to wait for the next restart."""
 
     async def start(self) -> None:
-        """Returns when the node is part of the DHT. Leaves nothing behind if it fails.
+        """Start the process and return when its node has joined the DHT.
 
-        Raises: AddressError, PortInUseError, StorageError, UserError; DirectoryUnavailable where
-        the system gives no process or file for it, or it speaks nonsense.
+        Leaves nothing behind if it fails.
+
+        Raises:
+            AddressError, PortInUseError, StorageError, UserError: A person has to act.
+            DirectoryUnavailable: The system refuses a process or a file, or the process sends
+                malformed answers.
         """
         await self._open(self._settings)
         self._watching = asyncio.create_task(self._watch())
 
     async def call(self, name: str, timeout_s: float = CALL_SECONDS, **arguments: Any) -> Any:
-        """What the node's method of that name returns.
+        """Call a method of the process's node, and return its result.
 
-        Raises: DirectoryUnavailable: there is no answer in time, the call failed, or the process is
-        being started again.
+        Args:
+            name: Method of `DhtNode`.
+            timeout_s: Time for the call.
+            arguments: Keyword arguments: JSON types or bytes.
+
+        Raises:
+            DirectoryUnavailable: No answer arrived in time, the call failed, or the process is
+                being started again.
         """
         if self._writer is None or self._reading is None or self._reading.done():
             raise DirectoryUnavailable("the DHT process is starting")
@@ -125,7 +139,7 @@ class DhtClient:
         return result["answer"]
 
     async def close(self) -> None:
-        """Ends the process and waits for it; never fails, may be called again."""
+        """End the process and wait for it. Never fails; idempotent."""
         if self._watching is not None:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -134,7 +148,7 @@ class DhtClient:
 
     async def _open(self, settings: NodeSettings) -> None:
         try:
-            if not self._settings.client_mode:  # p2pd takes any port for an onlooker
+            if not self._settings.client_mode:  # for an observer p2pd chooses any port
                 listen = free_port(parse_listen(self._settings.listen or "127.0.0.1:0"))
                 self._settings = replace(self._settings, listen=str(listen))
             reader = await self._spawn()
@@ -154,11 +168,11 @@ class DhtClient:
             with theirs, open_node_log(self._settings.log_path) as log:
                 self._process = await self._python(theirs, log)
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
-            stack.pop_all()  # from here on the writer's to close
+            stack.pop_all()  # from here on, the writer closes the socket
         return reader
 
     async def _python(self, theirs: socket.socket, log: IO[bytes]) -> Process:
-        """The process, before it has imported anything. Raises: OSError."""
+        """Start the Python process. Raises: OSError."""
         return await asyncio.create_subprocess_exec(
             *(sys.executable, *PROGRAM),
             *(str(theirs.fileno()), str(os.getpid()), str(self._folder)),
@@ -201,12 +215,12 @@ class DhtClient:
                     waiting.set_result({"failed": "the DHT process has ended"})
 
     async def _end(self) -> None:
-        """Of the present process nothing is left after it. Never fails."""
+        """End the present process and remove all that belongs to it. Never fails."""
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
         if self._writer is not None:
-            self._writer.transport.abort()  # a process that does not read would be waited for
+            self._writer.transport.abort()  # closing would wait for a process that does not read
         if self._process is not None:
             looked_only = self._settings.client_mode
             patience_s = ONLOOKER_STOP_SECONDS if looked_only else STOP_SECONDS
@@ -240,7 +254,7 @@ class DhtClient:
             try:
                 await self._end()
                 await self._open(replace(self._settings, initial_peers=(), contacts=contacts))
-            except Exception as error:  # noqa: BLE001 - the supervisor: who stopped here is deaf
+            except Exception as error:  # noqa: BLE001 - supervisor: ending here would leave the peer without a DHT
                 self._events.emit("dht-restart-failed", detail=str(error))
                 continue
             self._began_at = self._clock.now()
@@ -250,18 +264,24 @@ class DhtClient:
 
 
 def free_port(listen: ListenAddress) -> ListenAddress:
-    """The address, with a port that the system chose for 0: others find us there again after a
-    restart. libp2p shares a port silently with another of its kind, so we look before it does.
+    """Check that an address is free; if its port is 0, choose one that restarts of the node keep.
 
-    Raises: PortInUseError; AddressError for an interface or port this process cannot have.
+    libp2p silently shares a port with another libp2p process, so the check is made here.
+
+    Raises:
+        PortInUseError: Another program listens there.
+        AddressError: This process cannot have that interface or port.
     """
     with listening(listen.host, listen.port, LISTEN) as probe:
         return ListenAddress(listen.host, probe.getsockname()[1])
 
 
 def _make_folder() -> Path:
-    """A private folder for sockets, whose paths have to be short, named after this process so that
-    a later one can clear it. Raises: StorageError."""
+    """Create a private folder for sockets, and remove the folders of killed processes.
+
+    Paths of sockets must be short. The name contains our process id, so that a later process can
+    find out that we have ended. Raises: StorageError.
+    """
     root = tempfile.gettempdir()
     if len(root) > _MAX_ROOT_CHARACTERS:
         root = "/tmp"
@@ -275,7 +295,7 @@ def _make_folder() -> Path:
 
 
 def _clear_abandoned(root: Path) -> None:
-    """Folders of processes that were killed: their DHT processes were killed with them."""
+    """Remove folders of processes that were killed; their DHT processes were killed with them."""
     for folder in root.glob(f"{_FOLDER_PREFIX}*-*"):
         pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):
@@ -285,7 +305,10 @@ def _clear_abandoned(root: Path) -> None:
 
 
 def open_node_log(path: str | None) -> IO[bytes]:
-    """For a node that is about to start; None: its words go nowhere. Raises: StorageError."""
+    """Open the log of a node that is about to start; None discards its output.
+
+    Raises: StorageError.
+    """
     keep_small(path)
     try:
         return open(path or os.devnull, "ab")
@@ -294,7 +317,8 @@ def open_node_log(path: str | None) -> IO[bytes]:
 
 
 def keep_small(path: str | None) -> None:
-    """Empties a full log, which the node holds open: it goes on at the new end. Never fails."""
+    """Empty a log that has become too large. The node holds it open and continues at its new end.
+    Never fails."""
     with contextlib.suppress(OSError):
         if path is not None and os.path.getsize(path) > MAX_LOG_BYTES:
             os.truncate(path, 0)

@@ -1,8 +1,8 @@
-"""The one door to hivemind: a DHT node on top of a libp2p daemon that is already running.
+"""DHT node: uses hivemind on top of a libp2p daemon that is already running.
 
-Runs in the DHT process only (importing hivemind takes two seconds and brings threads along).
-The library's own caches, reuse of requests and background refreshes are switched off: a lease is
-news for seconds, and every reading asks the nodes that store it.
+This module is imported in the DHT process only: importing hivemind takes two seconds and starts
+threads. hivemind's own caches, reuse of requests and background refreshes are switched off: a lease
+is new for seconds only, so every reading asks the nodes that store it.
 """
 
 import asyncio
@@ -31,30 +31,39 @@ from atom.swarm.records.manifest import MAX_RECORD_BYTES
 
 DIAL_SECONDS = 8.0
 CALL_SECONDS = 3.0
-"""A node that does not answer in this time is passed over."""
+"""Time after which a node that does not answer is skipped."""
 ENOUGH_SECONDS = 0.5
-"""A node that has not taken a record by then is not waited for."""
+"""Time for which `store` waits for nodes to take a record."""
 HOLDERS_SECONDS = 10.0
-"""Nodes that came nearer since are found by readers, who ask more nodes than hold a record."""
+"""Time for which the holders of a key are remembered. Readers ask more nodes than hold a record, so
+they also find holders that are newer."""
 REPLICAS = 5
 BEAM = 8
-"""Nodes asked per key, nearest first: the replicas, and a few in case some have just joined."""
+"""Nodes asked per key, nearest first: the replicas, and a few more in case some have just joined."""
 WIDE_BEAM = 64
 WIDE_CALLS = 16
-"""At once: some of so many nodes keep silent, three seconds each."""
+"""Nodes asked at once in a wide search: some of them keep silent, for three seconds each."""
 MAX_BANNED = 1024
-"""Peers whose failures to answer are remembered."""
+"""Bound of the peers whose failures to answer are remembered."""
 MAX_CONTACTS = 64
-"""Beside those that people named."""
+"""Bound of the remembered contacts, without the nodes that the settings name."""
 
 Entries = dict[str, tuple[bytes, float]]
-"""Signed records and the DHT times of their ends, by subkey."""
+"""Signed records and their expiry (DHT time), by subkey."""
 
 
 def with_contact(contacts: Sequence[str], peer_id: str, places: Sequence[str]) -> Sequence[str]:
-    """Multiaddrs of DHT nodes, newest first, once that peer is connected from `places`. Of each the
-    place where it was met last, and the one before: without a port of its own a peer has another
-    one after each start, and whoever dialled us may show one where nobody listens."""
+    """Return the contacts with a peer added that is now connected.
+
+    Two multiaddrs of each peer are kept, the latest and the one before. A peer without a fixed port
+    has another port after each start, and a peer that dialled us may show a port on which it does
+    not listen.
+
+    Args:
+        contacts: Multiaddrs of DHT nodes, newest first.
+        peer_id: Peer that is connected.
+        places: Multiaddrs of its connections.
+    """
     before = [each for each in contacts if peer_id_in(each) == peer_id]
     if not places or (before and before[0] in places):
         return contacts
@@ -63,14 +72,14 @@ def with_contact(contacts: Sequence[str], peer_id: str, places: Sequence[str]) -
 
 
 def unpacked(found: Any) -> Entries:
-    """Return the signed records of a dictionary as hivemind holds it; none for None."""
+    """Return the signed records in a dictionary of hivemind; none for None."""
     items = () if found is None else found.value.items()
     records = ((name, unpack_record(value), end) for name, (value, end) in items)
     return {name: (record, end) for name, record, end in records if record is not None}
 
 
 def newest(*readings: Entries) -> Entries:
-    """Merge readings. Of two records of one peer, the one that ends later is kept."""
+    """Merge readings; for each peer, keep the record that expires last."""
     merged: Entries = {}
     for name, entry in itertools.chain.from_iterable(each.items() for each in readings):
         if name not in merged or entry[1] > merged[name][1]:
@@ -79,7 +88,7 @@ def newest(*readings: Entries) -> Entries:
 
 
 class DhtNode:
-    """A member (or onlooker) of the DHT. All methods belong to one event loop."""
+    """Member or observer of the DHT. All methods must be called in one event loop."""
 
     def __init__(
         self, settings: NodeSettings, p2pd_socket: Path, clock: Clock | None = None
@@ -91,14 +100,18 @@ class DhtNode:
         self._p2p: Any = None
         self._node: Any = None
         self._holders: dict[DHTID, tuple[float, list[Any]]] = {}
-        """By key, until when they are known."""
+        """Nearest nodes by key, with the time until which they are remembered."""
         self._gifts: set[asyncio.Task[None]] = set()
         self._contacts = settings.contacts
         self._last: dict[str, Entries] = {}
-        """What the last reading of a key found."""
+        """Records of the last reading, by key."""
 
     async def open(self) -> None:
-        """Joins the DHT, or begins a new one. Raises: AddressError saying what is in the way."""
+        """Join the DHT, or begin a new one if the settings name no nodes.
+
+        Raises:
+            AddressError: No named node can be reached, or the node refuses us; it says why.
+        """
         P2P._UNIX_SOCKET_PREFIX = f"/unix{self._p2pd_socket.parent}/"
         self._p2p = await GuardedP2P.replicate(Multiaddr(f"/unix{self._p2pd_socket}"))
         self._p2p.known = lambda: self._gate.known
@@ -121,7 +134,7 @@ class DhtNode:
         except (ValidationError, RuntimeError) as error:
             raise explain_refusal(str(error)) from None
         self._node.protocol.storage = BoundedStorage(self._gate)
-        # Any node may tell ours to cache a record: it would stand for all that is kept beside it.
+        # Any node may make ours cache a record, which would hide all stored ones under its key.
         self._node.protocol.cache.maxsize = 0
         self._node.protocol._validate_dictionary = self._gate.keep_valid
 
@@ -134,13 +147,20 @@ class DhtNode:
         known: Sequence[str] = (),
         only_known: bool = False,
     ) -> None:
-        """Stores it here, and at the nodes in charge, unless they hold one that expires later.
+        """Store a record here and at the holders of its key; a later record there stays.
 
-        `known`: whose records under this key have a place here and come first; `only_known`: those
-        of others are neither kept nor believed. Both hold until they are said anew.
+        It is stored here first: a silent neighbour can delay the search for the holders by seconds,
+        and peers that ask us until then should get the new record.
 
-        It is stored here first: a neighbour that keeps silent delays the search for the nodes
-        in charge by seconds, and whoever asks us meanwhile should hear the news.
+        Args:
+            key: A lease key or a manifest key.
+            subkey: Peer id of the record's author.
+            record: Signed record.
+            expires_at: Expiry, DHT time in seconds.
+            known: Peer ids whose records come first and always have a place here. Holds until the
+                next call of `store` or `fetch`.
+            only_known: Refuse all other peers' records under this key. Holds until the next call
+                with this key.
         """
         assert len(record) <= MAX_RECORD_BYTES
         key_id, value = DHTID.generate(key), MSGPackSerializer.dumps(record)
@@ -167,24 +187,24 @@ class DhtNode:
     ) -> tuple[list[tuple[str, bytes]], bool]:
         """Read the records under a key.
 
-        One holder is asked first, each time another, so that all holders share the uploads. Its
-        answer is rejected if it lacks our own record, which every holder was sent (an onlooker
-        has none and looks for a record of any peer in `known`). Then all holders are asked.
+        One holder is asked first, a different one each time, so that all holders share the uploads.
+        Its answer is rejected if it lacks our own record, which was sent to every holder (an
+        observer has none and looks for a record of any peer in `known`). Then all are asked.
 
-        Records of the last reading and of our own storage are added: signed and dated, so at worst
-        old. A node that holds a record may just have died.
+        Records of the last reading and of our own storage are added, because a node that holds a
+        record may just have died. They are signed and dated, so at worst they are old.
 
         Args:
-            key: a lease key or a manifest key.
-            deadline_s: time in seconds after which the search is broken off.
-            widely: ask many nodes at once instead. A manifest is stored once a minute, and in a
+            key: A lease key or a manifest key.
+            deadline_s: Time in seconds after which the search is cancelled.
+            widely: Ask many nodes at once instead. A manifest is stored once a minute, and in a
                 young DHT a dozen nodes may have come nearer to its key since.
-            known: peer ids whose records come first. As in `store`, it holds until the next call.
-            only_known: ignore all other records. As in `store`, it holds until the next call.
+            known: Peer ids whose records come first; holds as in `store`.
+            only_known: Ignore all other records; holds as in `store`.
 
         Returns:
-            Records with their subkeys (of a crowd, a random sample of those that are not known),
-            and True if the search ended in time.
+            Records with their subkeys (if there are too many, a random sample of the records of
+            unknown peers), and True if the search ended in time.
         """
         key_id, began = DHTID.generate(key), self._clock.now()
         self._gate.use(key_id, known, only_known)
@@ -235,22 +255,22 @@ class DhtNode:
         return {name: (each.value, each.expiration_time) for name, each in stored.items()}
 
     async def addresses(self) -> list[str]:
-        """Multiaddrs others may dial, as far as we know today."""
+        """Return the multiaddrs that other nodes may dial, as far as libp2p knows now."""
         return [str(address) for address in await self._p2p.get_visible_maddrs(latest=True)]
 
     async def contacts(self) -> list[str]:
-        """Multiaddrs of DHT nodes worth remembering for a restart."""
+        """Return the multiaddrs of DHT nodes to dial after a restart."""
         await self._meet_neighbours()
         return self._entrances()[:MAX_CONTACTS]
 
     async def redial(self) -> None:
-        """Finds the way back after an outage: asks contacts that dropped out of our tables.
+        """Dial some contacts that have dropped out of our tables, to rejoin after an outage.
 
-        A node forgets neighbours that do not answer, so one that was cut off for a while knows
-        nobody; and two halves of a torn DHT do not look for each other.
+        A node forgets neighbours that do not answer, so a node that was cut off for a while has no
+        neighbour left. And two halves of a split DHT do not search for each other.
         """
         if len(self._node.blacklist.ban_counter) > MAX_BANNED:
-            self._node.blacklist.clear()  # hivemind never forgets one: a liar names any number
+            self._node.blacklist.clear()  # hivemind never removes an entry, and a liar can name any number
         known = await self._meet_neighbours()
         lost = [each for each in self._entrances() if peer_id_in(each) not in known]
         for address in random.sample(lost, min(4, len(lost))):
@@ -258,8 +278,11 @@ class DhtNode:
                 await self._node.protocol.call_ping(PeerID.from_base58(peer_id_in(address)))
 
     async def until_deaf(self) -> None:
-        """Returns when hivemind no longer listens to p2pd, as that has ended, or an answer to a
-        call that was broken off at that moment has ended its reader: all looks well then."""
+        """Return when hivemind no longer reads from p2pd.
+
+        Either p2pd has ended, or an answer to a call that was just cancelled has ended hivemind's
+        reader, without any other sign of a failure.
+        """
         control = self._p2p._client.control
         ears = {control._read_task, control._write_task}
         await asyncio.wait(ears, return_when=asyncio.FIRST_COMPLETED)
@@ -282,7 +305,7 @@ class DhtNode:
         return reached
 
     async def _dial(self, address: str) -> str | None:
-        """None when connected, else libp2p's words for what is wrong."""
+        """Connect to a node; return None, or libp2p's message if that fails."""
         peer_id = peer_id_in(address)
         target = Multiaddr(address[: -len(f"/p2p/{peer_id}")])
         try:
@@ -295,7 +318,7 @@ class DhtNode:
         return None
 
     async def _meet_neighbours(self) -> set[str]:
-        """Peer ids in our tables; notes where those are that we are connected with."""
+        """Return the peer ids in our tables; remember the addresses of the connected ones."""
         table = self._node.protocol.routing_table
         known = {peer.to_base58() for peer in table.uid_to_peer_id.values()}
         for info in await self._p2p.list_peers():
@@ -306,15 +329,15 @@ class DhtNode:
         return known
 
     def _entrances(self) -> list[str]:
-        """Nodes met, newest first, and those that people named."""
+        """Return the multiaddrs of nodes met, newest first, then of nodes named in the settings."""
         return list(dict.fromkeys((*self._contacts, *self._settings.initial_peers)))
 
     async def _holders_of(self, key_id: DHTID) -> list[Any]:
         """Return the nodes nearest to the key, in random order.
 
-        hivemind asks up to twenty nodes, which answer with all that they hold under the key that
-        they are asked for. So they are asked for the key's neighbour: the same nodes are nearest to
-        it, and no record lies there.
+        hivemind asks up to twenty nodes, and each would answer with all its records under the key.
+        So they are asked for the adjacent key: the same nodes are nearest to it, and no record is
+        stored under it.
         """
         until, holders = self._holders.get(key_id, (0.0, []))
         if not holders or self._clock.now() >= until:
@@ -331,7 +354,7 @@ class DhtNode:
         self, peer: Any, key_id: DHTID, subkey: str, value: bytes, expires_at: float
     ) -> None:
         taken = await self._node.protocol.call_store(peer, [key_id], [value], expires_at, [subkey])
-        if taken is None:  # it gave no answer: others are to be found in its place
+        if taken is None:  # no answer: find other holders next time
             self._node.blacklist.register_failure(peer)
             self._holders.pop(key_id, None)
 

@@ -1,9 +1,8 @@
-"""The libp2p daemon (a Go program that hivemind ships) as our own child, never an orphan; how a DHT
-node meets the world with it, and what its words for a failed start mean.
+"""The libp2p daemon p2pd (a Go program that hivemind ships): settings, start, limits, and errors.
 
-It is started here rather than by hivemind, because hivemind's way survives its parent's SIGKILL
-and leaves sockets in /tmp. Here the kernel kills it when its parent dies, however that happens,
-and its sockets lie in a folder that the parent removes.
+It is started here rather than by hivemind, because hivemind's p2pd survives a SIGKILL of its parent
+and leaves sockets in /tmp. Here the kernel kills it when its parent dies for any reason, and its
+sockets are in a folder that the parent removes.
 """
 
 import asyncio
@@ -44,26 +43,26 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """How a DHT node meets the world."""
+    """Settings of a DHT node."""
 
     identity_path: str | None = None
-    """libp2p key file; None: a throw-away identity (for onlookers)."""
+    """libp2p key file; None for a temporary identity (for observers)."""
     listen: str | None = None
-    """HOST:PORT; None: any free port on the loopback interface."""
+    """HOST:PORT to listen on; None for any free port on the loopback interface."""
     announce: Sequence[str] = ()
-    """libp2p multiaddrs others should dial instead of the ones we see ourselves."""
+    """libp2p multiaddrs that other nodes should dial; empty: the ones that we see ourselves."""
     initial_peers: Sequence[str] = ()
     """libp2p multiaddrs, each ending in /p2p/<peer id>; none: a new DHT begins here."""
     contacts: Sequence[str] = ()
-    """DHT nodes met before: dialled too, but it is no error if none of them answers."""
+    """Multiaddrs of DHT nodes met before. They are dialled too, but need not answer."""
     client_mode: bool = False
-    """An onlooker: asks others, stores nothing for them, accepts no calls."""
+    """True for an observer: it asks other nodes, stores nothing for them and accepts no calls."""
     log_path: str | None = None
-    """Where the node's own noise goes; None: nowhere."""
+    """File for the log output of the node; None discards it."""
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to SIGKILL this process when the *thread* that started it ends."""
+    """Make the kernel SIGKILL this process when the *thread* that started it ends."""
     if sys.platform == "linux":
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -98,7 +97,7 @@ async def until_p2pd_is_large() -> None:
 
 
 async def end_process(process: asyncio.subprocess.Process, patience_s: float) -> None:
-    """Waits for one that was told to go; kills it when patience is over, or we are cancelled."""
+    """Wait for a process that was told to end; kill it after `patience_s`, or if cancelled."""
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
@@ -118,10 +117,13 @@ def _before_exec() -> None:
 async def running_p2pd(
     folder: Path, settings: NodeSettings, listen: ListenAddress
 ) -> AsyncIterator[Path]:
-    """One p2pd, and its control socket, which lies in `folder`, once it can be asked. Its words go
-    where ours do. It is ended gently; that of an onlooker, whom nobody misses, at once.
+    """Run p2pd; the value is the path of its control socket in `folder`, once it answers.
 
-    Raises: UserError if it ends instead of starting.
+    It writes to our stderr. At the end it may finish in order; an observer's p2pd, on which no peer
+    depends, is killed.
+
+    Raises:
+        UserError: p2pd ends instead of starting.
     """
     socket_path = folder / "p2pd.sock"
     socket_path.with_suffix(".json").write_text(NO_RELAY)
@@ -145,7 +147,7 @@ async def running_p2pd(
 async def _until_it_answers(
     process: asyncio.subprocess.Process, socket_path: Path, log_path: str | None
 ) -> None:
-    """Raises: UserError if it ends instead."""
+    """Wait until p2pd accepts connections. Raises: UserError if it ends instead."""
     while process.returncode is None:
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_unix_connection(socket_path)
@@ -157,7 +159,7 @@ async def _until_it_answers(
 
 
 def _binary() -> str:
-    """The path of p2pd, found without importing hivemind (two seconds)."""
+    """Return the path of p2pd, without importing hivemind, which takes two seconds."""
     package = importlib.util.find_spec("hivemind")
     if package is None or package.origin is None:
         # The command depends on how Atom was installed, which the doctor knows.
@@ -169,7 +171,7 @@ def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path)
     """Return the command line of p2pd.
 
     A volunteer's line serves this swarm only, so p2pd offers no service to others: it relays no
-    connections (its default: 16 circuits of 4 GiB), dials nobody on request (`autonat`), and opens
+    connections (its default: 16 circuits of 4 GiB), dials no node on request (`autonat`), and opens
     no port of the router (`natPortMap`). The switch `relayService` does not end the relay of this
     p2pd: it starts another one while `relay` is on. And `relay=0` leaves the default as it is,
     which is on, so a file of settings changes the default.
@@ -201,7 +203,12 @@ _OTHER_KEY = re.compile(r"remote key matches (\w+)")
 
 
 def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> AddressError:
-    """Why none of the addresses could be dialled; the first failure speaks for all."""
+    """Return the error for a start at which no address could be dialled.
+
+    Args:
+        addresses: Multiaddrs that were dialled.
+        failures: libp2p's message for each address.
+    """
     for address, failure in zip(addresses, failures, strict=True):
         if other := _OTHER_KEY.search(failure):
             return AddressError(
@@ -224,7 +231,7 @@ def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> Ad
 
 
 def explain_refusal(text: str) -> AddressError:
-    """Why a reached DHT node did not take us in."""
+    """Return the error for a DHT node that was reached but did not let us join."""
     clocks = _CLOCKS.search(text)
     if clocks is not None:
         ahead_s = float(clocks[1]) - float(clocks[2])

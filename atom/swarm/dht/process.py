@@ -1,12 +1,13 @@
-"""The DHT node's own process: `python -m atom.swarm.dht.process SOCKET_FD PARENT_PID FOLDER`.
+"""Process of the DHT node: `python -m atom.swarm.dht.process SOCKET_FD PARENT_PID FOLDER`.
 
-Started by the daemon (see client), never by hand. It serves its parent over an inherited
-socket and exists for it alone: when the parent is gone (the socket ends, or the kernel tells)
-it takes the libp2p daemon along. An interrupt at the terminal is the parent's
-business, and so is being asked to end: it still says goodbye through this process.
+The daemon starts it (see `client`), never a person. It serves its parent over an inherited socket.
+When the parent is gone (the socket ends, or the kernel kills this process), the libp2p daemon ends
+too. Signals to interrupt or to end are ignored: the parent handles them, and still publishes its
+departure through this process.
 
-Each message is a line of JSON. The parent's first has the settings, ours says whether the node is
-up. Then it calls methods of the node, each with an `id` that our answer repeats.
+Each message is a line of JSON. The parent's first message has the settings; our first says whether
+the node is up. Then the parent calls methods of the node, each with an `id`, which our answer
+repeats.
 """
 
 import asyncio
@@ -37,17 +38,19 @@ if TYPE_CHECKING:
     from atom.swarm.dht.node import DhtNode
 
 MAX_LINE_BYTES = 16 << 20
-"""Of one message: twice as many as a reading of the DHT may bring, for bytes are hexadecimal."""
+"""Bound of one message: twice the bytes that a reading of the DHT may return, as they are written
+in hexadecimal."""
 CLOSE_SECONDS = 2.0
 REDIAL_SECONDS = 10.0
-"""How often nodes that dropped out of sight are asked again."""
+"""Interval at which nodes that have dropped out of our tables are dialled again."""
 CLOCK_EVERY_SECONDS = 1.0
 CLOCK_STEP_SECONDS = 1.0
-"""Corrections below this are nothing to a lease, which lasts for eight."""
+"""Correction of the clock from which on the node is restarted. Smaller ones do not matter to a
+lease, which lasts eight seconds."""
 
 
 class DhtService:
-    """Answers one parent until it hangs up."""
+    """Service that answers one parent until it hangs up."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -56,8 +59,11 @@ class DhtService:
         self._node: DhtNode | None = None
 
     async def run(self, folder: Path) -> None:
-        """Starts daemon and node, serves, and clears up. Returns when the parent is gone, or to be
-        started again: p2pd is gone, or the node deaf."""
+        """Start the libp2p daemon and the node, serve, and clean up.
+
+        Returns when the parent is gone, or when this process has to be started again because p2pd
+        has ended or the node no longer hears it.
+        """
         opening = await read_message(self._reader)
         if opening is None:
             return
@@ -77,7 +83,7 @@ class DhtService:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _live(self, settings: NodeSettings, folder: Path) -> None:
-        """Joins the DHT; then does the node's chores until it has to be started again."""
+        """Join the DHT; then run the node's background tasks until it has to be restarted."""
         listen = parse_listen(settings.listen or "127.0.0.1:0")
         async with running_p2pd(folder, settings, listen) as p2pd_socket:
             from atom.swarm.dht.node import DhtNode  # takes two seconds, and makes locks
@@ -96,7 +102,7 @@ class DhtService:
             finally:
                 for chore in chores:
                     chore.cancel()
-                if not settings.client_mode:  # who only looked is missed by nobody
+                if not settings.client_mode:  # no peer depends on an observer
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(CLOSE_SECONDS):
                             await node.close()
@@ -121,25 +127,28 @@ class DhtService:
             await asyncio.sleep(REDIAL_SECONDS * random.uniform(0.8, 1.2))
             try:
                 await node.redial()
-            except Exception as error:  # noqa: BLE001 -- the supervisor of a chore: it runs again soon
+            except Exception as error:  # noqa: BLE001 -- supervisor: the task runs again soon
                 with contextlib.suppress(OSError):  # the disk of our log may be full
                     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
 
     async def _send(self, message: dict[str, Any]) -> None:
-        """To a parent that is gone there is nothing to say: `_serve` sees the end too."""
+        """Send a message; do nothing if the parent is gone, since `_serve` notices that too."""
         with contextlib.suppress(ConnectionError):
             self._writer.write(message_line(message))
             await self._writer.drain()
 
 
 def message_line(message: dict[str, Any]) -> bytes:
-    """For `read_message` at the other end."""
+    """Encode a message as a line for `read_message` at the other end."""
     return json.dumps(message, default=lambda raw: {"hex": raw.hex()}).encode() + b"\n"
 
 
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """The next one; None when the other side is gone. Raises: ValueError for nonsense, or more than
-    the reader's limit."""
+    """Read the next message; return None if the other end is gone.
+
+    Raises:
+        ValueError: The line is not JSON, or exceeds the reader's limit.
+    """
     line = b""
     with contextlib.suppress(ConnectionError):
         line = await reader.readline()
@@ -153,8 +162,11 @@ def _bytes_again(fields: dict[str, Any]) -> Any:
 async def until_clock_is_set_back(
     wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
 ) -> None:
-    """A node keeps the record that expires last: those of a clock that was ahead would keep all
-    news out until the clock has made up for it. So the node begins anew, with none."""
+    """Return when the wall clock was set back: the node then has to restart with no records.
+
+    A node keeps the record that expires last. Records stored while the clock was ahead would keep
+    out all new ones until the clock reaches their time again.
+    """
     ahead_s = wall() - steady()
     while (now_s := wall() - steady()) > ahead_s - CLOCK_STEP_SECONDS:
         ahead_s = now_s
@@ -173,7 +185,7 @@ def main(arguments: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
     bound_memory(MAX_NODE_BYTES)
-    if os.getppid() == parent_pid:  # else it died before we could ask for the signal
+    if os.getppid() == parent_pid:  # else the parent died before `die_with_parent`
         asyncio.run(_run(descriptor, folder))
 
 

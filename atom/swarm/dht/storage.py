@@ -1,10 +1,11 @@
-"""What a node of ours keeps for the DHT and believes of it: well-signed records, and few.
+"""Bounded storage of our DHT node, for few and only well-signed records.
 
-hivemind keeps whatever is valid, and of too many keys drops those that end soonest. But identities
-are free. A crowd of leases under one key makes an answer that no message holds, so that readers
-find nobody. And some thousand manifests of runs that nobody trains, which last for minutes, push
-out every lease, which lasts for seconds. So there are few places. Those that a run knows have
-theirs at its peers; the strangers' are drawn by lot, so that no crowd keeps a newcomer out.
+hivemind keeps every valid record; of too many keys it drops those that expire soonest. But
+identities are free. A crowd of leases under one key makes an answer that fits into no message, so
+readers find no peer. And thousands of manifests of abandoned runs, which last for minutes, push out
+all leases, which last for seconds. So the number of records is bounded. Peers
+that a run knows always have a place at its other peers. The places for strangers are given at
+random, so that no crowd keeps a newcomer out.
 """
 
 import functools
@@ -28,30 +29,37 @@ from atom.swarm.records.manifest import (
 )
 
 MAX_KEYS = 128
-"""Of runs that are not our own."""
+"""Bound of the keys of other runs."""
 MAX_STRANGERS_PER_KEY = 256
-"""With a hundred peers that the run knows, and all leases at their longest, a key is an answer of
-little more than a MiB; more than 2 MiB are carried by nobody."""
+"""Bound of the strangers' records under a key. With a hundred known peers, and all leases at their
+longest, the answer for a key has little more than 1 MiB; no daemon carries more than 2 MiB."""
 MAX_RECORDS_PER_READING = 512
-"""Of all that is found, and of one node's answer: others may keep a crowd. Each takes a tenth of a
-millisecond of this process, and two of the one that trains."""
+"""Bound of the records of one reading, and of one node's answer: other nodes may store a crowd.
+Each record takes 0.1 ms of this process, and 2 ms of the process that trains."""
 MAX_SECONDS_AHEAD = {LEASE_DOMAIN: 20.0, MANIFEST_DOMAIN: 900.0}
-"""Longest time to expiry we store: a lifetime, and amply for clocks that are apart."""
+"""Longest time to expiry that is accepted, by kind of record: its lifetime, and ample room for
+clocks that differ."""
 _CHECKED_RECORDS = 4096
-"""Whose signatures are remembered as checked."""
+"""Number of records whose verification is cached."""
 
 
 class RecordGate(RecordValidatorBase):  # type: ignore[misc]
-    """Lets only well-signed records in their own place pass: what we store and what we are told."""
+    """Check of all records that we store or read: they must be well signed and in their place."""
 
     def __init__(self) -> None:
         self.known: frozenset[str] = frozenset()
-        """Whose records come first."""
+        """Peer ids whose records come first."""
         self.own_keys: dict[DHTID, bool] = {}
-        """Of our run; whether only those who are known may store there."""
+        """Keys of our run; True if only known peers may store under the key."""
 
     def use(self, key: DHTID, known: Iterable[str], only_known: bool) -> None:
-        """This key is our own run's: whatever lies under others, there is room for it."""
+        """Declare a key of our own run, for which there is always room.
+
+        Args:
+            key: Key of the run's leases or of its manifest.
+            known: Peer ids whose records come first under all keys.
+            only_known: Refuse all other peers' records under this key.
+        """
         self.known = frozenset(known)
         self.own_keys[key] = only_known
 
@@ -65,13 +73,16 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         if claim.expires_at is not None and claim.expires_at != record.expiration_time:
             return False
         if not record.expiration_time <= time.time() + MAX_SECONDS_AHEAD[claim.kind]:
-            return False  # NaN, too: under it nothing would ever end
+            return False  # also for NaN: such a record would never expire
         return bool(record.key == _key_id(claim.place))
 
     def keep_valid(self, key: bytes, dictionary: DictionaryDHTValue) -> bool:
-        """Drops what is not valid, where hivemind would refuse the whole dictionary: else one
-        bad record, on a node that checks nothing, would hide every good one beside it. What a crowd
-        has too many is dropped unseen: the whole node stands still while signatures are checked."""
+        """Drop the invalid records of a dictionary in another node's answer; always return True.
+
+        hivemind would refuse the whole dictionary: one bad record on a node that checks nothing
+        would hide all good ones under the same key. Records beyond the bound are dropped unchecked,
+        because the node does nothing else while it verifies signatures.
+        """
         dictionary.maxsize = float("inf")
         with dictionary.freeze():
             entries = dict(dictionary.items())
@@ -85,22 +96,30 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         return True
 
     def first(self, subkeys: Iterable[Any]) -> list[Any]:
-        """Of too many those of the known, and others by lot."""
+        """Keep records of known peers first, then a random sample of the others, up to the
+        bound."""
         by_lot = sorted(subkeys, key=lambda each: (each not in self.known, random.random()))
         return by_lot[:MAX_RECORDS_PER_READING]
 
 
 class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
-    """What it has may always be renewed, and who is known has a place; where it is full, one of
-    the strangers goes for each that comes. For dictionaries: the gate lets no other value pass."""
+    """Storage with a bounded number of strangers' records under each key.
+
+    Records that it has may always be renewed, and known peers always have a place. If a key is
+    full, each new stranger replaces a random other one. All values are dictionaries: the gate
+    refuses others.
+    """
 
     def __init__(self, gate: RecordGate) -> None:
         super().__init__()
         self._gate = gate
 
     def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
-        """As hivemind's. False also if a later record is there, which hivemind would now drop when
-        the earlier one ends; and if there is no room."""
+        """Store a record as hivemind does; return True if it was stored.
+
+        Unlike hivemind, refuse a record if there is no room, or if one that expires later is
+        stored: hivemind would drop that one at the expiry of the earlier record.
+        """
         there = self.get(key)
         if there is None:
             others = len(self) - sum(own in self for own in self._gate.own_keys)
@@ -122,14 +141,17 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
             del records[random.choice(strangers)]
 
     def items(self) -> Iterator[tuple[DHTID, Any]]:
-        """Nothing. hivemind asks when it meets a new neighbour, and tells it all that it might keep
-        in one message; a crowd's leases fit into none, and the neighbour would be given up whenever
-        it is met. Authors tell it themselves, in seconds, and of a manifest within a minute."""
+        """Return nothing, so that hivemind hands no records to a new neighbour.
+
+        hivemind would send all of them in one message, into which the leases of a crowd do not fit,
+        and would give up the neighbour each time. Authors store their leases there within seconds,
+        and peers a manifest within a minute.
+        """
         return iter(())
 
 
 def unpack_record(packed: bytes) -> bytes | None:
-    """The content of a MessagePack byte string, or None for any other thing or size."""
+    """Return the content of a MessagePack byte string; None for any other type or size."""
     for marker, size_bytes in ((0xC4, 1), (0xC5, 2)):
         start = 1 + size_bytes
         if len(packed) >= start and packed[0] == marker:
@@ -141,13 +163,14 @@ def unpack_record(packed: bytes) -> bytes | None:
 
 @functools.lru_cache(maxsize=_CHECKED_RECORDS)
 def _key_id(place: str) -> bytes:
-    """The same for many records."""
+    """Return the id of a DHT key; cached, because many records share a key."""
     return bytes(DHTID.generate(place).to_bytes())
 
 
 @functools.lru_cache(maxsize=_CHECKED_RECORDS)
 def _claim(record: bytes) -> Claim | None:
-    """Signatures are checked once per record, not once per replica that returns it."""
+    """Verify a record; return None if it is refused. Cached: each record is verified once, not once
+    per node that returns it."""
     try:
         return read_claim(record)
     except PeerRefused:

@@ -13,7 +13,7 @@ own in the order of ranks after its own, and sends the sum to all members. A mem
 each direction, if at least one is an owner. The owner holds a bucket's contributions until
 all of them have arrived, for WINDOW buckets at a time. So a member sends an owner its contributions
 to bucket b + WINDOW only when it has the owner's sums of bucket b. Contributions to the next bucket
-are sent before the sums of this one.
+are sent before the sums of the present bucket.
 """
 
 import struct

@@ -1,9 +1,8 @@
-"""Arenas: named flat tensors on the host, the digests that name their contents, and where chunks
-that are fetched go.
+"""Arenas: named flat tensors on the host, the digests of their contents, and targets of a fetch.
 
-An arena is hashed in chunks of 4 MiB, so that a part of it can be checked on its own. Its digest
+An arena is hashed in chunks of 4 MiB, so that each part can be checked separately. Its digest
 covers type, length and the digests of its chunks; the digest of a state covers its arenas by name.
-A manifest is what a peer says of some arenas before it sends their chunks.
+A manifest describes arenas: a peer sends it before their chunks.
 """
 
 from collections import deque
@@ -33,17 +32,17 @@ MAX_ARENAS = 4096
 MAX_NAME_CHARACTERS = 256
 _MAX_ELEMENTS = 2**45
 Piece = tuple[int, int]
-"""Arena, chunk."""
+"""Index of an arena in its manifest, and index of a chunk in the arena."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Raises: KeyError for a type that arenas do not have."""
+    """Return the name of a dtype in manifests. Raises: KeyError if arenas cannot have it."""
     return _NAMES[dtype]
 
 
 @dataclass(frozen=True)
 class ArenaManifest:
-    """What one arena holds, chunk by chunk."""
+    """Description of one arena, with the digest of each chunk."""
 
     name: Annotated[str, lambda text: len(text) <= MAX_NAME_CHARACTERS]
     dtype: Annotated[str, DTYPES.__contains__]
@@ -60,21 +59,21 @@ class ArenaManifest:
         return -(-self.byte_count // CHUNK_BYTES)
 
     def chunk_bounds(self, chunk: int) -> tuple[int, int]:
-        """First byte of the chunk, and the byte after its last."""
+        """Return the first byte of a chunk, and the byte after its last."""
         return chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, self.byte_count)
 
     def chunk_digest(self, chunk: int) -> bytes:
         return self.chunk_digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES]
 
     def digest(self) -> bytes:
-        """32 bytes over type, length and contents."""
+        """Return the digest (32 bytes) of type, length and contents."""
         chunks = blake3(self.chunk_digests).digest()
         return canonical_digest("arena", [self.dtype, self.elements, chunks])
 
 
 @dataclass(frozen=True)
 class BlobManifest:
-    """The arenas of a blob, in the order of their names."""
+    """Descriptions of the arenas of a blob, in the order of their names."""
 
     arenas: Annotated[tuple[ArenaManifest, ...], MAX_ARENAS]
 
@@ -84,18 +83,23 @@ class BlobManifest:
 
     @property
     def pieces(self) -> list[Piece]:
-        """All of it."""
+        """All pieces of the blob."""
         return [(n, chunk) for n, arena in enumerate(self.arenas) for chunk in range(arena.chunks)]
 
     def digest(self) -> bytes:
-        """The same as `state_digest` of the tensors."""
+        """Return the state digest: equal to `state_digest` of the tensors."""
         return named_digest({arena.name: arena.digest() for arena in self.arenas})
 
 
 def decode_manifest(raw: bytes, max_bytes: int) -> BlobManifest:
-    """A stranger's manifest of at most `max_bytes` of contents.
+    """Decode and check a manifest from another peer.
 
-    Raises: PeerRefused(MALFORMED, TOO_LARGE), and nothing else, whatever the bytes are.
+    Args:
+        raw: Any bytes.
+        max_bytes: Bound of the bytes of all arenas together.
+
+    Raises:
+        PeerRefused: MALFORMED or TOO_LARGE. No other error is raised.
     """
     manifest = schema.decode(BlobManifest, raw, MAX_MANIFEST_BYTES)
     names = [arena.name for arena in manifest.arenas]
@@ -109,21 +113,26 @@ def decode_manifest(raw: bytes, max_bytes: int) -> BlobManifest:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's own memory as bytes. It must be contiguous and on the host."""
+    """Return a view of a tensor's memory. The tensor must be contiguous and on the host."""
     assert tensor.is_contiguous()
     view: memoryview = tensor.detach().view(-1).view(torch.uint8).numpy().data
     return view
 
 
 def chunk_digest(chunk: bytes | memoryview, threads: int = blake3.AUTO) -> bytes:
-    """blake3 of one chunk; on several cores, unless told, and without holding the interpreter's
-    lock."""
+    """Return the blake3 digest of one chunk.
+
+    Uses several cores unless `threads` limits them, and releases the interpreter's lock.
+    """
     return blake3(chunk, max_threads=threads).digest()
 
 
 def describe(name: str, tensor: Tensor) -> ArenaManifest:
-    """Hashes a whole arena, about 4 GB/s per core. Raises: KeyError for a type that arenas do not
-    have."""
+    """Hash a whole arena (about 4 GB/s per core) and return its manifest.
+
+    Raises:
+        KeyError: Arenas cannot have the tensor's dtype.
+    """
     view = bytes_of(tensor)
     starts = range(0, len(view), CHUNK_BYTES)
     digests = b"".join(chunk_digest(view[start : start + CHUNK_BYTES]) for start in starts)
@@ -131,43 +140,49 @@ def describe(name: str, tensor: Tensor) -> ArenaManifest:
 
 
 def state_digest(arenas: Mapping[str, Tensor]) -> bytes:
-    """32 bytes over all arenas by name; their order does not matter."""
+    """Return the digest (32 bytes) of all arenas by name; their order does not matter."""
     return named_digest({name: describe(name, tensor).digest() for name, tensor in arenas.items()})
 
 
 def named_digest(arena_digests: Mapping[str, bytes]) -> bytes:
-    """The state digest, from the digests of its arenas."""
+    """Return the state digest, computed from the digests of the arenas by name."""
     return canonical_digest(
         "state", sorted([name, digest] for name, digest in arena_digests.items())
     )
 
 
 _MOST_OWED = 4
-"""Pieces under way with a donor."""
+"""Most pieces that one donor may owe at a time."""
 _OVERDUE_S = 1.0
 
 
 @dataclass
 class PieceQueue:
-    """Which donor is asked for which piece. Pure, not thread-safe.
+    """Decides which donor is asked for which piece. Pure, not thread-safe.
 
-    When nothing is left to ask for, an idle donor is asked for what another one owes for too long;
-    the first copy counts. A piece is asked of two donors at most, and of none that lacks it.
+    If no piece is pending, an idle donor is asked for a piece that another donor has owed for too
+    long; the first copy counts. A piece is asked of two donors at most, and of no donor that lacks
+    it.
     """
 
     pending: deque[Piece]
     asked: dict[Piece, dict[str, float]] = field(default_factory=dict)
-    """Of each piece that is missing and not pending: who was asked for it, and when."""
+    """Missing pieces that are not pending: by piece, the donors asked for it, and when."""
     lacked: dict[str, set[Piece]] = field(default_factory=dict)
-    """By whom, as they said."""
+    """Pieces that each donor said it lacks, by donor."""
 
     @property
     def missing(self) -> int:
         return len(self.pending) + len(self.asked)
 
     def take(self, donor: str, under_way: int, now: float) -> Piece | None:
-        """A piece to ask `donor` for, which owes `under_way`; None if it has enough to do, or
-        nothing is left for it."""
+        """Return a piece to ask a donor for; None if it owes enough, or no piece is left for it.
+
+        Args:
+            donor: Peer id of the donor.
+            under_way: Number of pieces that the donor owes.
+            now: Monotonic time.
+        """
         lacked = self.lacked.get(donor, ())
         piece = next((each for each in self.pending if each not in lacked), None)
         if under_way < _MOST_OWED and piece is not None:
@@ -178,21 +193,22 @@ class PieceQueue:
         return piece
 
     def lacks(self, donor: str, piece: Piece) -> None:
-        """It says so of a piece that it was asked for."""
+        """Record that a donor said that it lacks a piece for which it was asked."""
         self.lacked.setdefault(donor, set()).add(piece)
         self.drop(donor, [piece])
 
     def is_of_no_use(self, donor: str) -> bool:
-        """It lacks all that is missing."""
+        """Return True if the donor lacks all missing pieces."""
         lacked = self.lacked.get(donor, set())
         return bool(lacked) and lacked.issuperset((*self.pending, *self.asked))
 
     def landed(self, piece: Piece) -> bool:
-        """Whether it was still missing."""
+        """Record that a piece has arrived; return True if it was still missing."""
         return self.asked.pop(piece, None) is not None
 
     def drop(self, donor: str, owed: Sequence[Piece]) -> None:
-        """The donor is gone: what only it was asked for is wanted again, and first."""
+        """Release pieces that a donor owes: those asked of no other donor are pending again, at the
+        front."""
         for piece in reversed(owed):
             askers = self.asked.get(piece, {})
             if askers.pop(donor, None) is not None and not askers:
@@ -200,7 +216,8 @@ class PieceQueue:
                 self.pending.appendleft(piece)
 
     def _overdue(self, donor: str, now: float) -> Piece | None:
-        """The one asked for last: a donor delivers in order, so it would come last, too."""
+        """Return the overdue piece that was asked for last: a donor delivers in order, so this
+        piece would also arrive last."""
         late = [
             (since, piece)
             for piece, askers in self.asked.items()
@@ -213,25 +230,26 @@ class PieceQueue:
 
 
 class Target(Protocol):
-    """Where pieces go. `write` is called from any thread, for a second copy, too."""
+    """Destination of fetched pieces. `write` is called from any thread, and also for a second copy
+    of a piece."""
 
     queue: PieceQueue
-    """Those that are missing."""
+    """Missing pieces."""
     total_bytes: int
     done_bytes: int
     reused_bytes: int
-    """Found in place and not fetched."""
+    """Bytes that were already in place and were not fetched."""
 
     def length(self, piece: Piece) -> int: ...
 
     def digest(self, piece: Piece) -> bytes: ...
 
     def write(self, piece: Piece, chunk: memoryview) -> None:
-        """Stores a checked chunk. Raises: StorageError."""
+        """Store a verified chunk. Raises: StorageError."""
 
 
 class MemoryTarget:
-    """The arenas of a manifest in new memory."""
+    """Target in new memory, with the arenas of a manifest."""
 
     reused_bytes = 0
 
@@ -252,7 +270,7 @@ class MemoryTarget:
         return self._manifests[piece[0]].chunk_digest(piece[1])
 
     def write(self, piece: Piece, chunk: memoryview) -> None:
-        """A second copy changes nothing."""
+        """Store a verified chunk; a second copy changes nothing."""
         self._chunk(piece)[:] = chunk
 
     def _chunk(self, piece: Piece) -> memoryview:
@@ -261,7 +279,7 @@ class MemoryTarget:
 
 
 def map_file(path: Path, arena: ArenaManifest) -> Tensor:
-    """A file's memory, which has the arena's size; one without elements needs no file."""
+    """Map a file of the arena's size as a tensor. An arena without elements needs no file."""
     dtype = DTYPES[arena.dtype]
     if arena.elements == 0:
         return torch.empty(0, dtype=dtype)

@@ -1,9 +1,8 @@
-"""Fetching a blob, or pieces of one, from several donors at once; every chunk is checked before it
-counts.
+"""Fetch of a blob, or of some of its pieces, from several donors at once; each chunk is verified.
 
 One thread per donor takes pieces off a common queue. A donor that fails, stalls or serves false
-bytes is dropped under a named reason, and its pieces go to the others. Chunks that are in place
-with the right digest already, of an interrupted fetch, are not asked for again.
+bytes is dropped under a named reason, and its pieces are asked of other donors. Chunks that an
+interrupted fetch left in place are verified and not fetched again.
 """
 
 import math
@@ -40,38 +39,38 @@ from atom.swarm.transport.transport import Transport
 from atom.wire import transport_pb2 as wire
 
 SILENCE_S = 5.0
-"""A donor that says nothing for so long is given up."""
+"""Silence after which a donor is given up."""
 UNCHECKED_PACE = Pace(slack_s=15.0)
-"""The least that a donor of plain bytes must give: nobody may give them byte by byte."""
+"""Least pace of a donor of plain bytes, so that no donor can send them byte by byte."""
 TRIES, PAUSE_S = 3, 0.5
-"""Failures of one donor in a row, without a piece in between, before it is given up; and before it
-is tried again, which doubles each time."""
+"""Consecutive failures, without a piece in between, after which a donor is given up; and the pause
+before it is tried again, which doubles each time."""
 MOST_DONORS = 8
-"""Asked at the same time; further ones replace those that fail."""
+"""Most donors that are asked at the same time; further donors replace failed ones."""
 LIES = (OFFENCES | {Reason.WRONG_HEAD}) - {Reason.TIMEOUT}
-"""Refusals that tell on the donor, not on the network."""
+"""Reasons for which the donor is to blame, not the network."""
 _MAY_PASS = frozenset(
     {Reason.BUSY, Reason.TOO_MANY_CONNECTIONS, Reason.TIMEOUT, Reason.UNREACHABLE}
 )
 HASHED_BYTES_PER_S = 50e6
-"""The least at which a donor reads and hashes a content before it can say its manifest."""
+"""Least speed at which a donor reads and hashes the contents, to compute their manifest."""
 _PIECE_S = 300.0
-"""A donor that needs longer for one piece is of no use, however steadily it trickles."""
+"""Time limit for one piece, even if its bytes arrive steadily."""
 _LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Who hears of a fetch while it runs. Called from several threads."""
+    """Callbacks of a running fetch; called from several threads."""
 
     on_progress: Callable[[int, int], None] = lambda done, total: None
-    """Bytes in place, bytes in all."""
+    """Called with the bytes in place and the total bytes."""
     events: EventSink = field(default_factory=EventFan)
     on_lie: Callable[[str, Reason], object] = lambda donor, reason: None
-    """A donor said what does not hold."""
+    """Called if a donor sent something false, with its peer id and the reason."""
 
     def dropped(self, donor: str, blob: str, refused: PeerRefused) -> None:
-        """A donor is given up."""
+        """Report that a donor is given up."""
         told = {"reason": refused.reason.value, "detail": refused.detail[:200]}
         self.events.emit("donor-dropped", peer_id=donor, blob=blob, **told)
         if refused.reason in LIES:
@@ -80,17 +79,17 @@ class Watch:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is fetched, and from whom."""
+    """Blob to fetch, and the donors to fetch it from."""
 
     name: str
     donors: Sequence[str]
-    """Peer ids, preferred first."""
+    """Peer ids of the donors, preferred ones first."""
     digest: bytes
-    """The state digest that it must have."""
+    """State digest that the blob must have."""
     max_bytes: int
-    """A manifest that promises more is refused."""
+    """Bound of the blob's bytes; a larger manifest is refused."""
     pace: Pace | None = None
-    """The least that must come, from all donors together; None: each by itself is enough."""
+    """Least pace of all donors together; None: only each donor's own time limits apply."""
     purpose: Purpose = Purpose.BLOBS
 
 
@@ -101,11 +100,20 @@ def fetch(
     stop: threading.Event | None = None,
     watch: Watch | None = None,
 ) -> Mapping[str, Tensor]:
-    """The arenas that are wanted, complete and checked. `into`: a directory (one file per arena; an
-    interrupted fetch goes on there); None: into memory.
+    """Fetch a whole blob, and return its arenas, complete and verified.
 
-    Raises: PeerRefused with the last donor's reason when none is left (NOT_FOUND without donors,
-    TOO_SLOW for less than the pace, SUPERSEDED if `stop` was set); StorageError.
+    Args:
+        transport: Transport of this peer.
+        wanted: Blob and donors.
+        into: Directory for one file per arena, in which an interrupted fetch is continued; None
+            fetches into memory.
+        stop: Event that ends the fetch.
+        watch: Callbacks.
+
+    Raises:
+        PeerRefused: No donor is left, with the reason of the last one (NOT_FOUND without donors);
+            TOO_SLOW: the pace was missed; SUPERSEDED: `stop` was set.
+        StorageError: A file cannot be written.
     """
 
     arenas: Mapping[str, Tensor] = {}
@@ -134,10 +142,20 @@ def asking(
     stop: threading.Event | None = None,
     watch: Watch | None = None,
 ) -> Iterator[Ask]:
-    """For what a donor serves as plain bytes: the caller checks what they say before it asks for
-    more. All of it together must come at this pace. What the caller refuses tells on the donor.
+    """Connect to a donor of plain bytes; the value is a function that asks for them by name.
 
-    Raises: PeerRefused, OSError; also the function.
+    The caller must check the bytes before it asks for more. If it raises PeerRefused, the donor
+    counts as the one to blame.
+
+    Args:
+        transport: Transport of this peer.
+        donor: Peer id of the donor.
+        pace: Least pace of all answers together.
+        stop: Event that interrupts the transfer.
+        watch: Callbacks.
+
+    Raises:
+        PeerRefused, OSError: Raised here and by the function.
     """
     began, received = time.monotonic(), 0
     try:
@@ -160,24 +178,24 @@ def asking(
 
 
 class Donor:
-    """A blob channel to one peer, from the asking side."""
+    """Asking side of a blob channel to one peer."""
 
     def __init__(self, channel: Channel, name: str, patience: Patience) -> None:
         self._channel, self._name, self._patience = channel, name, patience
 
     def manifest(self, max_bytes: int) -> BlobManifest:
-        """Raises: PeerRefused, OSError."""
+        """Ask for the blob's manifest and return it. Raises: PeerRefused, OSError."""
         self._ask(wire.BlobRequest(name=self._name, manifest=True))
         hashing_s = min(SILENCE_S + max_bytes / HASHED_BYTES_PER_S, _PIECE_S)
         patience = replace(self._patience, silence_s=hashing_s)
         return decode_manifest(self.take_whole(MAX_MANIFEST_BYTES, patience), max_bytes)
 
     def ask(self, piece: Piece) -> None:
-        """Answers come in the order of requests."""
+        """Ask for a piece. Answers arrive in the order of requests."""
         self._ask(wire.BlobRequest(name=self._name, arena=piece[0], chunk=piece[1]))
 
     def take(self, into: memoryview) -> None:
-        """Fills `into` with the next chunk asked for. Raises: PeerRefused, OSError."""
+        """Receive the next chunk that was asked for. Raises: PeerRefused, OSError."""
         patience = replace(self._patience, deadline=time.monotonic() + _PIECE_S)
         length = self._answer_length(CHUNK_BYTES, patience)
         if length != len(into):
@@ -185,7 +203,7 @@ class Donor:
         self._channel.recv_into(into, patience)
 
     def take_whole(self, max_bytes: int, patience: Patience | None = None) -> bytes:
-        """What was asked for, of unknown length. Raises: PeerRefused, OSError."""
+        """Receive an answer of unknown length. Raises: PeerRefused, OSError."""
         within = patience or self._patience
         return self._channel.recv_rest(self._answer_length(max_bytes, within), within)
 
@@ -203,7 +221,7 @@ class Donor:
 
 
 class Fetch:
-    """Used once, by `run`."""
+    """One fetch; `run` may be called once."""
 
     def __init__(
         self,
@@ -213,8 +231,15 @@ class Fetch:
         watch: Watch,
         known: Target | None = None,
     ) -> None:
-        """`settle`: the target for a manifest with the right digest. `known`: the target, where the
-        manifest is here already."""
+        """Prepare a fetch.
+
+        Args:
+            transport: Transport of this peer.
+            wanted: Blob and donors.
+            settle: Returns the target for a manifest with the right digest.
+            watch: Callbacks.
+            known: Target, if the manifest is already known; None: ask a donor for the manifest.
+        """
         self._transport, self._wanted = transport, wanted
         self._target_for, self._watch = settle, watch
         self._waiting = deque(dict.fromkeys(wanted.donors))
@@ -224,11 +249,11 @@ class Fetch:
         self._target = known
         self._given: Counter[str] = Counter()
         self._last = PeerRefused(Reason.NOT_FOUND, "no donors")
-        """Why the last donor that failed did."""
+        """Reason of the donor that failed last."""
         self._fault: Exception | None = None
 
     def run(self, stop: threading.Event | None) -> None:
-        """Raises: as `fetch`."""
+        """Fetch all missing pieces into the target. Raises: as `fetch`."""
         stop = stop or threading.Event()
         count = max(min(MOST_DONORS, len(self._waiting)), 1)
         began = time.monotonic()
@@ -257,8 +282,8 @@ class Fetch:
         )
 
     def _due_s(self, donors: int) -> float:
-        """Seconds from the start by which something more must have landed: of each donor a
-        piece."""
+        """Return the seconds from the start by which more bytes must have arrived. Each donor is
+        allowed the time for one piece."""
         pace, target = self._wanted.pace, self._target
         if pace is None:
             return math.inf
@@ -269,7 +294,7 @@ class Fetch:
     # ---- the threads
 
     def _work(self) -> None:
-        """One thread: a donor after the other, until everything is there or no donor is left."""
+        """Use one donor after another, until all pieces have arrived or no donor is left."""
         try:
             while (peer_id := self._next_donor()) is not None:
                 self._use(peer_id)
@@ -283,8 +308,10 @@ class Fetch:
             return self._waiting.popleft() if self._waiting and not self._complete else None
 
     def _use(self, peer_id: str) -> None:
-        """Draws from one donor until all is there or it is given up: for what it serves, for its
-        silence if it never gave anything, or after a few failures in a row.
+        """Fetch from one donor until all pieces have arrived or the donor is given up.
+
+        It is given up if it serves false bytes, if it is silent and has never sent a piece, or
+        after a few failures in a row.
 
         Raises: Interrupted, StorageError, MismatchError.
         """
@@ -315,10 +342,10 @@ class Fetch:
             self._pull(donor, peer_id, target)
 
     def _settle(self, manifest: BlobManifest) -> Target:
-        """Where the pieces go, for whoever comes first with the right manifest."""
+        """Return the target; the first donor with the right manifest causes its creation."""
         if manifest.digest() != self._wanted.digest:
             raise PeerRefused(Reason.HASH_MISMATCH, "manifest")
-        with self._settling:  # not `_changed`: looking for what is in place already may take long
+        with self._settling:  # not `_changed`: the check of pieces in place may take long
             if self._target is None:
                 target = self._target_for(manifest, self._stop)
                 with self._changed:
@@ -329,7 +356,7 @@ class Fetch:
             return self._target
 
     def _pull(self, donor: Donor, peer_id: str, target: Target) -> None:
-        """Asks for pieces and takes them, until none is missing."""
+        """Ask a donor for pieces and receive them, until none is missing."""
         owed: list[Piece] = []
         buffer = memoryview(bytearray(CHUNK_BYTES))
         try:
@@ -346,7 +373,8 @@ class Fetch:
                 self._changed.notify_all()
 
     def _next_piece(self, peer_id: str, under_way: int, target: Target) -> Piece | None:
-        """A piece to ask this donor for. With nothing else to do, waits a moment for one."""
+        """Return a piece to ask this donor for, or None. If the donor owes nothing and there is no
+        piece for it, wait a moment."""
         with self._changed:
             piece = target.queue.take(peer_id, under_way, time.monotonic())
             if piece is None and not under_way and target.queue.missing:
@@ -381,11 +409,11 @@ class Fetch:
         if self._complete:
             self._end()
 
-    # ---- what became of it
+    # ---- the end
 
     def _give_up(self, peer_id: str, refused: PeerRefused) -> None:
         self._last = refused
-        if refused.reason is not Reason.PIECE_MISSING:  # nothing is wrong with it
+        if refused.reason is not Reason.PIECE_MISSING:  # a donor may lack pieces
             self._watch.dropped(peer_id, self._wanted.name, refused)
 
     @property
@@ -406,7 +434,7 @@ class Fetch:
 
 
 def refusal_of(error: PeerRefused | OSError) -> PeerRefused:
-    """What became of a donor, under a name."""
+    """Convert an error of a donor to a refusal with a named reason."""
     if isinstance(error, PeerRefused):
         return error
     silent = isinstance(error, TimeoutError)

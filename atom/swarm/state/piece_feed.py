@@ -1,8 +1,8 @@
-"""Keeps a store supplied with pieces, from whoever has them, for as long as a peer lives.
+"""Background fetch of a run's text: keeps a store supplied with pieces while a peer runs.
 
-Pieces that a pass waits for come first, then those that are needed next. Pieces that are needed at
-about the same time are fetched in an order of the peer's own, so peers that join together fetch
-different pieces, and give them to each other.
+Pieces that a pass waits for are fetched first, then pieces that are needed next. Each peer fetches
+pieces that are needed at about the same time in a random order. So peers that join together fetch
+different pieces, and serve them to each other.
 """
 
 import math
@@ -21,31 +21,31 @@ from atom.swarm.stream.frames import Purpose
 from atom.swarm.transport.transport import Transport
 
 STRETCH = 64
-"""Pieces that are needed at about the same time."""
+"""Number of consecutive pieces that count as needed at the same time, and are shuffled."""
 _BATCH = 32
-"""Pieces of one fetch."""
+"""Most pieces of one fetch."""
 _RETRY_S = 2.0
 _PLAN_S = 60.0
-"""A plan is at most so old."""
+"""Age at which a plan is replaced."""
 _FORGOTTEN_S = 60.0
-"""What nobody has asked for again is not waited for any more."""
+"""Time after which a demanded piece is dropped unless it was demanded again."""
 _TOLD_AFTER_S = 10.0
 
 
 @dataclass(frozen=True)
 class Told:
-    """Who hears of a feed. Called on several threads."""
+    """Callbacks of a feed; called on several threads."""
 
     watch: Watch
     on_ready: Callable[[], None]
-    """All that was needed is here."""
+    """Called when all demanded pieces are in the store."""
     attempt: Callable[[Callable[[], None]], bool]
-    """Calls what may raise StorageError; whether it did not."""
+    """Calls a function that may raise StorageError; returns True if it did not."""
     on_failure: Callable[[BaseException], None]
 
 
 class PieceFeed:
-    """One thread, from `start` to `close`."""
+    """Background fetch of pieces, on one thread from `start` to `close`."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class PieceFeed:
         self._changed = threading.Condition()
         self._donors: frozenset[str] = frozenset()
         self._demanded: dict[Piece, float] = {}
-        """And when somebody asked for it last."""
+        """Demanded pieces that are not in the store, with the time of the last demand."""
         self._waiting_since = 0.0
-        """Since when anything is demanded, if it is."""
+        """Monotonic time since which pieces are demanded; meaningless if none is."""
         self._soon: list[Piece] = []
         """Planned pieces, in the order in which they are to be fetched."""
         self._plan: Iterator[Piece] = iter(())
@@ -93,13 +93,16 @@ class PieceFeed:
             self._thread.join()
 
     def know(self, peers: Collection[str]) -> None:
-        """Who is there now. From any thread."""
+        """Update the set of reachable peers. Thread-safe."""
         with self._changed:
             self._donors = frozenset(peers) - {self._transport.peer_id}
 
     def need(self, pieces: Collection[Piece]) -> bool:
-        """Whether they are here; else they come next, and `on_ready` is called. Who still waits
-        asks again now and then. From any thread."""
+        """Return True if all these pieces are in the store; if not, demand them.
+
+        Demanded pieces are fetched first, and then `on_ready` is called. A caller that still waits
+        has to call this method again from time to time. Thread-safe.
+        """
         with self._changed:
             now = time.monotonic()
             lacking = {piece: now for piece in pieces if not self._store.has(piece)}
@@ -113,7 +116,8 @@ class PieceFeed:
 
     @property
     def why_waiting(self) -> str:
-        """In a few words; empty: nobody waits, or not for long. From any thread."""
+        """Text for display if demanded pieces have been missing for a while; else empty.
+        Thread-safe."""
         with self._changed:
             lacking, donors = len(self._demanded), len(self._donors)
             if not lacking or time.monotonic() - self._waiting_since < _TOLD_AFTER_S:
@@ -135,7 +139,7 @@ class PieceFeed:
     def _turn(self) -> None:
         with self._changed:
             if self._break.is_set():
-                self._plan = iter(self._soon)  # what was broken off comes again
+                self._plan = iter(self._soon)  # pieces of the interrupted fetch are planned again
             self._break.clear()
             if self._closing.is_set():
                 return
@@ -148,21 +152,21 @@ class PieceFeed:
             return self._wait()
         with self._changed:
             if self._break.is_set():
-                return  # something is demanded meanwhile
+                return  # a piece was demanded in the meantime
             self._batch = frozenset(wanted)
         self._dice.shuffle(donors)
         if not self._told.attempt(lambda: self._fetch(wanted, donors)):
             self._wait()
 
     def _fetch(self, pieces: list[Piece], donors: list[str]) -> None:
-        """Fetch these pieces. Donors may lack some themselves, and say so. Raises: StorageError."""
+        """Fetch pieces from donors, which may lack some of them. Raises: StorageError."""
         store, landed = self._store, self._landed
 
         def settle(manifest: BlobManifest, ended: threading.Event) -> StoreTarget:
             store.settle(manifest)
             return StoreTarget(store, pieces, ended, landed)
 
-        unstopped = threading.Event()  # what is here is looked at in any case: it is not much
+        unstopped = threading.Event()  # the check of pieces in the store is short: never stop it
         known = None if store.manifest is None else StoreTarget(store, pieces, unstopped, landed)
         name, total = text_blob(store.digest), store.total_bytes
         wanted = Wanted(name, donors, store.digest, total, purpose=Purpose.TEXT)
@@ -182,14 +186,14 @@ class PieceFeed:
         self._told.on_ready()
 
     def _wait(self) -> None:
-        """Until somebody waits for another piece, or for a moment."""
+        """Wait until another piece is demanded, or for `_RETRY_S`."""
         with self._changed:
             self._changed.wait_for(self._break.is_set, _RETRY_S)
 
     # ---- what comes next
 
     def _ahead(self, count: int, besides: Collection[Piece]) -> list[Piece]:
-        """So many of those that are needed next, or fewer."""
+        """Return up to `count` missing pieces that are needed next, without those in `besides`."""
         now, found = time.monotonic(), list[Piece]()
         if now - self._planned_at >= _PLAN_S:
             soon = list(dict.fromkeys(self._order()))

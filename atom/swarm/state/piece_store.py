@@ -1,9 +1,8 @@
-"""A blob in sparse files that are mapped, of which a peer has all or some of the pieces: a run's
-text, or a state that it fetches.
+"""Store of a blob's pieces in sparse, mapped files: a run's text, or a state that is being fetched.
 
-A piece counts once its digest was seen to be right; those of an earlier start are looked at when
-they are asked for first. Pieces are written by a call, not through the map: a full disk is an error
-then, and does not kill the process.
+A peer may have all or some of the pieces. A piece counts as present once its digest was verified;
+pieces of an earlier start are verified when they are first asked for. Pieces are written by a call,
+not through the map: a full disk then is an error, and does not kill the process.
 """
 
 import os
@@ -33,16 +32,24 @@ from atom.swarm.stream.frames import Interrupted
 
 
 def text_blob(digest: bytes) -> str:
-    """What the text with that state digest is called among peers."""
+    """Return the blob name by which peers ask for the text with this state digest."""
     return f"text/{digest.hex()}"
 
 
 class PieceStore:
-    """Thread-safe. Nobody else may write into `folder`."""
+    """Pieces of one blob on disk. Thread-safe. No other process may write into its folder."""
 
     def __init__(self, digest: bytes, shapes: Sequence[ArenaManifest], folder: Path) -> None:
-        """`digest`: the state digest of the whole. `shapes`: its arenas in the order of their
-        names, without digests. Raises: StorageError."""
+        """Open a store, or create it.
+
+        Args:
+            digest: State digest of the whole blob.
+            shapes: Its arenas in the order of their names, without chunk digests.
+            folder: Folder of the store.
+
+        Raises:
+            StorageError: The files cannot be written.
+        """
         self.digest, self.shapes, self._folder = digest, tuple(shapes), folder
         self.total_bytes = sum(shape.byte_count for shape in shapes)
         self._lock = threading.Lock()
@@ -53,22 +60,26 @@ class PieceStore:
                 with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb+") as file:
                     os.ftruncate(file.fileno(), shape.byte_count)
             self._pieces = dict.fromkeys(self._on_disk(), False)
-            """What takes room on the disk, and whether it was seen to be right."""
+            """Pieces on disk; True if the digest was verified."""
             mapped = list(map(map_file, self._paths, shapes))
         except OSError as problem:
             raise self._unwritten(problem) from problem
         self._views = list(map(bytes_of, mapped))
         self.arenas = {shape.name: each for shape, each in zip(shapes, mapped, strict=True)}
-        """By name; zeros where a piece is not here."""
+        """Arenas by name, mapped; zeros in place of pieces that are not here."""
         self.manifest: BlobManifest | None = None
-        """Once it is known, with the digests of all pieces."""
+        """Manifest with the digests of all pieces; None until it is known."""
         with suppress(OSError, PeerRefused):
             raw = self._manifest_path.read_bytes()
             self.settle(decode_manifest(raw, self.total_bytes))
 
     def settle(self, manifest: BlobManifest) -> None:
-        """The whole's manifest, as a donor or an earlier start had it. Raises:
-        PeerRefused(HASH_MISMATCH); StorageError."""
+        """Verify the manifest of the blob and save it.
+
+        Raises:
+            PeerRefused: HASH_MISMATCH: the manifest does not belong to this blob.
+            StorageError: The manifest cannot be written.
+        """
         shapes = tuple(replace(arena, chunk_digests=b"") for arena in manifest.arenas)
         if manifest.digest() != self.digest or shapes != self.shapes:
             raise PeerRefused(Reason.HASH_MISMATCH, "manifest")
@@ -86,12 +97,12 @@ class PieceStore:
 
     @property
     def kept(self) -> list[Piece]:
-        """What takes room on the disk."""
+        """Pieces that take space on the disk."""
         with self._lock:
             return list(self._pieces)
 
     def bounds(self, piece: Piece) -> tuple[int, int]:
-        """First byte of its arena, and the byte after its last."""
+        """Return the piece's first byte in its arena, and the byte after its last."""
         return self.shapes[piece[0]].chunk_bounds(piece[1])
 
     def length(self, piece: Piece) -> int:
@@ -99,7 +110,7 @@ class PieceStore:
         return stop - start
 
     def has(self, piece: Piece) -> bool:
-        """Whether it is here, and right."""
+        """Return True if the piece is here and its digest is right; verify it if necessary."""
         with self._lock:
             if self._pieces.get(piece) is False and self.manifest is not None:
                 if chunk_digest(self._view(piece)) == self.piece_digest(piece):
@@ -109,23 +120,27 @@ class PieceStore:
             return self._pieces.get(piece, False)
 
     def piece_digest(self, piece: Piece) -> bytes:
-        """Once the manifest is known."""
+        """Return the digest of a piece; the manifest must be known."""
         assert self.manifest is not None
         return self.manifest.arenas[piece[0]].chunk_digest(piece[1])
 
     def chunk(self, piece: Piece) -> memoryview:
-        """A copy, for somebody else. Raises: PeerRefused(NOT_FOUND, PIECE_MISSING)."""
+        """Return a verified copy of a piece, to be sent to another peer.
+
+        Raises:
+            PeerRefused: NOT_FOUND: the blob has no such piece. PIECE_MISSING: it is not here.
+        """
         arena, number = piece
         if arena >= len(self.shapes) or number >= self.shapes[arena].chunks:
             raise PeerRefused(Reason.NOT_FOUND, f"no chunk {number} of arena {arena}")
         if self.has(piece):
             raw = memoryview(bytes(self._view(piece)))
-            if chunk_digest(raw) == self.piece_digest(piece):  # nor did it go, nor the disk fail
+            if chunk_digest(raw) == self.piece_digest(piece):  # the disk may have failed since
                 return raw
         raise PeerRefused(Reason.PIECE_MISSING, f"chunk {number} of arena {arena}")
 
     def write(self, piece: Piece, chunk: memoryview) -> None:
-        """Write a checked piece. Raises: StorageError."""
+        """Write one verified piece to disk. Raises: StorageError."""
         with self._lock:
             if self._pieces.get(piece):
                 return
@@ -146,9 +161,9 @@ class PieceStore:
         return self._views[piece[0]][start:stop]
 
     def _on_disk(self) -> Iterator[Piece]:
-        """Pieces with anything but a hole."""
+        """Yield pieces that are not entirely a hole of their sparse file, some repeatedly."""
         for number, path in enumerate(self._paths):
-            with path.open("rb") as file, suppress(OSError):  # nothing comes after the last data
+            with path.open("rb") as file, suppress(OSError):  # raised after the last data
                 end = 0
                 while True:
                     start = os.lseek(file.fileno(), end, os.SEEK_DATA)
@@ -164,7 +179,7 @@ class PieceStore:
 
 
 class StoreTarget:
-    """Pieces that are fetched together, into a store whose manifest is known."""
+    """Target that writes some pieces into a store whose manifest is known."""
 
     def __init__(
         self,
@@ -173,8 +188,18 @@ class StoreTarget:
         stop: threading.Event,
         landed: Callable[[Piece], None] = lambda piece: None,
     ) -> None:
-        """`landed` hears of each that is there, of those that are already at once. Raises:
-        Interrupted."""
+        """Find out which of the pieces are missing.
+
+        Args:
+            store: Store with a known manifest.
+            pieces: Pieces to fetch.
+            stop: Event that interrupts the check of pieces on disk.
+            landed: Called with each piece when it is in the store; for pieces that already are, at
+                once.
+
+        Raises:
+            Interrupted: `stop` was set.
+        """
         self._store, self._landed = store, landed
         self.length, self.digest = store.length, store.piece_digest
         self.queue = PieceQueue(deque())

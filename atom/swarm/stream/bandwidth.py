@@ -1,8 +1,8 @@
-"""A volunteer's bandwidth: caps shared by all channels, and what goes first in each direction:
-exchanges, then states and results, then a run's text.
+"""Bandwidth of a volunteer: caps that all channels share, and their priority in each direction.
 
-Bytes go in small slices, so that a slow link shows steady progress instead of silence, and a
-capped reader slows the sender down through TCP itself.
+Exchanges come first, then states and results, then a run's text. Bytes are sent and received in
+small slices, so that a slow link shows steady progress instead of silence, and a capped reader
+slows down the sender through TCP itself.
 """
 
 import math
@@ -13,22 +13,27 @@ from typing import NamedTuple
 
 SLICE_BYTES, SMALLEST_SLICE_BYTES = 16 * 1024, 1024
 TURN_S = 0.015
-"""Of a slow line, for one slice: with 64 streams in turn none is silent for a second."""
+"""Time that one slice takes on a capped line: with 64 streams in turn, each sends a slice at least
+once a second."""
 PART_BYTES = 256 * 1024
-"""That is sent or received at a time, at most."""
+"""Most bytes that pass at a time."""
 SHARE_BEHIND = 0.25
-"""Bytes that may pass for each byte of what goes first. Below it a joiner of a swarm that does
-nothing but average would never catch up: four donors' shares carry one result per round."""
+"""Bytes of a lower rank that may pass for each byte of a higher rank.
+
+With less, a peer that joins a swarm that averages all the time would never catch up: the shares of
+four donors carry one result per round.
+"""
 _QUIET_S = 0.25
-"""For so long after its last bytes what goes first counts as under way."""
+"""Time after its last bytes for which a transfer of a higher rank counts as under way."""
 _HEARTBEAT_BYTES = 1024
-"""No more says that an exchange waits, not that it is at work."""
+"""Largest count of bytes that may be a WAITING frame: it shows that an exchange waits, not that it
+transfers data."""
 _MOST_CREDIT_BYTES = 1024 * 1024
 _SMALLEST_PART_BYTES = 8 * 1024
 
 
 class Rank(IntEnum):
-    """What goes before what. Anything else waits for nobody."""
+    """Priority of a transfer; the lowest number comes first. All other traffic never waits."""
 
     EXCHANGE = 1
     STATE = 2
@@ -43,8 +48,11 @@ class Rate(NamedTuple):
 
 
 class TokenBucket:
-    """Lets `rate_per_s` through on average and `burst` at once. Pure arithmetic on a given time:
-    the caller sleeps. Thread-safe."""
+    """Limiter that admits `rate_per_s` on average and `burst` at once.
+
+    It only computes waiting times from the times that are passed to it; the caller sleeps.
+    Thread-safe.
+    """
 
     def __init__(self, rate_per_s: float, burst: float) -> None:
         """Create a full bucket of positive rate and burst; a rate of `math.inf` means no limit."""
@@ -60,14 +68,15 @@ class TokenBucket:
             self._at = math.inf
 
     def slices(self, view: memoryview) -> Iterator[memoryview]:
-        """What one channel takes at a time: without a limit everything."""
+        """Split bytes into the slices that one channel sends at a time: one slice without a
+        limit."""
         size = len(view)
         if not math.isinf(self._rate_per_s):
             size = int(min(max(self._rate_per_s * TURN_S, SMALLEST_SLICE_BYTES), SLICE_BYTES))
         return (view[start : start + size] for start in range(0, len(view), max(size, 1)))
 
     def take(self, amount: float, now: float) -> float:
-        """Spends `amount` (it may exceed the burst) and returns how many seconds to wait first."""
+        """Spend `amount`, which may exceed the burst; return the seconds to wait first."""
         if math.isinf(self._rate_per_s):
             return 0.0
         with self._lock:
@@ -82,7 +91,8 @@ class TokenBucket:
             return max((amount - self._tokens) / self._rate_per_s, 0.0)
 
     def allow(self, now: float) -> bool:
-        """Spends one token if there is one; for dropping instead of waiting."""
+        """Spend one token and return True, or return False if there is none: for callers that drop
+        work instead of waiting."""
         with self._lock:
             self._refill(now)
             allowed = self._tokens >= 1
@@ -96,11 +106,11 @@ class TokenBucket:
 
 
 class TransferThrottle:
-    """While something goes first, others get a share of what that gets through. Pure arithmetic on
-    a given time. Thread-safe.
+    """Limiter of lower-rank transfers: while one of higher rank runs, they get a share.
 
-    The line's speed need not be known: what goes first takes what the line has to give. When it has
-    ended, or is silent, the others have the line to themselves.
+    The speed of the line need not be known: the transfer of higher rank takes all it can. When that
+    has ended or is silent, lower ranks may use the whole line. Works only on the times that are
+    passed to it. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -109,24 +119,27 @@ class TransferThrottle:
         self._credit_bytes = 0.0
 
     def passes(self, count: int, now: float) -> None:
-        """So much of what goes first."""
+        """Record that `count` bytes of a higher rank pass now."""
         with self._lock:
             if count > _HEARTBEAT_BYTES:
                 self._first_until = now + _QUIET_S
             self._credit_bytes = min(self._credit_bytes + SHARE_BEHIND * count, _MOST_CREDIT_BYTES)
 
     def ended(self) -> None:
-        """Nothing of it is to come. Who missed an exchange fetches its result now, and is in the
-        next one if that is quick: a wait here is a wait each round, and others may need less to
-        begin one."""
+        """Record that the transfer of higher rank has ended, so that lower ranks need not wait.
+
+        A peer that missed an exchange now fetches its result, and joins the next exchange only if
+        that is quick enough.
+        """
         with self._lock:
             self._first_until = -math.inf
 
     def take(self, most: int, now: float) -> int:
-        """How many bytes, of `most`, pass next; 0: ask again later.
+        """Return how many bytes, at most `most`, may pass next; 0 if the caller has to ask again.
 
-        Behind something no more than the credit, or a little, as a debt: others wait until a debt
-        is paid off, and would look dead to their peers.
+        While a transfer of higher rank runs, the credit passes, or a small part beyond it as a
+        debt. A large debt would keep all lower-rank channels silent until it is paid, and their
+        peers would take them for dead.
         """
         with self._lock:
             if now > self._first_until:
@@ -139,13 +152,14 @@ class TransferThrottle:
 
 
 class Precedence:
-    """Of all channels, in one direction. Thread-safe."""
+    """Priorities among all channels in one direction. Thread-safe."""
 
     def __init__(self) -> None:
         self.behind = {rank: TransferThrottle() for rank in (Rank.STATE, Rank.TEXT)}
 
     def take(self, rank: Rank, most: int, now: float) -> int:
-        """How many bytes of that rank, of `most`, pass next; 0: ask again later."""
+        """Return how many bytes of this rank, at most `most`, may pass next; 0 if the caller has to
+        ask again."""
         most = min(most, PART_BYTES)
         count = self.behind[rank].take(most, now) if rank in self.behind else most
         for other, throttle in self.behind.items():
@@ -159,27 +173,29 @@ class Precedence:
 
 
 class Bandwidth:
-    """Caps on what all channels carry together, which may change while they are open."""
+    """Caps on the traffic of all channels together. They may change while channels are open."""
 
     def __init__(
         self, upload_bits_per_s: float | None = None, download_bits_per_s: float | None = None
     ) -> None:
-        """None: no cap."""
+        """Create caps for both directions; None means no cap."""
         self.upload, self.download = TokenBucket(math.inf, 1.0), TokenBucket(math.inf, 1.0)
         self._lock = threading.Lock()
         self.sent_bytes = self.received_bytes = 0
-        """By all channels so far, without handshakes and what TLS adds."""
+        """Bytes of all channels so far, without handshakes and the overhead of TLS."""
         self.sending, self.receiving = Precedence(), Precedence()
         self.change(upload_bits_per_s, download_bits_per_s)
 
     def change(self, upload_bits_per_s: float | None, download_bits_per_s: float | None) -> None:
-        """For all channels, from their next slice on; a quarter of a second's worth may go at once.
-        None: no cap."""
+        """Set new caps for all channels, from their next slice on; None means no cap.
+
+        The bytes of a quarter of a second may pass at once.
+        """
         self.upload.change(*_rate_and_burst(upload_bits_per_s))
         self.download.change(*_rate_and_burst(download_bits_per_s))
 
     def both_ways(self) -> int:
-        """Bytes so far."""
+        """Return the bytes sent and received so far."""
         with self._lock:
             return self.sent_bytes + self.received_bytes
 

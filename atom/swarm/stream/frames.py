@@ -1,7 +1,8 @@
-"""Channels: frames of four bytes of length, one byte of kind, then the payload, over any stream.
+"""Channels: frames over any stream. A frame is its length (four bytes), its kind (one byte), and
+its payload.
 
-A channel is used by one thread at a time in all (OpenSSL's connection object has no lock); only
-`close` may come from another thread, and frees a blocked thread.
+Only one thread at a time may use a channel, for sending and receiving together: OpenSSL's
+connection object has no lock. Only `close` may be called on another thread; it frees a blocked one.
 """
 
 import math
@@ -20,30 +21,32 @@ from atom.swarm.stream.bandwidth import Bandwidth, Precedence, Rank
 _HEADER = struct.Struct(">IB")
 _SMALL_BYTES = 4096
 _SLICE_S = 0.05  # how soon a set `stop` is noticed
-_LOOK_S = 0.01  # between looks whether what goes first leaves room
+_LOOK_S = 0.01  # how often a channel asks whether transfers of higher rank leave room
 SLOWEST_BYTES_PER_S = 64 * 1024.0
-"""About half a megabit: a slower member makes everybody wait for hours."""
+"""Least pace, about half a megabit: a slower member would make all members wait for hours."""
 
 
 class Purpose(IntEnum):
-    """What a connection is for; fixed by its handshake."""
+    """Purpose of a connection, fixed by its handshake."""
 
     MESSAGES = 1
     RING = 2
     BLOBS = 3
     LINE = 4
-    """Kept open by a peer that cannot be dialled: over it, it is called."""
+    """Connection that a peer keeps open if it cannot be dialled: over it, other peers ask the peer
+    to dial them."""
     PROBE = 6
     """ "Can you dial me?" """
     TEXT = 7
-    """As blobs, with places of its own: who needs a result never waits for those who want text."""
+    """Blobs of a run's text, with a separate limit of connections, so that a peer that needs a
+    result never waits for peers that fetch text."""
 
 
 _RANKS = {Purpose.RING: Rank.EXCHANGE, Purpose.BLOBS: Rank.STATE, Purpose.TEXT: Rank.TEXT}
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Type of a frame."""
 
     CHALLENGE = 1
     HELLO = 2
@@ -59,35 +62,43 @@ class Kind(IntEnum):
     CALL = 64
     """Line: "dial me, and begin with this token." """
     PING = 65
-    """Line: nothing to say, still there."""
+    """Line: sign of life."""
     REACHED = 66
     """Probe: the answer (see `Reached`)."""
 
 
 class Interrupted(ConnectionError):
-    """The caller's own `stop` was set; the stream itself is intact."""
+    """Raised if the caller's own `stop` was set; the stream itself is intact."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long an operation may wait: `silence_s` without a byte, never past `deadline`."""
+    """Time limits of an operation: `silence_s` without a byte, and `deadline` for the whole."""
 
     silence_s: float
     deadline: float = math.inf
-    """On the monotonic clock."""
+    """Monotonic time by which the operation must end."""
     stop: threading.Event | None = None
 
     @classmethod
     def within(cls, seconds: float) -> "Patience":
-        """Everything done with this value must end within `seconds` from now."""
+        """Return limits that make all operations that use them end within `seconds` from now."""
         return cls(seconds, time.monotonic() + seconds)
 
     def left_s(self) -> float:
-        """Seconds until the deadline, at least 0."""
+        """Return the seconds until the deadline, at least 0."""
         return max(self.deadline - time.monotonic(), 0.0)
 
     def wait_s(self, last_byte: float) -> float:
-        """How long to block now. Raises: TimeoutError, Interrupted."""
+        """Return the seconds for which a call may block now.
+
+        Args:
+            last_byte: Monotonic time of the last byte.
+
+        Raises:
+            TimeoutError: A time limit has passed.
+            Interrupted: `stop` was set.
+        """
         if self.stop is not None and self.stop.is_set():
             raise Interrupted("stopped")
         left = min(last_byte + self.silence_s, self.deadline) - time.monotonic()
@@ -98,63 +109,62 @@ class Patience:
 
 @dataclass(frozen=True)
 class Pace:
-    """The least that a transfer must do: bytes per second on average, after some seconds to begin.
+    """Least speed of a transfer: bytes per second on average, after `slack_s` seconds to begin.
 
-    In an exchange everybody's bytes depend on everybody else's, so all members fall behind this
-    line together.
+    In an exchange all members depend on each other's bytes, so they fall behind the pace together.
     """
 
     slack_s: float = 5.0
     bytes_per_s: float = SLOWEST_BYTES_PER_S
 
     def due_s(self, done_bytes: int) -> float:
-        """Seconds from the start by which more than `done_bytes` have to be through."""
+        """Return the seconds from the start by which more than `done_bytes` must have passed."""
         return self.slack_s + done_bytes / self.bytes_per_s
 
 
 class Stream(Protocol):
-    """Bytes in order, both ways."""
+    """Ordered bytes in both directions."""
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
-        """Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Send all bytes. Raises: TimeoutError, Interrupted, ConnectionError."""
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
-        """Fills `view`. Raises: TimeoutError, Interrupted, ConnectionError at end of stream."""
+        """Fill `view`. Raises: TimeoutError, Interrupted, ConnectionError at end of stream."""
 
     def idle(self) -> bool:
-        """Whether nothing (no data, no end of stream) waits to be received."""
+        """Return True if nothing (no data, no end of stream) waits to be received."""
 
     def close(self) -> None:
-        """From any thread, any number of times; blocked calls raise ConnectionError."""
+        """Close the stream; blocked calls raise ConnectionError. Thread-safe and idempotent."""
 
 
 class Channel:
-    """Frames over a stream to one authenticated peer, within the volunteer's caps, and after what
-    goes first."""
+    """Frames over a stream to one authenticated peer, under the volunteer's caps and priorities."""
 
     def __init__(self, stream: Stream, on_close: Callable[["Channel"], None] | None = None) -> None:
         self.stream = stream
         self.bandwidth: Bandwidth | None = None
-        """The caps; None: without any, until the handshake is over."""
+        """Caps of the volunteer; None until the handshake is over: no caps."""
         self.peer_id = ""
         self.incarnation = b""
         self.remote = ("", 0)
-        """IP address and port at the other end; of an incoming connection the address alone."""
+        """IP address and port at the other end; the port is 0 for an incoming connection."""
         self.purpose = Purpose.MESSAGES
         self.tag = b""
         self.round_trip_s = 0.0
-        """Of the handshake: an answer to what this end sent, with what it takes to sign or check
-        the client's proof."""
+        """Time of one question and answer of the handshake, with the time to sign or verify the
+        client's proof."""
         self.sending_s = 0.0
-        """How long sending whole frames took: written by the thread that sends."""
+        """Total time spent in sending frames; written by the sending thread."""
         self.closed = threading.Event()
         self._ending = threading.Lock()
         self._on_close = on_close
         self._was_in_ring = False
-        """One that nobody claims ends no ring."""
+        """True once the channel has carried bytes of an exchange. Only then does `close` count as
+        the end of an exchange: a connection that no exchange has accepted does not."""
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
-        """A part of a frame. Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Send a part of a frame. Raises: TimeoutError, Interrupted, ConnectionError."""
         if (bandwidth := self.bandwidth) is None:
             return self.stream.send_all(view, patience)
         for part in self._in_turn(bandwidth.sending, view, patience):
@@ -164,7 +174,8 @@ class Channel:
                 bandwidth.carried(sent=len(piece))
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
-        """Fills `view`, a part of a frame. Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Fill `view` with a part of a frame. Raises: TimeoutError, Interrupted,
+        ConnectionError."""
         if (bandwidth := self.bandwidth) is None:
             return self.stream.recv_into(view, patience)
         for part in self._in_turn(bandwidth.receiving, view, patience):
@@ -176,7 +187,7 @@ class Channel:
     def _in_turn(
         self, precedence: Precedence, view: memoryview, patience: Patience
     ) -> Iterator[memoryview]:
-        """Parts of it, each when it may pass. Raises: TimeoutError, Interrupted."""
+        """Yield parts of `view`, each as soon as it may pass. Raises: TimeoutError, Interrupted."""
         rank = _RANKS.get(self.purpose)
         self._was_in_ring |= rank is Rank.EXCHANGE
         while view:
@@ -191,11 +202,11 @@ class Channel:
                 self.closed.wait(_LOOK_S)
 
     def send_frame(self, kind: Kind, *parts: bytes | memoryview, patience: Patience) -> None:
-        """Sends the parts as one frame. Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Send the parts as one frame. Raises: TimeoutError, Interrupted, ConnectionError."""
         began = time.monotonic()
         pending = _HEADER.pack(sum(len(part) for part in parts), kind)
         for part in parts:
-            if len(part) < _SMALL_BYTES:  # small parts travel with what precedes them
+            if len(part) < _SMALL_BYTES:  # small parts are sent with the bytes before them
                 pending += part
                 continue
             if pending:
@@ -207,9 +218,13 @@ class Channel:
         self.sending_s += time.monotonic() - began
 
     def recv_header(self, limit: int, patience: Patience) -> tuple[int, int]:
-        """The next frame's kind and payload length; the payload is to be received.
+        """Receive a frame's header; return its kind and the length of its payload.
 
-        Raises: PeerRefused(TOO_LARGE) above `limit`; TimeoutError, Interrupted, ConnectionError.
+        The caller has to receive the payload next.
+
+        Raises:
+            PeerRefused: TOO_LARGE: the payload is longer than `limit`.
+            TimeoutError, Interrupted, ConnectionError: As `recv_into`.
         """
         head = bytearray(_HEADER.size)
         self.recv_into(memoryview(head), patience)
@@ -219,9 +234,11 @@ class Channel:
         return kind, length
 
     def recv_frame(self, kind: Kind, limit: int, patience: Patience) -> bytes:
-        """One whole frame of the expected kind.
+        """Receive a whole frame of the expected kind, and return its payload.
 
-        Raises: PeerRefused(MALFORMED) for another kind, and as `recv_header`.
+        Raises:
+            PeerRefused: MALFORMED: the frame has another kind.
+            PeerRefused, TimeoutError, Interrupted, ConnectionError: As `recv_header`.
         """
         found, length = self.recv_header(limit, patience)
         if found != kind:
@@ -229,13 +246,13 @@ class Channel:
         return self.recv_rest(length, patience)
 
     def recv_rest(self, length: int, patience: Patience) -> bytes:
-        """The payload after `recv_header`, in new memory."""
+        """Receive the payload after `recv_header`, in new memory."""
         payload = bytearray(length)
         self.recv_into(memoryview(payload), patience)
         return bytes(payload)
 
     def close(self) -> None:
-        """Ends the connection; idempotent; frees a thread blocked in any other method."""
+        """Close the connection, and free a thread that is blocked in another method. Idempotent."""
         with self._ending:
             if self.closed.is_set():
                 return

@@ -1,7 +1,8 @@
-"""Who is at the other end, for what: three frames inside TLS, bounded in size and time.
+"""Handshake: both ends identify each other and agree on the purpose of a connection, in three
+frames inside TLS, bounded in size and time.
 
-The server is known by its certificate. The client signs the server's nonce together with the
-server's identity and certificate, so the signature is worth nothing on any other connection.
+The certificate identifies the server. The client signs the server's nonce together with the
+server's identity and certificate, so its signature is worthless on any other connection.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ _DETAIL_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class Local:
-    """This process, as handshakes state it."""
+    """Facts about this process that handshakes state and check."""
 
     identity: Identity
     run_id: bytes
@@ -38,7 +39,7 @@ class Local:
     incarnation: bytes
     """16 random bytes per process start."""
     listed: Listed = None
-    """With whom the run's owner lets us speak."""
+    """Peers to which we may connect, if the run's owner lists its members; None: all peers."""
 
     def __post_init__(self) -> None:
         assert len(self.run_id) == 32
@@ -48,10 +49,18 @@ class Local:
 def greet(
     channel: Channel, local: Local, server: str, certificate: bytes, patience: Patience
 ) -> None:
-    """The client's half, on a channel that has its purpose and tag; sets peer, incarnation and
-    round trip.
+    """Do the client's half of a handshake; set the channel's peer, incarnation and round trip.
 
-    Raises: PeerRefused with the server's reason or our own; OSError.
+    Args:
+        channel: Channel whose purpose and tag are set.
+        local: This process.
+        server: Peer id of the server, as known from its certificate.
+        certificate: Certificate of the server.
+        patience: Time limits.
+
+    Raises:
+        PeerRefused: The server refuses, or its answer is refused here.
+        OSError: The connection fails.
     """
     _check_listed(server, local)
     challenge = wire.Challenge()
@@ -77,10 +86,18 @@ def greet(
 
 
 def receive(channel: Channel, local: Local, certificate: bytes, patience: Patience) -> None:
-    """The server's half up to the verdict: fills in the peer, what the channel is for and the round
-    trip.
+    """Do the server's half of a handshake, except the answer: the caller then calls `welcome` or
+    `refuse`. Set the channel's peer, incarnation, purpose, tag and round trip.
 
-    Ends with the caller's `welcome` or `refuse`. Raises: PeerRefused, OSError.
+    Args:
+        channel: New channel.
+        local: This process.
+        certificate: Our own certificate.
+        patience: Time limits.
+
+    Raises:
+        PeerRefused: The client is to be refused.
+        OSError: The connection fails.
     """
     nonce = secrets.token_bytes(32)
     challenge = wire.Challenge(version=PROTOCOL_VERSION, nonce=nonce)
@@ -104,19 +121,24 @@ def receive(channel: Channel, local: Local, certificate: bytes, patience: Patien
 
 
 def welcome(channel: Channel, local: Local, patience: Patience) -> None:
-    """Tells the client it is in. Raises: OSError."""
+    """Tell the client that it is accepted. Raises: OSError."""
     answer = wire.Welcome(incarnation=local.incarnation)
     channel.send_frame(Kind.WELCOME, answer.SerializeToString(), patience=patience)
 
 
 def refuse(channel: Channel, refused: PeerRefused, patience: Patience) -> None:
-    """Tells the client why not. Raises: OSError."""
+    """Tell the client why it is refused. Raises: OSError."""
     answer = wire.Refused(reason=refused.reason.value, detail=refused.detail[:_DETAIL_CHARACTERS])
     channel.send_frame(Kind.REFUSED, answer.SerializeToString(), patience=patience)
 
 
 def refusal(raw: bytes, otherwise: Reason) -> PeerRefused:
-    """What the other end's `refuse` says; `otherwise`, if it names no reason that we know."""
+    """Decode a refusal of the other end.
+
+    Args:
+        raw: Payload of its REFUSED frame.
+        otherwise: Reason to use if the frame names none that we know.
+    """
     said = wire.Refused()
     with contextlib.suppress(DecodeError):
         said.ParseFromString(raw)
@@ -126,7 +148,7 @@ def refusal(raw: bytes, otherwise: Reason) -> PeerRefused:
 
 
 def named_reason(text: str, otherwise: Reason) -> Reason:
-    """A reason from the wire, or `otherwise` for a name we do not know."""
+    """Return the reason with this name on the wire, or `otherwise` if the name is unknown."""
     try:
         return Reason(text)
     except ValueError:
@@ -166,7 +188,7 @@ def _check_listed(peer_id: str, local: Local) -> None:
 
 
 def _signed_part(hello: wire.Hello, server: str, certificate: bytes, nonce: bytes) -> bytes:
-    """Everything that makes this connection this one."""
+    """Return the digest of all values that identify this connection; the client signs it."""
     return canonical_digest(
         "hello",
         [

@@ -1,16 +1,16 @@
-"""Bytes over a socket, and TLS 1.3 over them without a certificate authority: the key in the
-certificate is the peer.
+"""Sockets, and TLS 1.3 over them without a certificate authority: the certificate's key identifies
+the peer.
 
 The certificate is self-signed with the peer's own Ed25519 key. The client reads that key and
-compares it with the peer id it meant to reach; the server learns the client from a signature
-inside the connection (see handshake). Nothing else in a certificate is looked at.
+compares it with the peer id that it meant to reach. The server identifies the client by a signature
+inside the connection (see `handshake`). Nothing else in a certificate is checked.
 
 A TLS record holds 16 KiB, and Python's SSL sockets make two or three system calls for each. Here
-OpenSSL only sees buffers: the records of a large piece are made, or taken apart, between two
-system calls. Below, a socket never blocks in the kernel. Python's own timeouts poll before every
-call; here the call comes first, and only a socket that has nothing to give, or no room, is polled:
-at full speed that saves half of the system calls. On slow links it is woken when there is a batch
-to be received, not for every packet: a tenth of the work.
+OpenSSL works on buffers: all records of a large piece are made, or decoded, between two system
+calls. The socket below never blocks in the kernel. Python's own timeouts poll before every call;
+here the call comes first, and the socket is polled only if it has no data or no room: at full
+speed that saves half of the system calls. On slow links the thread is woken when a batch has
+arrived, not for every packet: a tenth of the work.
 """
 
 import contextlib
@@ -49,32 +49,33 @@ _OPTIONS: tuple[tuple[int, int, int | bytes], ...] = (
     (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic"),
 )
 _PIECE_BYTES = 256 * 1024
-"""Sent, or received, per system call at best."""
+"""Most bytes that are sent or received in a system call."""
 _HUNG_UP = "closed by the other end"
-"""In order or not."""
+"""Message for every end of a connection, with or without a proper shutdown."""
 _RECORD_BYTES = 17 * 1024
-"""A record with what TLS adds: enough for a connection that carries small frames."""
+"""Bytes of a record with the overhead of TLS: enough buffer for a connection of small frames."""
 _BATCH_BYTES = 64 * 1024
 _BATCH_S = 0.25
-"""After that, any byte is progress: a link may be slower than a batch in this time."""
+"""Time for which a receiver waits for a whole batch; after it, any byte will do: a slow link may
+need longer for a batch."""
 
 
 @functools.cache
 def client_context() -> ssl.SSLContext:
-    """Of whoever dials: it shows nothing of itself in TLS."""
+    """Return the TLS context of a client, which sends no certificate."""
     return _context(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def server_context(identity: Identity) -> tuple[ssl.SSLContext, bytes]:
-    """A context with a fresh self-signed certificate, and that certificate (DER). Made once, before
-    the listener starts.
+    """Return a server's TLS context with a new self-signed certificate, and the certificate (DER).
 
-    `ssl` reads keys only from files: the key is written encrypted under a password that never
-    leaves this function, into a private directory that is gone when it returns.
+    Called once, before the listener starts. `ssl` reads keys only from files. So the key is written
+    into a private directory that is removed before the return, encrypted with a password that
+    never leaves this function.
     """
     certificate = _self_signed(identity)
     context = _context(ssl.PROTOCOL_TLS_SERVER)
-    context.num_tickets = 0  # a ticket nobody reads turns a clean close into a reset
+    context.num_tickets = 0  # an unread ticket turns a clean close into a reset
     password = secrets.token_bytes(24).hex().encode()
     with tempfile.TemporaryDirectory(prefix="atom-tls-") as directory:
         path = os.path.join(directory, "pair.pem")
@@ -86,7 +87,7 @@ def server_context(identity: Identity) -> tuple[ssl.SSLContext, bytes]:
 
 
 class SocketStream:
-    """Bytes over a socket, which belongs to the stream from now on."""
+    """Stream of bytes over a socket. The stream owns the socket."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
@@ -100,7 +101,7 @@ class SocketStream:
         self._batch_bytes = 1
 
     def connect(self, address: object) -> None:
-        """Begins to connect: what is sent waits for it, or fails. Raises: OSError."""
+        """Begin to connect. Sending then waits for the connection, or fails. Raises: OSError."""
         code = self._socket.connect_ex(address)  # type: ignore[arg-type] # what getaddrinfo gave
         if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))
@@ -112,7 +113,7 @@ class SocketStream:
         return ""
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
-        """Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Send all bytes. Raises: TimeoutError, Interrupted, ConnectionError."""
         done, last_byte = 0, time.monotonic()
         self._enter()
         try:
@@ -130,16 +131,22 @@ class SocketStream:
             self._leave()
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
-        """Fills `view`. Raises: as `recv_some`."""
+        """Fill `view`. Raises: as `recv_some`."""
         done = 0
         while done < len(view):
             done += self.recv_some(view[done:], patience, len(view) - done)
 
     def recv_some(self, view: memoryview, patience: Patience, wanted: int = 1) -> int:
-        """At least one byte, at most all of `view`: how many. If there is nothing yet, it may wait
-        for a batch of up to `wanted` bytes.
+        """Receive at least one byte, at most all of `view`; return the number of bytes.
 
-        Raises: TimeoutError, Interrupted, ConnectionError at the end of the stream.
+        Args:
+            view: Memory for the bytes.
+            patience: Time limits.
+            wanted: Size of a batch: if no byte has arrived yet, wait a while for so many.
+
+        Raises:
+            TimeoutError, Interrupted: As `Patience.wait_s`.
+            ConnectionError: The stream has ended.
         """
         began = time.monotonic()
         self._enter()
@@ -169,8 +176,8 @@ class SocketStream:
             self._leave()
 
     def close(self) -> None:
-        """Shuts down at once; the descriptor is freed by the last user, so it cannot be reused
-        under a call that waits."""
+        """Shut down at once. The last call that uses the descriptor frees it, so that it cannot be
+        reused while a call waits."""
         with self._lock:
             if self._closed:
                 return
@@ -181,14 +188,14 @@ class SocketStream:
                 self._socket.close()
 
     def _wait_for_batch(self, wanted: int, seconds: float) -> None:
-        """For that many bytes, or the end; after a while for whatever there is."""
+        """Wait for a batch of bytes or the end of the stream; after `_BATCH_S` return anyway."""
         self._set_batch(max(min(wanted, _BATCH_BYTES), 1))
         self._readable.poll(1000 * min(seconds, _BATCH_S))
 
     def _set_batch(self, size_bytes: int) -> None:
         if size_bytes != self._batch_bytes:
             self._batch_bytes = size_bytes
-            with contextlib.suppress(OSError):  # without it every packet wakes us
+            with contextlib.suppress(OSError):  # without this option every packet wakes us
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
     def _enter(self) -> None:
@@ -205,7 +212,7 @@ class SocketStream:
 
 
 class TlsStream:
-    """One end of a TLS connection, which begins with `handshake`."""
+    """One end of a TLS connection. Call `handshake` first."""
 
     def __init__(
         self,
@@ -213,8 +220,13 @@ class TlsStream:
         server: ssl.SSLContext | None = None,
         received: bytes = b"",
     ) -> None:
-        """`server`: None at the client's end. `received`: the first bytes of the other end, if they
-        have been read."""
+        """Create one end of a connection.
+
+        Args:
+            below: Connected socket.
+            server: TLS context of the server; None at the client's end.
+            received: First bytes of the other end, if they have already been read.
+        """
         self._below = below
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._incoming.write(received)
@@ -224,7 +236,8 @@ class TlsStream:
         self._received = memoryview(bytearray(_RECORD_BYTES))
 
     def handshake(self, patience: Patience) -> None:
-        """Raises: TimeoutError, Interrupted, ConnectionError (also for garbage)."""
+        """Do the TLS handshake. Raises: TimeoutError, Interrupted, ConnectionError (also for bytes
+        that are not TLS)."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -237,11 +250,11 @@ class TlsStream:
                 raise ConnectionError(str(error)) from error
 
     def certificate(self) -> bytes | None:
-        """The other end's certificate (DER), after the handshake."""
+        """Return the other end's certificate (DER), after the handshake; None if it has none."""
         return self._tls.getpeercert(binary_form=True)
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
-        """Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Send all bytes. Raises: TimeoutError, Interrupted, ConnectionError."""
         for start in range(0, len(view), _PIECE_BYTES):
             piece = view[start : start + _PIECE_BYTES]
             done = 0
@@ -253,18 +266,18 @@ class TlsStream:
             self._flush(patience)
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
-        """Fills `view`. Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Fill `view`. Raises: TimeoutError, Interrupted, ConnectionError."""
         if len(view) > _RECORD_BYTES and len(self._received) < _PIECE_BYTES:
             self._received = memoryview(bytearray(_PIECE_BYTES))
         done = 0
         while done < len(view):
             try:
-                # given a buffer, it says how many bytes it put there
+                # with a buffer, `read` returns the number of bytes
                 count = cast(int, self._tls.read(len(view) - done, view[done:]))
             except ssl.SSLWantReadError:
                 if self._outgoing.pending > _RECORD_BYTES:
                     raise ConnectionError("asks for new keys without end") from None
-                # as much is still to come, but for a record of which OpenSSL holds a part
+                # so much is still to arrive: OpenSSL may already hold a part of one record
                 self._fill(patience, len(view) - done - _RECORD_BYTES)
                 continue
             except ssl.SSLError as error:
@@ -277,7 +290,7 @@ class TlsStream:
         return not self._incoming.pending and not self._tls.pending() and self._below.idle()
 
     def close(self) -> None:
-        """From any thread: cuts the connection, without a farewell."""
+        """Cut the connection without a TLS shutdown. Thread-safe."""
         self._below.close()
 
     def _flush(self, patience: Patience) -> None:
@@ -290,12 +303,12 @@ class TlsStream:
 
 
 def peer_of_certificate(der: bytes | None) -> str:
-    """The peer id of the key in a certificate. Raises: PeerRefused(WRONG_IDENTITY)."""
+    """Return the peer id of the key in a certificate. Raises: PeerRefused(WRONG_IDENTITY)."""
     if der is None or len(der) > MAX_CERTIFICATE_BYTES:
         raise PeerRefused(Reason.WRONG_IDENTITY, "no certificate, or an oversized one")
     try:
         key = x509.load_der_x509_certificate(der).public_key()
-    except Exception as error:  # a stranger's bytes: whatever the parser dislikes is a refusal
+    except Exception as error:  # a stranger's bytes: the parser may raise anything
         raise PeerRefused(Reason.WRONG_IDENTITY, "unreadable certificate") from error
     if not isinstance(key, Ed25519PublicKey):
         raise PeerRefused(Reason.WRONG_IDENTITY, "not an Ed25519 certificate")
@@ -303,7 +316,7 @@ def peer_of_certificate(der: bytes | None) -> str:
 
 
 def tune(connected: socket.socket) -> None:
-    """Latency, liveness and congestion control; what the kernel refuses is left as it is."""
+    """Set options for latency, liveness and congestion control; ignore refusals of the kernel."""
     for level, option, value in _OPTIONS:
         with contextlib.suppress(OSError):
             connected.setsockopt(level, option, value)

@@ -1,10 +1,10 @@
-"""How a peer sees to it that others reach it: it asks some whether they can dial it, and if they
-cannot, it keeps lines open to peers that can be dialled.
+"""Reachability of this peer: it asks other peers whether they can dial it, and if they cannot, it
+keeps lines open to peers that can be dialled.
 
-Nobody can know that of itself. One peer's answer is not enough: somebody in the same home reaches
-us where nobody else can. So the latest answers of a few are kept, and half of them saying no means
-no: that costs a connection to those who could have dialled us, while with a wrong yes an exchange
-breaks.
+A peer cannot find this out alone. One answer is not enough: a peer in the same home may reach us
+while all others cannot. So the latest answers of a few witnesses are kept, and if half of them are
+no, the verdict is no. A wrong no only costs connections to peers that could have dialled us; with a
+wrong yes an exchange fails.
 """
 
 import contextlib
@@ -21,31 +21,40 @@ from atom.swarm.transport.transport import Transport
 
 WITNESSES = 3
 SETTLE_S = 2.0
-"""Between questions until there are enough answers."""
+"""Pause between questions until there are enough answers."""
 AGAIN_S = 20.0
 MAX_LINES = 64
 
 
 class Outreach:
-    """`know` and `reached` may be called from any thread."""
+    """Keeps this peer reachable. `know` and `reached` may be called from any thread."""
 
     def __init__(
         self, transport: Transport, wish: Reached, clock: Clock, events: EventSink
     ) -> None:
-        """`wish`: what the peer file says; UNKNOWN: find out."""
+        """Create the tracker.
+
+        Args:
+            transport: Transport of this peer.
+            wish: Answer that the peer file fixes; UNKNOWN: ask other peers.
+            clock: Clock for the pauses between questions.
+            events: Receives changes of the verdict.
+        """
         self._transport = transport
         self._wish = wish
         self._clock = clock
         self._events = events
         self._answers: dict[str, Reached] = {}
-        """By witness, the latest answer last."""
+        """Answers by witness, the latest answer last."""
         self._asked = 0
         self._ask_at = -math.inf
-        """Infinite while a question is under way."""
+        """Time of the next question; infinite while a question is under way."""
 
     def know(self, leases: Mapping[str, Lease]) -> None:
-        """A reading of the directory: keeps lines as it wants them, and asks, in a thread of its
-        own, if a question is due."""
+        """Take a reading of the directory: update addresses and lines.
+
+        If a question is due, it is asked on a separate thread.
+        """
         me, now = self._transport.peer_id, self._clock.now()
         others = {
             peer: lease
@@ -54,7 +63,7 @@ class Outreach:
         }
         for peer_id, lease in others.items():
             self._transport.set_addresses(peer_id, lease.addresses, lease.reached is Reached.NO)
-        if others:  # a reading that found nobody says nothing about lines
+        if others:  # an empty reading is no reason to close lines
             known, hidden = self._transport.known, self.reached is Reached.NO
             self._transport.keep_lines(lines_to(me, others, known) if hidden else frozenset())
         if self._wish is Reached.UNKNOWN and others and now >= self._ask_at:
@@ -66,7 +75,7 @@ class Outreach:
 
     @property
     def reached(self) -> Reached:
-        """Whether others can dial us, as far as we know."""
+        """Answer to the question whether other peers can dial us, as far as we know."""
         return self._wish if self._wish is not Reached.UNKNOWN else verdict(self._answers.values())
 
     def _ask(self, others: Mapping[str, Lease]) -> None:
@@ -74,14 +83,14 @@ class Outreach:
         self._asked += 1
         answers = {peer: said for peer, said in self._answers.items() if peer != witness}
         try:
-            with contextlib.suppress(OSError, PeerRefused):  # then that one is no witness
+            with contextlib.suppress(OSError, PeerRefused):  # such a peer is no witness
                 answer = self._transport.probe(witness)
                 if answer is not Reached.UNKNOWN:
                     answers[witness] = answer
         finally:
             self._answers = dict([*answers.items()][-WITNESSES:])
             enough = len(self._answers) >= min(WITNESSES, len(others))
-            # At first others may still dial the address of an earlier life of ours.
+            # At first, other peers may still dial the address that we had before a restart.
             doubtful = self._asked < 2 * WITNESSES and self.reached is Reached.NO
             rests = enough and not doubtful
             self._ask_at = self._clock.now() + (AGAIN_S if rests else SETTLE_S)
@@ -92,7 +101,8 @@ class Outreach:
 
 
 def verdict(answers: Iterable[Reached]) -> Reached:
-    """No, unless more than half of those who tried could dial us."""
+    """Return YES if more than half of the witnesses could dial us, UNKNOWN without answers, else
+    NO."""
     given = list(answers)
     if not given:
         return Reached.UNKNOWN
@@ -100,22 +110,32 @@ def verdict(answers: Iterable[Reached]) -> Reached:
 
 
 def witness_of(others: Mapping[str, Lease], asked: int, known: Container[str]) -> str:
-    """Whom of these to ask after so many questions: the `known` ones in turn, strangers only if
-    there are none. Peers that cannot be dialled are asked, over their lines, if there are no
-    others."""
+    """Return the peer to ask next: each in turn.
+
+    Peers that can be dialled are preferred; if there are none, others are asked over their lines.
+    Among these, strangers are asked only if there is no known peer.
+
+    Args:
+        others: Leases of the other peers; not empty.
+        asked: Number of questions so far.
+        known: Peers that the run knows.
+    """
     able = sorted(_dialable(others) or others)
     able = [peer for peer in able if peer in known] or able
     return able[asked % len(able)]
 
 
 def lines_to(me: str, others: Mapping[str, Lease], known: Container[str]) -> frozenset[str]:
-    """Whom a peer that cannot be dialled keeps lines to: everybody who can, or if they are many the
-    `known` ones and an arbitrary but steady choice of the others."""
+    """Return the peers to which a peer that cannot be dialled keeps lines.
+
+    These are all peers that can be dialled. If they are too many, known peers come first, then an
+    arbitrary choice that stays the same.
+    """
     able = [peer for peer in _dialable(others) if others[peer].addresses]
     able.sort(key=lambda peer: (peer not in known, blake3(f"{me}{peer}".encode()).digest()))
     return frozenset(able[:MAX_LINES])
 
 
 def _dialable(others: Mapping[str, Lease]) -> list[str]:
-    """As far as they know."""
+    """Return the peers that can be dialled, according to their own leases."""
     return [peer for peer, lease in others.items() if lease.reached is not Reached.NO]
