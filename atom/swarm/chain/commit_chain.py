@@ -28,7 +28,7 @@ PAGE_BYTES = LENGTH_BYTES + MAX_RECORD_BYTES
 """Most bytes of a chain that are fetched before their certificates are checked."""
 KEPT_RECORD_BYTES = 64 * 1024 * 1024
 MAX_CHAIN_BYTES = 64 * 1024 * 1024
-"""Most bytes of a donor's chain that are fetched at a time, but for one page."""
+"""Bytes of a donor's chain after which a fetch ends; it may exceed them by one page."""
 MOST_BEYOND_CLAIM = 8
 """Rounds that a donor may have committed since it published its lease."""
 

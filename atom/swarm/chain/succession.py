@@ -136,9 +136,12 @@ def next_voters(
 
 
 def _implied_voters(head: Head, value: Value) -> tuple[Voter, ...]:
-    """Return the electorate that follows if every peer that `voters_next` lacks has left, and every
-    voter that it keeps was present: what a reader of the chain cannot know, it takes from the
-    value."""
+    """Return the electorate after `value`, as far as a reader of the chain can check it.
+
+    The reader does not know which peers have left and which were present. It assumes that each peer
+    missing from `voters_next` has left, and that each voter kept there without absences was
+    present.
+    """
     stay = {voter.peer_id for voter in value.voters_next}
     electors = value.survivors or head.voters
     idle = {voter for voter in value.voters_next if voter in electors and voter.absences == 0}
@@ -210,7 +213,9 @@ def commit_problem(head: Head, commit: Commit) -> Reason | None:
 
 
 def unsupported(head: Head, value: Value, evidence: Evidence, ballot: Ballot) -> Reason | None:
-    """Return why the evidence does not support a value that `follows` allows; None if it does.
+    """Return why the evidence does not support a value; None if it does.
+
+    The value must be one that `follows` allows.
 
     Args:
         head: Head that the value follows.

@@ -39,7 +39,7 @@ HOLDERS_SECONDS = 10.0
 they also find holders that are newer."""
 REPLICAS = 5
 BEAM = 8
-"""Nodes asked per key, nearest first: the replicas, and a few more in case some have just joined."""
+"""Nodes asked per key, nearest first: the replicas, and a few in case some have just joined."""
 WIDE_BEAM = 64
 WIDE_CALLS = 16
 """Nodes asked at once in a wide search: some of them keep silent, for three seconds each."""
@@ -270,7 +270,7 @@ class DhtNode:
         neighbour left. And two halves of a split DHT do not search for each other.
         """
         if len(self._node.blacklist.ban_counter) > MAX_BANNED:
-            self._node.blacklist.clear()  # hivemind never removes an entry, and a liar can name any number
+            self._node.blacklist.clear()  # hivemind removes no entry; a liar can name any number
         known = await self._meet_neighbours()
         lost = [each for each in self._entrances() if peer_id_in(each) not in known]
         for address in random.sample(lost, min(4, len(lost))):

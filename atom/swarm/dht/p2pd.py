@@ -50,7 +50,7 @@ class NodeSettings:
     listen: str | None = None
     """HOST:PORT to listen on; None for any free port on the loopback interface."""
     announce: Sequence[str] = ()
-    """libp2p multiaddrs that other nodes should dial; empty: the ones that we see ourselves."""
+    """libp2p multiaddrs that other nodes should dial; empty: the addresses that libp2p finds."""
     initial_peers: Sequence[str] = ()
     """libp2p multiaddrs, each ending in /p2p/<peer id>; none: a new DHT begins here."""
     contacts: Sequence[str] = ()

@@ -1,11 +1,11 @@
 """Bounded storage of our DHT node, for few and only well-signed records.
 
-hivemind keeps every valid record; of too many keys it drops those that expire soonest. But
-identities are free. A crowd of leases under one key makes an answer that fits into no message, so
-readers find no peer. And thousands of manifests of abandoned runs, which last for minutes, push out
-all leases, which last for seconds. So the number of records is bounded. Peers
+hivemind keeps every valid record; if there are too many keys, it drops the ones that expire
+soonest. But identities are free. A crowd of leases under one key makes an answer that fits into no
+message, so readers find no peer. And thousands of manifests of abandoned runs, which last for
+minutes, push out all leases, which last for seconds. So the number of records is bounded. Peers
 that a run knows always have a place at its other peers. The places for strangers are given at
-random, so that no crowd keeps a newcomer out.
+random, so that no crowd can keep out a newcomer.
 """
 
 import functools

@@ -51,7 +51,7 @@ MAX_RATE = 1e15
 MAX_LOSS = 1e6
 """Bound of a loss, nats per token."""
 LEAST_BYTES_PER_S = 1.0
-"""Least rate: rates are measured over a mebibyte or more, in an exchange that was completed."""
+"""Least rate of a link: it is measured over a mebibyte or more, in a completed exchange."""
 LONGEST_ROUND_TRIP_S = 60.0
 SHORT_NAME_BYTES = 8
 
@@ -146,7 +146,7 @@ class SampleText(NamedTuple):
 
 
 def short_name(peer_id: str) -> bytes:
-    """Return eight bytes that name a peer well enough for a hint."""
+    """Return an eight-byte hash of a peer id, unique enough for a hint."""
     return blake3(peer_id.encode()).digest(length=SHORT_NAME_BYTES)
 
 
@@ -209,7 +209,7 @@ class SignedLease(NamedTuple):
     """Bytes that the DHT stores and that peers send each other."""
     lease: Lease
     expires_at: float
-    """Unix time at which the record ends; part of what is signed."""
+    """Unix time at which the record expires; the signature covers it."""
 
 
 def of_our_version(leases: Mapping[str, Lease]) -> dict[str, Lease]:
@@ -227,7 +227,7 @@ def versions_text(leases: Iterable[Lease]) -> str:
 
 
 def claimed_branches(lease: Lease, ours: Head) -> Branches:
-    """Return the claimed chain's branches; those that the lease leaves out are taken from ours."""
+    """Return the claimed chain's branches; the ones omitted in the lease are taken from ours."""
     return ours.branches[: lease.branches_before] + lease.branches
 
 
@@ -242,8 +242,11 @@ def claims_better(lease: Lease, ours: Head) -> bool:
 
 
 def has_left(lease: Lease, ours: Head) -> bool:
-    """Return True if the publisher says that it has left our head by a branch. Or it names so many
-    later branches that ours no longer fit into its lease: it decides nothing here either."""
+    """Return True if the publisher says that it has left our head by a branch.
+
+    Also if it names so many later branches that ours no longer fit into its lease: such a peer
+    decides nothing here either.
+    """
     known, branches = len(ours.branches), claimed_branches(lease, ours)
     next_rounds = [branch.round for branch in branches[known : known + 1]]
     left = branches[:known] == ours.branches and next_rounds == [ours.round + 1]
@@ -258,13 +261,15 @@ def preferred(leases: Iterable[Lease], ours: Head) -> list[Lease]:
 GAP_SECONDS = 4.0
 """Longest pause between two readings. After a longer one everything is unknown again."""
 MAX_PEERS = 1024
-"""Peers that are remembered. The peer that was absent from readings for the longest time goes."""
+"""Bound of remembered peers. The peer that was absent from readings for the longest time is
+dropped."""
 MAX_INCARNATIONS = 4
 """Incarnations remembered per peer, for replay protection."""
 MAX_ASKED = 256
 _NEVER = float("-inf")
 _TWIN_SIGNS = 2
-"""Newer leases that prove a twin: one old lease of a dead process may appear late, hardly two."""
+"""Newer leases that prove a second process with the same peer id. One old lease of a dead process
+may appear late, but hardly two."""
 
 
 @dataclass
@@ -277,7 +282,8 @@ class _Sighting:
     last_sign: float
     """Time at which its serial last grew, if that was after the last gap; else `_NEVER`."""
     last_progress: float = _NEVER
-    """Time like `last_sign`, without the first lease, which may be an old record."""
+    """Time at which its serial last grew, as `last_sign`, but the first lease does not count: it
+    may be an old record."""
 
 
 class LeaseBook:

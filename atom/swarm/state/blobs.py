@@ -113,7 +113,7 @@ class BlobServer:
         return manifest
 
     def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
-        """Return one chunk of the arena of that number, in the order of names.
+        """Return one chunk of the arena with this index in the order of names.
 
         Raises: PeerRefused(NOT_FOUND, PIECE_MISSING)."""
         content = self._content(name)
@@ -172,7 +172,7 @@ class BlobServer:
             handshake.refuse(channel, refused, patience)
 
     def _wait_turn(self, channel: Channel, cost: int) -> None:
-        """Wait as the rates demand. Raises: ConnectionError if the channel was closed."""
+        """Wait as long as the rates require. Raises: ConnectionError if the channel was closed."""
         wait_s = self._rates.wait_s(channel.peer_id, cost, self._clock.now())
         if channel.closed.wait(wait_s):
             raise ConnectionError("closed here")

@@ -235,7 +235,7 @@ class LeaseExchange:
 
 
 def names_beside(peer_id: str, hosts: Mapping[str, str]) -> tuple[bytes, ...]:
-    """Return the short names of the other peers at the host of one peer, of many only a few.
+    """Return the short names of the other peers at the host of one peer, up to a bound.
 
     Args:
         hosts: host group of each peer that is seen at a public address.

@@ -85,7 +85,7 @@ class RingPool:
 
 
 class Listener:
-    """Listening socket and its connections, each with a thread of its own."""
+    """Listening socket and its connections, each with a separate thread."""
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ class ReverseConnections:
             before[0].close()
         try:
             while not channel.closed.wait(PING_S) and channel.stream.idle():
-                self._say(line, Kind.PING)  # the other end never speaks: it would be its end
+                self._say(line, Kind.PING)  # the other end sends nothing but its end
         finally:
             with self._lock:
                 if self._lines.get(peer_id) is line:
@@ -192,7 +192,7 @@ class OwnLines:
         """
         try:
             while peer_id in self._wanted and not self._endpoint.closing.is_set():
-                with contextlib.suppress(OSError, PeerRefused):  # the next try is the answer
+                with contextlib.suppress(OSError, PeerRefused):  # the loop tries again
                     self._hear_calls(peer_id)
                 self._endpoint.closing.wait(PAUSE_S)
         finally:
@@ -211,7 +211,10 @@ class OwnLines:
                 self._hear(peer_id, channel)
 
     def _hear(self, peer_id: str, channel: Channel) -> None:
-        """Raises: PeerRefused, OSError."""
+        """Receive one frame of a line; answer it on a new thread if it is a call.
+
+        Raises: PeerRefused, OSError.
+        """
         kind, length = channel.recv_header(TOKEN_BYTES, Patience(3 * PING_S))
         token = channel.recv_rest(length, Patience(3 * PING_S))
         if kind == Kind.CALL and self._answers.acquire(blocking=False):

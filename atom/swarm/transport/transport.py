@@ -72,9 +72,9 @@ class Transport:
         )
         self.peer_id = local.identity.peer_id
         self.bandwidth = self._endpoint.bandwidth
-        """The box's caps, and what lets our rings go before state transfers."""
+        """Caps of this machine, and the priorities of exchanges over state transfers."""
         self.threads = self._endpoint.threads
-        """`close` joins them."""
+        """Threads of the transport; `close` joins them."""
         self.offenders = self._endpoint.offenders
         """Peers that are quarantined here, for one of the `OFFENCES`."""
         self.known = self._endpoint.known
@@ -103,17 +103,17 @@ class Transport:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port it listens on, after `start`."""
+        """Host and port on which the transport listens, after `start`."""
         assert self._address is not None, "not started, or it listens nowhere"
         return self._address
 
     def start(self) -> None:
-        """Listens. Raises: PortInUseError, AddressError."""
+        """Start to listen, unless it listens nowhere. Raises: PortInUseError, AddressError."""
         if self._bind is not None:
             self._address, self.listens = self._listener.start(self._bind), True
 
     def close(self) -> None:
-        """Cuts every connection and joins every thread; idempotent."""
+        """Cut all connections and join all threads. Idempotent."""
         self._endpoint.closing.set()
         self._listener.close()
         self._reverse.close()
@@ -143,11 +143,12 @@ class Transport:
         self._dialer.neighbours = neighbours
 
     def keep_lines(self, peer_ids: Iterable[str]) -> None:
-        """Let these peers call us, and no other: we cannot be dialled."""
+        """Keep lines to exactly these peers: they can call us over them, but cannot dial us."""
         self._lines.keep(peer_ids)
 
     def probe(self, peer_id: str) -> Reached:
-        """Asks that peer to dial us. Takes seconds. Raises: PeerRefused, OSError."""
+        """Ask a peer to dial us and return its answer. Takes seconds. Raises: PeerRefused,
+        OSError."""
         channel = self.connect(peer_id, Purpose.PROBE)
         try:
             answer = channel.recv_frame(Kind.REACHED, 8, Patience.within(_PROBE_S + 2.0))
@@ -156,7 +157,10 @@ class Transport:
         return Reached.of(answer)
 
     def send(self, peer_id: str, raw: bytes) -> bool:
-        """Fire and forget; False if dropped at once. Later failures go to `on_unreachable`."""
+        """Queue a message to a peer, and return False if it is dropped at once.
+
+        Later failures are reported to `on_unreachable`.
+        """
         assert len(raw) <= MAX_MESSAGE_BYTES
         return self._lanes.send(peer_id, raw)
 
@@ -168,19 +172,33 @@ class Transport:
         timeout_s: float = math.inf,
         stop: threading.Event | None = None,
     ) -> Channel:
-        """A channel of our own to `peer_id`, within `timeout_s` and the usual limits; given up
-        soon after `stop` is set.
+        """Open a channel to a peer.
 
-        Raises: Unreachable, PeerRefused.
+        Args:
+            peer_id: Peer that has to prove its identity at the other end.
+            purpose: Purpose of the channel.
+            tag: Tag of a ring channel.
+            timeout_s: Time limit, besides the usual limits.
+            stop: Event that soon ends the attempt.
+
+        Raises: Unreachable, PeerRefused; Interrupted if `stop` was set; ConnectionError if this
+        transport is closed.
         """
         if self._endpoint.closing.is_set():
             raise ConnectionError("closed here")
         return self._dialer.dial(peer_id, purpose, tag, timeout_s, stop)
 
     def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel:
-        """The ring channel that `peer_id` opened to us under `tag`.
+        """Wait for the ring channel that a peer opens to us, and return it.
 
-        Raises: PeerRefused(TIMEOUT) if it does not come in time; ConnectionError when closing.
+        Args:
+            peer_id: Peer at the other end.
+            tag: Tag of the channel.
+            timeout_s: Time limit.
+
+        Raises:
+            PeerRefused: TIMEOUT: the channel did not arrive in time.
+            ConnectionError: This transport is closing.
         """
         return self._listener.rings.claim(peer_id, tag, timeout_s)
 
@@ -199,7 +217,7 @@ class Transport:
     def _dial_back(self, channel: Channel) -> Reached:
         """Dial the host that this connection came from, at the port of that peer's lease.
 
-        No other host is dialled: any peer may ask, and could else look for open ports elsewhere.
+        No other host is dialled: any peer may ask, and could otherwise scan ports of other hosts.
         """
         addresses = self._dialer.addresses(channel.peer_id)
         if not addresses:
