@@ -215,7 +215,7 @@ class ChainRules:
     listed: frozenset[str] = frozenset()
     """Peers that may take part; empty: the run is open to all."""
     trusted: frozenset[str] = frozenset()
-    """Peers that have tenure from the start, beside the founder and the listed peers."""
+    """Peers that have tenure from the start, in addition to the founder and the listed peers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Prevote:
 
     parent: Digest
     survivors: Voters = ()
-    """As in `Prepare`."""
+    """Peers that would open a branch; empty for an ordinary round."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class AcceptedVote:
 
 @dataclass(frozen=True)
 class CommitNotice:
-    """Decided value with its certificate; valid however late it comes."""
+    """Decided value with its certificate; valid however late it arrives."""
 
     commit: Commit
 

@@ -173,7 +173,7 @@ class GuardedP2P(P2P):  # type: ignore[misc]
 
     async def _list_hosts(self) -> None:
         await asyncio.sleep(PAUSE_PER_CONNECTION * len(self._hosts))
-        self._listing = None  # a remote that comes from now on may be missing
+        self._listing = None  # a remote that connects from now on may be missing
         self._hosts = {
             each.peer_id.to_base58(): host_group(str(each.addrs[0]).split("/")[2])
             for each in await self.list_peers()

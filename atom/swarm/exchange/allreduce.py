@@ -185,7 +185,7 @@ def _halves(reduction: Reduction, channels: Channels) -> list[Half]:
 
 
 def _run(reduction: Reduction, channels: Channels, cancelled: threading.Event) -> None:
-    """Run all threads to their end; a failing one has a moment to tell its neighbours why."""
+    """Run all threads to their end. After a failure, threads have `_GRACE_S` to report it."""
     halves, threads = _halves(reduction, channels), list[threading.Thread]()
     for half in halves:
         thread = threading.Thread(target=_work, args=(half,), name="atom-all-reduce")

@@ -334,7 +334,8 @@ class LeaseBook:
 
         Counted from its last sign of life; without one since our watch began, from the moment
         we watched *and* were first asked about it (a new voter's lease may still be on its way).
-        If the peer lives twice, the time counts from then on: messages may reach the other process.
+        If two processes live under the peer's id, the time counts from then on: messages may reach
+        the other process.
         Compare it with the whole grace time, lease time included. 0 while we are blind.
         """
         if not self.is_watching(now):
@@ -409,8 +410,14 @@ class TwinWatch:
         self._signs = 0
 
     def sees(self, lease: Lease | None, me: Voter) -> bool:
-        """Return True if this lease shows that another process lives under our name. The lease of a
-        process that ended before we began stays for a while, but does not change."""
+        """Return True if this lease shows that another process runs under our peer id.
+
+        The lease of a process that ended before we began stays for a while, but does not change.
+
+        Args:
+            lease: Lease under our peer id in the latest reading; None if there is none.
+            me: This process.
+        """
         if lease is None or lease.incarnation == me.incarnation:
             return False
         if self._other is None or lease.incarnation != self._other.incarnation:

@@ -39,7 +39,7 @@ ANSWERS_TO_STRANGER = Rate(8 * _MIB, 16 * _MIB)
 """Bytes of answers to each stranger, however many others ask: a joiner's state must arrive."""
 ANSWERS_TO_ALL_STRANGERS = Rate(64 * _MIB, 64 * _MIB)
 BYTES_PER_ANSWER = 256 * 1024
-"""Bytes that each answer counts beside its own."""
+"""Bytes that each answer costs in addition to its own."""
 BYTES_ARENA = "bytes"
 """Name of the one arena of a blob that is plain bytes."""
 _IDLE_S = 15.0
@@ -62,7 +62,7 @@ class BlobServer:
     """Contents that this peer serves by name.
 
     The channels of each purpose are bounded: in all, for each peer, and half of all for strangers,
-    so that a voter finds a place beside any crowd. Answers have a rate for each peer. Thread-safe.
+    so that a voter finds a place in any crowd. Answers have a rate for each peer. Thread-safe.
     """
 
     def __init__(

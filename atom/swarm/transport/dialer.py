@@ -106,8 +106,12 @@ class Dialer:
         reverse: ReverseConnections,
         dialled: Callable[[], frozenset[AddressClass]],
     ) -> None:
-        """Args:
-        dialled: Returns the classes of addresses that this peer dials at the moment.
+        """Create a dialer without contacts.
+
+        Args:
+            endpoint: Shared parts of the transport.
+            reverse: Lines over which peers can be called.
+            dialled: Returns the classes of addresses that this peer dials at the moment.
         """
         self.contacts = ContactBook()
         self.neighbours: Callable[[], Container[str]] = frozenset
@@ -132,9 +136,9 @@ class Dialer:
 
         Args:
             peer_id: The peer that has to prove its identity at the other end.
-            purpose: The purpose that the peer is told.
-            tag: Name of a ring channel.
-            seconds: Time limit, beside the usual limits.
+            purpose: Purpose of the channel, which the handshake states.
+            tag: Tag of a ring channel.
+            seconds: Time limit, besides the usual limits.
             stop: Ends the attempt soon after it is set.
             ways: Ways to try, instead of all that are known.
 
@@ -163,7 +167,7 @@ class Dialer:
         raise _reason(peer_id, failures)
 
     def connect(self, peer_id: str, way: Way, opening: bytes, seconds: float) -> SocketStream:
-        """Open a connection of that peer at a numeric address; send nothing but `opening`.
+        """Open a connection to a peer at a numeric address; send nothing but `opening`.
 
         Raises: OSError.
         """
@@ -234,7 +238,8 @@ class Dialer:
 def _connect(target: AddressInfo, opening: bytes, patience: Patience) -> SocketStream:
     """Open a connection that begins with `opening`.
 
-    Without an opening it is there, or fails, when something is sent. Raises: OSError.
+    Without an opening, the connection is only begun: it is complete, or fails, at the first use.
+    Raises: OSError.
     """
     family, kind, protocol, _, address = target
     connecting = SocketStream(socket.socket(family, kind, protocol))
@@ -250,7 +255,7 @@ def _connect(target: AddressInfo, opening: bytes, patience: Patience) -> SocketS
 def resolve(host: str, port: int, seconds: float) -> list[AddressInfo]:
     """Return the addresses of a host, best first, at most `MOST_ADDRESSES`.
 
-    Thread-safe. A thread that looks a name up is left behind when the time is over.
+    Thread-safe. If the time is over, the thread that looks up the name is left running.
 
     Raises: OSError (unknown, or not a name at all), TimeoutError.
     """

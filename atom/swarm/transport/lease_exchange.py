@@ -30,7 +30,7 @@ from atom.swarm.records.manifest import decode_lease, read_claim
 from atom.swarm.stream.bandwidth import TokenBucket
 
 MAX_MATES = 73
-"""Nine voters and 64 members. In a larger swarm, the DHT is the only channel for the others."""
+"""Bound of mates: nine voters and 64 members. Further peers of a larger swarm use the DHT only."""
 REMEMBERED_S = 600.0
 """Time for which a peer stays a mate after our head named it last. A member that missed a round is
 still heard, and can come back while the DHT is down."""

@@ -27,10 +27,11 @@ _KIB = 1024.0
 MESSAGES_OF_KNOWN = Rate(256 * _KIB, 2048 * _KIB)
 """Bytes of messages that are read of each known peer; 200 kB may take 57 ms of the interpreter."""
 MESSAGES_OF_STRANGER = Rate(2 * _KIB, 8 * _KIB)
-"""Bytes read of each stranger beside all floods: enough for a newcomer's promises."""
+"""Bytes of messages that are read of each stranger even in a flood: enough for a newcomer's
+promises."""
 MESSAGES_OF_ALL_STRANGERS = Rate(128 * _KIB, 1024 * _KIB)
 _BYTES_PER_MESSAGE = 512
-"""Bytes that each message counts beside its own."""
+"""Bytes that each message costs in addition to its own."""
 
 
 def data_door(bind: tuple[str, int]) -> socket.socket:

@@ -116,7 +116,7 @@ class ReverseConnections:
         except OSError:
             with self._lock:
                 came = self._calls.pop(answer_to(token), None) is None
-            if came:  # just now, or we are closing
+            if came:  # answered in the last moment, or we are closing
                 return answer.result()
             raise
 
@@ -150,12 +150,14 @@ class OwnLines:
         connect: Callable[[str, Address, bytes, float], SocketStream],
         serve: Callable[[SocketStream, str], None],
     ) -> None:
-        """Args:
-        endpoint: Shared parts of the transport.
-        dial: Opens a line to a peer; raises OSError, PeerRefused.
-        connect: Opens a connection to a peer at an address, which begins with the given bytes,
-            within so many seconds; raises OSError.
-        serve: Serves such a connection from that host, as the listener does, to its end.
+        """Create a set of lines that is empty.
+
+        Args:
+            endpoint: Shared parts of the transport.
+            dial: Opens a line to a peer; raises OSError, PeerRefused.
+            connect: Opens a connection to a peer at an address; the connection begins with the
+                given bytes. The last argument is its time limit. Raises OSError.
+            serve: Serves such a connection from that host, as the listener does, to its end.
         """
         self._endpoint = endpoint
         self._dial = dial

@@ -49,15 +49,18 @@ class Transport:
         known: KnownPeers | None = None,
         dialled: Callable[[], frozenset[AddressClass]] | None = None,
     ) -> None:
-        """Args:
-        local: Identity and run of this peer.
-        bind: Host and port; None to listen nowhere: others reach us over the lines that we keep.
-        events: Log.
-        bandwidth: Caps of this machine's line.
-        handlers: Receivers of messages and other channels.
-        known: Peers that find places which strangers cannot take.
-        dialled: Returns the classes of addresses to dial; None: as for a peer that announces
-            the address it listens on.
+        """Create a transport that does not listen yet.
+
+        Args:
+            local: Identity and run of this peer.
+            bind: Host and port to listen on; None: other peers reach us over the lines that we
+                keep.
+            events: Log.
+            bandwidth: Caps of this machine's line.
+            handlers: Receivers of messages and other channels.
+            known: Known peers, for which places are reserved.
+            dialled: Returns the classes of addresses to dial; None: as for a peer that announces
+                the address on which it listens.
         """
         own = own_hosts(bind[0]) if bind else ()
         self._bind = bind
@@ -92,7 +95,8 @@ class Transport:
                 served[purpose] = self._endpoint.handlers.on_blobs
         self._listener = Listener(self._endpoint, self._reverse, served)
         self.public_hosts = self._listener.public_hosts
-        """Returns the public host group from which each connected peer came."""
+        """Function that returns the host group of each peer whose connection has a public
+        address."""
         self._lines = OwnLines(
             self._endpoint,
             lambda peer_id: dialer.dial(peer_id, Purpose.LINE, ways=dialer.addresses(peer_id)),
@@ -130,8 +134,9 @@ class Transport:
 
         Args:
             peer_id: The peer.
-            addresses: Texts "host:port" where it listens, best first.
-            dials_out: True if it says that no peer can dial it: it is called first.
+            addresses: Addresses "host:port" on which the peer listens, best first.
+            dials_out: True if the peer says that it cannot be dialled: then a call over its line is
+                tried first.
         """
         self._dialer.contacts.set(peer_id, addresses, dials_out)
 
