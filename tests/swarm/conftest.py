@@ -1,4 +1,4 @@
-"""What the rooms share: its place is what counts, pytest puts the folder on the path."""
+"""Fixtures of all tests of the package; this file also makes pytest add its folder to the path."""
 
 import threading
 from collections import Counter

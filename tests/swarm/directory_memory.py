@@ -1,4 +1,4 @@
-"""What all nodes of a DHT together store, without a network: directories on a dictionary."""
+"""Records of all nodes of a DHT in a dictionary, without a network, with directories on it."""
 
 import asyncio
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from atom.swarm.identity import Identity
 
 
 class MemoryDht:
-    """In the place of every peer's `DhtClient`. Nothing that is stored ever ends."""
+    """Stand-in for the `DhtClient` of all peers. Stored records never expire."""
 
     contacts: tuple[str, ...] = ()
 
@@ -19,7 +19,7 @@ class MemoryDht:
         self.is_reachable = True
         """Set to False to play a network that is down: every call then fails."""
         self.only_widely = False
-        """Whether nodes hold records that a narrow search does not reach."""
+        """True if only a wide search finds the records."""
         self.restarted = asyncio.Event()
         self.told: tuple[set[str], bool] = set(), False
         """Whose records matter to the last who asked, and whether no others do."""

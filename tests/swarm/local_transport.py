@@ -12,13 +12,13 @@ from tests.event_list import EventList
 
 
 class LocalNetwork:
-    """Whoever started on it."""
+    """Network in one process: all transports that were started on it."""
 
     def __init__(self) -> None:
         self.present: list[Transport] = []
 
     def add(self, serve: Callable[[Channel], None] | None = None) -> Transport:
-        """Somebody new on it."""
+        """Start a transport with a new identity."""
         incarnation = bytes([len(self.present)]) * 16
         made = LocalTransport(self, Identity.create(), incarnation, EventList(), serve)
         made.start()

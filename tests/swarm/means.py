@@ -8,7 +8,7 @@ from atom.swarm.exchange.encoded import EncodedMean
 
 
 def encoded(numbers: Tensor, codec: Codec = EXACT) -> EncodedMean:
-    """Of a peer that is alone."""
+    """Return the encoded mean of an exchange with a single member."""
     terms = Terms(("me",), 0, bytes(32), 1.0, codec)
     wires = terms.mean_wires(numbers.numel())
     all_reduce(Sums(numbers), wires, terms, Channels())

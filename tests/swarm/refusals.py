@@ -1,4 +1,4 @@
-"""What a call is refused with, by name."""
+"""Reason with which a call is refused."""
 
 from collections.abc import Callable
 

@@ -9,7 +9,7 @@ import pytest
 from atom.swarm.stream.tls import SocketStream
 
 HEADER = struct.Struct(">IB")
-"""Of a frame: how many bytes follow, and their kind."""
+"""Header of a frame: the number of bytes that follow, and their kind."""
 _made: list[SocketStream] = []
 
 

@@ -66,7 +66,7 @@ def a_manifest(owner: Identity, **changes: Any) -> Manifest:
 
 
 def signed(kind: str, payload: bytes, identity: Identity, domain: str = "") -> bytes:
-    """A record, whatever is in it."""
+    """Return a signed record with any payload."""
     return schema.encode(SignedRecord(kind, payload, identity.sign(domain or kind, payload)))
 
 

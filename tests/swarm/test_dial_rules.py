@@ -1,4 +1,4 @@
-"""Which addresses are announced and dialled, as a table."""
+"""Tables of the addresses that are announced and dialled."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""A message's class is its schema: what is declared is what travels, and nothing else gets in."""
+"""Message classes as schemas: declared fields are sent, and nothing else is accepted."""
 
 import math
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ ABSURD: dict[type, list[Any]] = {
 
 
 def spoiled(value: Any) -> Iterator[Any]:
-    """With one field, of its own or of what is in it, out of any bounds."""
+    """Yield copies of a message with one field, also of an inner message, out of its bounds."""
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         yield value * 5000
         yield from ((*value[:-1], each) for last in value[-1:] for each in spoiled(last))

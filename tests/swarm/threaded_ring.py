@@ -32,11 +32,11 @@ SOON = 20.0
 SILENCE_S = 0.5
 ELEMENTS = 100_000
 QUICK = Pace(slack_s=SOON)
-"""Exchanges that nobody holds up on purpose."""
+"""Pace of exchanges that no member holds up on purpose."""
 
 
 class SmallTerms(Terms):
-    """With several buckets also of a small arena."""
+    """Terms whose plan has several buckets even for a small arena."""
 
     def plan(self, elements: int) -> Plan:
         shares = self.shares or (1,) * len(self.members)
@@ -49,16 +49,16 @@ class Swarm:
     def __init__(self, size: int) -> None:
         network = LocalNetwork()
         self.shares: tuple[int, ...] = ()
-        """Of parts with owners; empty: a ring."""
+        """Shares of the parts' owners; empty: a ring."""
         self.transports = [network.add() for _ in range(size)]
         self.order = tuple(transport.peer_id for transport in self.transports)
         self.ballot = Ballot(1, self.order[0], bytes(16))
         self.pool = ThreadPoolExecutor(size)
         self.kept: list[EncodedMean] = []
-        """What stays of an exchange at each member."""
+        """Encoded mean of the last exchange at each member."""
 
     def terms(self, rank: int, **changes: Any) -> Terms:
-        """Of the ring or parts of all, seen by one of them."""
+        """Return one member's terms of an exchange of all members."""
         tag = ring_tag(PARENT, self.ballot)
         return replace(SmallTerms(self.order, rank, tag, 1 / 64, shares=self.shares), **changes)
 
@@ -74,7 +74,7 @@ class Swarm:
         residual: Tensor | None = None,
         **changes: Any,
     ) -> Tensor:
-        """`changes` of the usual terms."""
+        """Take part in an exchange; `changes` replace fields of the usual terms."""
         elements = elements if source is None else source.numel()
         usual = {"progress_timeout_s": SILENCE_S * 4, "pace": QUICK}
         terms, channels = self.terms(rank, **{**usual, **changes}), self.open(rank)
@@ -91,7 +91,8 @@ class Swarm:
         residuals: Sequence[Tensor] | None = None,
         **changes: Any,
     ) -> Tensor:
-        """Which all members end with, in the same bytes, each in memory of its own."""
+        """Return the mean of an exchange, after a check that all members have the same bytes in
+        different memory."""
         self.kept.clear()
 
         def member(rank: int) -> Tensor:
@@ -112,8 +113,11 @@ class Swarm:
         elements: int = ELEMENTS,
         **changes: Any,
     ) -> dict[int, ExchangeBroken]:
-        """What the others end with, by rank, if one of them does something else with its channels:
-        it closes them when it is through, or when `over` is set."""
+        """Return the failures of all other members, by rank, if one member misuses its channels.
+
+        `play` uses the culprit's channels, which are closed when it returns; if a connection
+        breaks, they are closed when the other members have failed.
+        """
         parts, over = sources(len(self.order), elements), threading.Event()
 
         def work(rank: int) -> Tensor:

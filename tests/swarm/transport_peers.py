@@ -34,13 +34,13 @@ class Story(EventList):
     """Events that a test can wait for."""
 
     def wait(self, kind: str, **fields: object) -> None:
-        """Until there is one of that kind, with these fields; takes it out."""
+        """Wait for an event of this kind with these fields, and remove it."""
         wanted = {"event": kind, **fields}.items()
         self.events.remove(until(lambda: next((e for e in self.events if wanted <= e.items()), {})))
 
 
 class Peer:
-    """A transport with its log and what it was told."""
+    """Transport with its log, and the messages that it received."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Peer:
 
 
 def until(find: Callable[[], Found]) -> Found:
-    """What it finds: the first that is true."""
+    """Call a function until its result is true, and return the result."""
     waited = threading.Event()
     for _ in range(int(SOON / 0.01)):
         if found := find():
@@ -143,7 +143,7 @@ def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:
 
 
 def still_serves(peer: Peer) -> bool:
-    """Whether it lets a newcomer in, and hears it."""
+    """Return True if the peer admits a newcomer and receives its message."""
     try:
         channel = shake(peer, Local(Identity.create(), RUN, bytes(16)))
     except (OSError, PeerRefused):  # no place is free

@@ -41,7 +41,7 @@ from tests.swarm.chain_samples import a_commit, vote, voter_of
 KEYS = sorted((Identity.create() for _ in range(6)), key=lambda key: key.peer_id)
 PEERS = tuple(map(voter_of, KEYS))
 AGAIN = tuple(Voter(peer.peer_id, b"n" * 16) for peer in PEERS)
-"""The same peers, restarted."""
+"""New incarnations of `PEERS`, after a restart."""
 
 
 def head_of(*voters: Voter, tenured: Collection[Voter] = PEERS, **changes: Any) -> Head:

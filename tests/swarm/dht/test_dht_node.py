@@ -1,4 +1,4 @@
-"""What our node makes of hivemind's: who holds a record, who was met, how much is passed on."""
+"""Our DHT node on top of hivemind's: holders of records, contacts, and bounds of readings."""
 
 import asyncio
 import warnings
@@ -29,7 +29,7 @@ ENDS = 9e9
 
 
 class Neighbours:
-    """What is used of hivemind's node: searches, calls to other nodes, a list of the silent."""
+    """Stand-in for hivemind's node: searches, calls to other nodes, a list of silent nodes."""
 
     def __init__(self, found: Sequence[str] = ()) -> None:
         self.protocol = self.blacklist = self

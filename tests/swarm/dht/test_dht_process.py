@@ -95,7 +95,7 @@ def test_sigkill_of_the_daemon_leaves_no_process() -> None:
 def test_a_node_is_replaced_at_its_port_whatever_ends_it_and_goes_with_its_parent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It hears nothing any more, is killed, loses its p2pd, or stands still. Nonsense and signals
+    """A node may become deaf, be killed, lose its p2pd, or freeze. Malformed requests and signals
     of the terminal end no node."""
     assert 3 < client_module.MAX_UNANSWERED < 10
     monkeypatch.setattr(client_module, "CONTACTS_EVERY_SECONDS", 0.1)
@@ -268,7 +268,7 @@ def test_a_chore_that_fails_runs_again_though_its_log_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process, "REDIAL_SECONDS", 0.001)
-    service = DhtService(None, None)  # type: ignore[arg-type]  # it asks nobody
+    service = DhtService(None, None)  # type: ignore[arg-type]  # it calls no node
     script = iter([ConnectionError("nobody there")] * 3)  # the end of it is no mere failure
     node: Any = SimpleNamespace(redial=lambda: failing_soon(next(script, SystemExit())))
     full = open("/dev/full", "w")  # noqa: SIM115 - closed below, which fails as well

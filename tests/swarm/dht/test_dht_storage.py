@@ -1,4 +1,4 @@
-"""What our DHT nodes store and believe: well-signed records in their own place, and few."""
+"""Records that our DHT nodes store and accept: few, well signed, and in their place."""
 
 import math
 import random
@@ -71,7 +71,7 @@ def record(
 
 
 def believed(gate: RecordGate, entries: dict[Any, tuple[bytes, float]]) -> DictionaryDHTValue:
-    """What of the answer of a node that checks nothing passes."""
+    """Return the entries that the gate keeps of the answer of a node that checks nothing."""
     answer = DictionaryDHTValue(maxsize=max(3, len(entries)))
     for subkey, (value, expires_at) in entries.items():
         answer.store(subkey, pack(value), expires_at)

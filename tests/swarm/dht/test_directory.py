@@ -150,7 +150,7 @@ def test_the_dht_is_told_whose_leases_a_crowd_must_not_hide() -> None:
 def test_where_the_nearest_nodes_know_no_manifest_many_are_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is stored anew once a minute: many nodes may have come nearer to its key since."""
+    """A manifest is stored once a minute: many nodes may have come nearer to its key since."""
     monkeypatch.setattr(directory_module, "MANIFEST_RETRY_SECONDS", 0.0)
 
     async def check() -> None:
@@ -180,8 +180,8 @@ def test_a_run_outlives_its_founder_who_finds_it_again(tmp_path: Path) -> None:
             await b.store_lease(b.sign_lease(a_lease(BERT.peer_id)))
             assert set(await late.read_leases()) == {BERT.peer_id}
 
-            # The founder is back where it was, and knows nobody: the others call it, every ten
-            # seconds, and there is no event to wait for on a DHT.
+            # The founder is back at its address, and knows no node: the other nodes dial it every
+            # ten seconds, and a DHT has no event to wait for.
             listen = "127.0.0.1:" + entrance[0].split("/")[4]
             again = await open_one(ANNA, ANNA.peer_id, (), listen=listen)
             async with asyncio.timeout(30.0):

@@ -26,14 +26,14 @@ def by_parts(codec: Codec, size: int) -> tuple[int, ...]:
 def test_all_members_get_the_same_mean(
     swarm_of: Make, size: int, elements: int, shares: tuple[int, ...], codec: Codec
 ) -> None:
-    """At whatever slow pace is asked for. Of what rounding takes away as much is kept as the codec
-    says: mean · weight + what everybody lacks = the exact sum."""
+    """The pace is the slowest possible. The members keep `given_back` of the encoding error:
+    mean · weight + the errors of all members = the exact sum."""
     swarm, parts = swarm_of(size, shares or by_parts(codec, size)), sources(size, elements)
     kept, exact = [part.clone() for part in parts], sum(part.double() for part in parts)
     residuals = [torch.full((elements,), float("nan")) for _ in parts]
     first = swarm.average(parts, residuals, codec=codec, pace=Pace(SOON, 1.0))
     tolerance = {"float32": 1e-6, "bfloat16": 2e-2, "int8": 4e-2, "int4": 0.6}.get(codec.name)
-    if tolerance:  # what is not sparse
+    if tolerance:  # not for the sparse codec
         atol = tolerance * size / 40
         torch.testing.assert_close(first.double(), exact / 64, rtol=tolerance, atol=atol)
     assert all(torch.equal(part, copy) for part, copy in zip(parts, kept, strict=True))
@@ -56,7 +56,7 @@ def test_a_member_without_gradients_passes_zeros(swarm_of: Make, shares: tuple[i
 
 
 def test_parts_are_added_in_a_fixed_order(swarm_of: Make) -> None:
-    """Own numbers first, then those of the ranks after it: the same bits in every run."""
+    """The owner adds the numbers of the ranks after its own in order: the same bits in all runs."""
     parts = sources(3, ELEMENTS)
     mean = swarm_of(3, (0, 1, 0)).average(parts)
     assert torch.equal(mean, (parts[1] + parts[2] + parts[0]) / 64)

@@ -63,7 +63,7 @@ def keep_waiting(channels: Channels, over: threading.Event) -> None:
 def test_who_dies_freezes_or_holds_the_others_up_is_named_by_all(
     swarm_of: Make, play: Play, terms: dict[str, object], reason: Reason, shares: tuple[int, ...]
 ) -> None:
-    """In a ring that is held up nobody can know who it was."""
+    """The members of a ring that is too slow cannot know the culprit."""
     swarm = swarm_of(4, shares)
     suspect = None if reason is Reason.TOO_SLOW and not shares else swarm.order[CULPRIT]
     for failure in swarm.broken_by(CULPRIT, play, FEW, **terms).values():
@@ -217,7 +217,7 @@ def test_the_first_word_of_who_saw_it_closest_counts(
 
 
 def not_opened(swarm: Swarm) -> tuple[str | None, Reason]:
-    """By the first member."""
+    """Return the suspect and reason with which the first member fails to open its connections."""
     with pytest.raises(ExchangeBroken) as failure:
         swarm.open(0, 0.5)
     return failure.value.suspect, failure.value.reason
@@ -245,7 +245,7 @@ def test_an_exchange_that_cannot_be_opened_leaves_no_connection_and_says_who_is_
     with pytest.raises(ExchangeBroken):
         swarm.open(0, 0.5)
     told = [there.accept_ring(here.peer_id, tag, SOON)]
-    told += [arrived] if trouble == "late" else []  # or nobody has asked for it yet
+    told += [arrived] if trouble == "late" else []  # else no member has claimed it yet
     for channel in told:
         assert hear_broken(channel, swarm.order).suspect == missing.peer_id
         with pytest.raises(ConnectionError):

@@ -1,5 +1,5 @@
-"""Codecs and their compiled loops: as their formulas say, at every level of instructions, bit by
-bit; and what is not finite is noticed."""
+"""Codecs and their compiled loops: bit-identical to their formulas at every level of instructions;
+numbers that are not finite are noticed."""
 
 import numpy
 import pytest
@@ -30,7 +30,7 @@ def kernels(request: pytest.FixtureRequest) -> ChunkKernels:
 
 
 def numbers(elements: int, seed: int = 0) -> Tensor:
-    """Of all magnitudes, halves between two steps and bfloat16 ties among them."""
+    """Return numbers of all magnitudes, with halves between two steps and bfloat16 ties."""
     generator = torch.Generator().manual_seed(elements + seed)
     wide = torch.randn(elements, generator=generator)
     powers = torch.randint(-149, 120, (elements // BLOCK + 1,), generator=generator)
@@ -41,7 +41,8 @@ def numbers(elements: int, seed: int = 0) -> Tensor:
 
 
 def rounded(block: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of numbers that share a scale: the scale's bytes, the steps, and what they stand for."""
+    """Encode numbers that share a scale: return the scale's bytes, the steps, and the decoded
+    numbers."""
     largest = block.abs().max().numpy()
     scale = torch.tensor(largest * numpy.float32(1 / most)).bfloat16().float().numpy()
     scale = numpy.float32(0) if scale < numpy.float32(2.0**-100) else scale
@@ -61,7 +62,7 @@ def pairs(steps: Tensor) -> Tensor:
 
 
 def reference(name: str, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The bytes, and what they stand for."""
+    """Return the encoded bytes and the decoded numbers."""
     if name in ("int8", "int4") and values.numel():
         block, most = (BLOCK, 127) if name == "int8" else (INT4_BLOCK, 7)
         scales, steps, back = zip(
@@ -157,7 +158,7 @@ def test_the_largest_number_is_held_and_zeros_of_both_signs(codec: Codec) -> Non
 @pytest.mark.parametrize("scale", [0x7F80, 0xFF80, 0x7FC0])
 @pytest.mark.parametrize(("codec", "step"), [(Int8(), 0), (Int8(), 1), (Int4(), 0x88)])
 def test_a_scale_that_is_no_number_is_refused(codec: Codec, step: int, scale: int) -> None:
-    """Bits of infinities, and of what is no number, whatever the steps are."""
+    """The scales are infinities and a NaN; the steps do not matter."""
     wire = encoded(torch.zeros(64), codec)
     wire.numpy()[:2].view(numpy.uint16)[0] = scale
     wire[2] = step

@@ -1,4 +1,4 @@
-"""Means as they travelled: what is kept says the same everywhere, and a stranger's is refused."""
+"""Encoded means: they decode to the same numbers everywhere, and malformed ones are refused."""
 
 import itertools
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def test_what_no_encoder_writes_is_refused() -> None:
 
 
 def test_a_chunk_is_no_larger_than_any_plan_has_it() -> None:
-    """So checking one takes little memory."""
+    """A check of a stranger's mean therefore takes little memory."""
     elements = MOST_ELEMENTS + 16
     size = Int4().wire_bytes(elements)
     whole = EncodedMean(torch.zeros(size, dtype=torch.uint8), torch.tensor([elements, size]))

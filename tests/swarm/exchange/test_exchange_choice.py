@@ -1,4 +1,4 @@
-"""Which exchange is chosen, and how large the parts are."""
+"""Choice of the exchange, and of the size of the parts."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ LARGE = 100e6
 
 
 def seconds(shares: tuple[float, ...], rates: list[float]) -> float:
-    """For one byte: the busiest line."""
+    """Return the time of the busiest line for an average of one byte."""
     whole = sum(shares)
     count = len(shares)
     return max(

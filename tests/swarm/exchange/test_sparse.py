@@ -28,7 +28,8 @@ def level(request: pytest.FixtureRequest) -> int:
 
 
 def mean_of(sizes: Tensor, chosen: Tensor) -> numpy.float32:
-    """Of those chosen; sums in fp32 over eight lanes, then of both halves, then in order."""
+    """Return the mean of the chosen sizes: sums in fp32 over eight lanes, then of both halves, then
+    in order."""
     lanes, total = numpy.zeros(8, dtype=numpy.float32), numpy.float32(0)
     for start in range(0, sizes.numel(), 8):
         piece = (sizes * chosen)[start : start + 8].numpy()
@@ -47,7 +48,7 @@ def means_beside(sizes: Tensor, border: numpy.float32) -> tuple[numpy.float32, n
 
 
 def levels(sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Both, in bfloat16, and which numbers have the high one."""
+    """Return both levels in bfloat16, and a mask of the numbers with the high level."""
     border = mean_of(sizes, torch.ones_like(sizes, dtype=torch.bool))
     low, high = means_beside(sizes, border)
     for _ in range(4):
@@ -64,7 +65,7 @@ def golomb_rice(places: Tensor, low_bits: int) -> list[int]:
 
 
 def record(values: Tensor) -> tuple[Tensor, Tensor]:
-    """A chunk's bytes, and what they stand for."""
+    """Return a chunk's encoded bytes and the decoded numbers."""
     order = torch.argsort(values.abs(), descending=True, stable=True)[:KEPT]
     places = order[values[order].abs() >= SMALLEST].sort().values
     back, count = torch.zeros_like(values), torch.tensor([places.numel()]).short()
@@ -79,7 +80,8 @@ def record(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def numbers(elements: int, seed: int = 0) -> Tensor:
-    """Of several magnitudes, equal ones and zeros among them; some chunks have none at all."""
+    """Return numbers of several magnitudes, with equal ones and zeros; some chunks are as good as
+    zero."""
     generator = torch.Generator().manual_seed(elements + seed)
     values = torch.randn(elements, generator=generator)
     powers = torch.randint(-140, 90, (elements // CHUNK + 1,), generator=generator)

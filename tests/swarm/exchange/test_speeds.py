@@ -1,4 +1,4 @@
-"""What exchanges tell of lines, bounded, and how slow the next may be."""
+"""Speeds of lines measured in exchanges, bounds of them, and the slowest next pace."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ MANY = 100 * LEAST_BYTES
 
 
 class Book(SpeedBook):
-    """Of one who rings with one other at a time."""
+    """Speed book of a member that exchanges with one other member at a time."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -71,7 +71,7 @@ def test_it_remembers_few_and_tells_of_fewer() -> None:
 
 
 def test_an_exchange_is_measured_against_the_best_of_the_last() -> None:
-    """So no member slows exchanges down step by step."""
+    """A member therefore cannot slow exchanges down step by step."""
     book = Book()
     assert book.pace().bytes_per_s == SLOWEST_BYTES_PER_S
     book.ring(1.0)

@@ -1,4 +1,4 @@
-"""Who is fresh, silent or dead, after stories of readings."""
+"""Peers that are fresh, silent or dead after sequences of readings."""
 
 import itertools
 from dataclasses import replace
@@ -65,7 +65,7 @@ def lease(word: str, peer: str = "a") -> Lease:
         ("a1 a2. a3 b1", "b1", {"b": 0}, "a"),
         ("a1 b1 b2.", "", {}, "ab"),
         ("a1 a2 z a2", "a2", {"a": 4}, ""),  # one reading failed
-        ("a1 a2 zzz", "", {"a": 0}, ""),  # we slept: all is unknown, and timers begin anew
+        ("a1 a2 zzz", "", {"a": 0}, ""),  # we slept: all is unknown, and all timers start over
         ("a1 a2 zzz a2", "", {"a": 0}, ""),
         ("a1 a2 zzz a2 a2", "", {"a": 2}, ""),
         ("a1 a2 zzz a2 a3", "a3", {"a": 0}, ""),
@@ -101,7 +101,7 @@ def test_a_voter_never_seen_is_missing_only_from_when_it_was_asked_for() -> None
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By who is read: a crowd that comes anew with each reading costs nobody else the sight."""
+    """The peers of the last readings are kept: a new crowd in each reading hides no other peer."""
     monkeypatch.setattr(lease_book, "MAX_PEERS", 60)
     book = LeaseBook()
     for number in range(10):
@@ -123,14 +123,14 @@ def test_a_process_that_goes_on_under_our_name_is_seen() -> None:
 
 
 def test_our_own_leases_and_those_of_our_earlier_lives_are_no_twin() -> None:
-    """The last words of a process that was killed come out of order."""
+    """The last leases of a killed process arrive out of order."""
     watch = TwinWatch()
     for word in ("o40", "o41", "o40", "o41", *(f"m{n}" for n in range(9)), "p90", "p91"):
         assert not watch.sees(lease(word, "us"), ME)
     assert not watch.sees(None, ME)
 
 
-# ---- of two chains the one that a quorum vouches for, whatever the other counts
+# ---- a chain that a quorum vouches for is preferred, however many sequences another one has
 
 
 PEERS = tuple(Voter(name * 8, name.encode() * 16) for name in "abcde")

@@ -89,7 +89,8 @@ def test_a_lease_survives_the_journey(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 2 * MAX_LOSS, -1e308])
 def test_a_loss_that_others_refuse_is_not_shown(loss: float) -> None:
-    """It is the round's, made by its members: none of the honest may drop out of sight for it."""
+    """The loss comes from all members of a round: it must not make an honest peer's lease
+    invalid."""
     assert decode_lease(encoded(loss=loss)).loss is None
     for validation in (Validation(3, loss), Validation(3, 1.0, (1.0, loss))):
         assert decode_lease(encoded(validation=validation)).validation is None
@@ -122,7 +123,7 @@ VERSION_19 = (
 
 
 def test_a_lease_of_version_19_is_read_as_one_of_an_older_version() -> None:
-    """Otherwise its peer would be invisible, and nobody would hear that it runs another version."""
+    """Otherwise its peer would be invisible, and no peer could report its other version."""
     kinds = get_type_hints(Lease, include_extras=True)
     kinds["ended_attempts"] = Annotated[tuple[EndedAttempt, ...], 4]
     old = make_dataclass("LeaseOf19", [(name, kinds[name]) for name in VERSION_19.split()])

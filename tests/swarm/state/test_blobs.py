@@ -56,7 +56,7 @@ def test_uploads_are_bounded_and_strangers_leave_half_to_peers_of_the_run() -> N
     known.at_head(["voter", "member", "third"])
 
     def served_meanwhile(peer: str) -> None:
-        """This one has heard enough, but it is answered, and meanwhile others come."""
+        """Let the asking peer hang up while its request is answered, and let other peers ask."""
         served.append(peer)
         callers.pop().close()
         come()
@@ -75,7 +75,7 @@ def test_uploads_are_bounded_and_strangers_leave_half_to_peers_of_the_run() -> N
                 assert wire.Refused.FromString(raw).reason == "busy"
 
     server = BlobServer(served_meanwhile, known)
-    for _ in range(2):  # who has left has made room
+    for _ in range(2):  # peers that have left have made room
         waiting += ["greedy"] * 5 + [f"stranger {number}" for number in range(5)]
         waiting += ["voter"] * 5 + ["member"] * 4 + ["third"]
         come()

@@ -51,8 +51,8 @@ DIGEST = state_digest(state())
 
 
 class Scripted(BlobServer):
-    """Serves a state. `act` sees the number of each chunk before it is given: what it returns is
-    given in its place, if anything."""
+    """Server of a state. `act` gets each chunk with its number before it is sent, and may return
+    other bytes to send instead."""
 
     def __init__(self, act: Act = lambda number, chunk: None, seed: int = 0) -> None:
         super().__init__({NAME: state(seed)}.get)
@@ -188,7 +188,8 @@ def test_a_donor_that_is_stuck_or_trickles_holds_nobody_up_for_long(
 def test_a_donor_may_take_its_time_to_hash_what_it_is_asked_for(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it was frozen just after it was reached: by what it may hash, or for one piece."""
+    """A donor that froze after it was reached is given up: after the time to hash so many bytes, or
+    the time for one piece."""
     monkeypatch.setattr(fetch_module, "SILENCE_S", 0.2)
     monkeypatch.setattr(fetch_module, "TRIES", 1)
 
@@ -247,7 +248,7 @@ def test_what_does_not_fit_here_is_said(town: Town, tmp_path: Path) -> None:
 
 
 def test_only_what_is_lacking_is_fetched_after_a_kill(town: Town, tmp_path: Path) -> None:
-    """Also where a power failure tore what had landed."""
+    """A power failure may also have torn the chunks that had arrived."""
     whole, torn, landed = tmp_path / "whole", tmp_path / "torn", 3
 
     def halt(number: int, chunk: memoryview) -> None:
@@ -285,7 +286,7 @@ fetch(transport, wanted, Path(folder), watch=Watch(lambda done, total: print(don
 
 
 def kill_in_the_middle(donor: str, address: str, folder: Path, most_bytes: int) -> int:
-    """So many bytes had landed."""
+    """Kill a fetch in the middle; return the number of bytes that had arrived."""
     joiner = subprocess.Popen(
         [sys.executable, "-c", JOINER, donor, address, NAME, DIGEST.hex(), str(folder)],
         stdout=subprocess.PIPE,

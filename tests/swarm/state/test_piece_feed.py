@@ -130,7 +130,7 @@ def test_what_is_needed_is_fetched_and_no_more(village: Village) -> None:
 
 
 def test_peers_with_a_half_each_make_a_whole(village: Village) -> None:
-    """And none of them is blamed for what it lacks."""
+    """Donors are not blamed for the pieces that they lack."""
     donors = [village.donor(PIECES[:6]), village.donor(PIECES[6:]), village.donor([])]
     store = village.store("mine")
     feed = village.feed(store)

@@ -1,4 +1,4 @@
-"""Pieces on disk: what counts as here, what is served, what a full disk or a wrong byte does."""
+"""Pieces on disk: presence, serving, a full disk, and damaged bytes."""
 
 import os
 from dataclasses import replace
@@ -108,7 +108,7 @@ def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
 
 
 def test_what_the_disk_has_damaged_since_is_not_served(tmp_path: Path) -> None:
-    """Who got it would take it for a lie."""
+    """A peer that received it would take it for a lie."""
     store = store_in(tmp_path)
     store.write((1, 0), raw((1, 0)))
     with (tmp_path / "arena-1").open("r+b") as file:

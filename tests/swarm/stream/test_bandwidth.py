@@ -1,4 +1,4 @@
-"""Caps hold, rings go first, and nobody starves."""
+"""Caps hold, rings go first, and no transfer starves."""
 
 import math
 import threading
@@ -60,7 +60,7 @@ def capped(
 
 
 class Recorder(TokenBucket):
-    """Never makes anybody wait, and remembers what was taken."""
+    """Bucket that never makes a caller wait, and records the amounts taken."""
 
     def __init__(self, rate_per_s: float) -> None:
         super().__init__(rate_per_s, 1.0)
@@ -116,7 +116,7 @@ def running_ring(until: float) -> TransferThrottle:
 def test_beside_a_ring_transfers_get_their_share_and_none_looks_dead(
     rate: float, uploads: int, most_s: float
 ) -> None:
-    """They always want to send, and wait in turn."""
+    """All uploads always want to send, and take turns."""
     throttle, now, longest, sent = TransferThrottle(), 100.0, 0.0, 0
     throttle.passes(PART_BYTES, now)  # it runs already
     heard = [now] * uploads
@@ -139,8 +139,8 @@ def test_a_ring_that_only_breathes_is_no_ring() -> None:
 
 
 def test_who_missed_a_ring_has_its_result_as_soon_as_it_has_ended() -> None:
-    """Round after round, each sent once more to one that has no part in them: it would never have
-    one if it had to wait, where the others begin the next round in less."""
+    """A peer that is in no exchange fetches the result of each round. If it had to wait, it would
+    never catch up with members that begin the next round sooner."""
     throttle, now = TransferThrottle(), 100.0
     for _ in range(20):
         throttle.passes(PART_BYTES // 16, now)

@@ -1,5 +1,5 @@
-"""Frames over every stream: what was sent arrives, bounds hold, close frees the blocked. In TLS
-certificates name peers, keys do not stay on disk; alerts, key updates; batches of bytes."""
+"""Frames over every kind of stream: bytes arrive, bounds hold, `close` frees blocked threads. TLS:
+certificates identify peers, keys do not stay on disk; alerts, key updates; batches of bytes."""
 
 import ssl
 import tempfile
@@ -172,7 +172,7 @@ def test_a_stream_ends_when_key_updates_pile_up() -> None:
     outgoing = SimpleNamespace(pending=0)
 
     def read(*_: object) -> int:
-        """As OpenSSL: no content, and an answer that waits to be sent."""
+        """Act like OpenSSL: read no content, and leave an answer to be sent."""
         outgoing.pending += 27
         raise ssl.SSLWantReadError
 

@@ -53,7 +53,7 @@ def sign(who: Identity, lease: Lease, expires_at: float, run: str = RUN) -> Sign
 
 
 class Member:
-    """An exchange of one peer, and what the peer sees by its book of leases."""
+    """Lease exchange of one peer, and the peer's book of leases."""
 
     def __init__(self, identity: Identity, head: Head) -> None:
         self.identity, self.peer_id = identity, identity.peer_id
@@ -242,7 +242,7 @@ def test_two_peers_that_cannot_talk_hear_of_each_other_through_a_third() -> None
 
 
 def test_a_liar_keeps_no_dead_peer_alive(anna: Member) -> None:
-    """It has kept every record that the dead peer signed, and promises newer ones."""
+    """The liar has kept all records that the dead peer signed, and promises newer ones."""
     died_at = 10.0
     kept = [sign(BERT, a_lease(BERT.peer_id, serial=n), UNIX + n / 10 + 8) for n in range(100)]
     promise = DIGEST.pack(short_name(BERT.peer_id), float("inf"))

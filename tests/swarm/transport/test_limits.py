@@ -1,4 +1,4 @@
-"""Places for strangers and known peers, who is quarantined for how long, and how much is told."""
+"""Places for strangers and known peers, duration of quarantines, and bounds of the log."""
 
 import threading
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def test_silent_hosts_leave_half_of_the_places_to_those_of_known_peers() -> None
     assert sum(door.enter(connection(), "home") for _ in range(20)) == 16, "one group's most"
 
 
-# ---- aside
+# ---- exclusion
 
 
 def test_a_hold_doubles_up_to_the_longest_and_is_forgotten_or_forgiven() -> None:
@@ -96,7 +96,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 def test_lanes_keep_places_for_known_peers_and_floods_do_not_fill_the_log(
     endpoint: Endpoint,
 ) -> None:
-    """Who calls for promises tells everybody at its head, in an order that ids decide."""
+    """A peer that asks for promises sends to all peers at its head, in the order of their ids."""
     dialled, over = list[str](), threading.Event()
 
     def nobody_answers(peer_id: str) -> Channel:

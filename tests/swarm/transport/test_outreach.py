@@ -80,7 +80,7 @@ class Stage:
         self.kept = frozenset(peer_ids)
 
     def read(self, seconds: float) -> tuple[str, Reached, str]:
-        """Whom it has asked, what it knows, and to whom it keeps lines."""
+        """Return the peers that were asked, the verdict, and the peers to which lines are kept."""
         for _ in range(int(seconds)):
             self.outreach.know(self.leases)
             self.clock.advance(1.0)

@@ -1,4 +1,4 @@
-"""Peers that nobody can dial take part all the same: they are called."""
+"""Peers that cannot be dialled take part all the same: they are called."""
 
 import threading
 from collections import Counter
@@ -113,7 +113,7 @@ def test_others_say_whether_they_can_dial_us(make: Make) -> None:
 def test_messages_get_through_later(
     make_peer: Make, monkeypatch: pytest.MonkeyPatch, refused: Counter[str], name: str, times: int
 ) -> None:
-    """Over a line, too: the guest cannot be dialled. Who was refused holds no place at the door."""
+    """The guest cannot be dialled, so a line is used too. A refused connection holds no place."""
     monkeypatch.setattr(reverse_connections, "PAUSE_S", 0.05)
     host, guest = make_peer(MAX_HANDSHAKES_PER_HOST=4), make_peer(listens=False)
     host.knows(guest)

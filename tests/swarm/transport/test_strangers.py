@@ -1,5 +1,5 @@
-"""Whatever a stranger sends, in whole or in drips, however often: it is cut off by name, keeps no
-place, and others are served meanwhile."""
+"""Strangers that send any bytes, at once or one by one, are refused with a named reason. They keep
+no place, and other peers are served in the meantime."""
 
 import contextlib
 import threading
@@ -43,12 +43,12 @@ def header(kind: Kind, length: int) -> bytes:
 
 
 def proven(peer: Peer) -> Stream:
-    """As a peer of the run."""
+    """Return a stream that has passed the handshake as a peer of the run."""
     return shake(peer, Local(STRANGER, RUN, bytes(16))).stream
 
 
 def enters(peer: Peer) -> bool:
-    """Whether the same peer's one place is free."""
+    """Return True if the only place for this peer is free."""
     try:
         proven(peer).close()
     except PeerRefused:
@@ -67,7 +67,7 @@ def impostor() -> Local:
 
 
 HELLO = b"\x16\x03\x01\x02\x00" + bytes(512)
-"""As TLS begins, and never ends."""
+"""Beginning of a TLS handshake that never ends."""
 SENT: dict[str, tuple[Callable[[Peer], Stream], bytes, bytes, Reason]] = {
     "nothing": (before_tls, b"", b"", Reason.TIMEOUT),
     "HTTP": (before_tls, b"GET / HTTP/1.1\r\n\r\n" * 10, b"", Reason.BAD_HANDSHAKE),
@@ -80,7 +80,8 @@ SENT: dict[str, tuple[Callable[[Peer], Stream], bytes, bytes, Reason]] = {
     "no message": (proven, header(Kind.WAITING, 0), b"", Reason.MALFORMED),
     "a dripping message": (proven, header(Kind.MESSAGE, 1000), ENDLESS, Reason.TIMEOUT),
 }
-"""How far it comes, what it sends at once, what byte by byte, and why it is cut off."""
+"""Stage that a stranger reaches, bytes sent at once, bytes sent one by one, and the reason of the
+refusal."""
 
 
 def speak(stream: Stream, at_once: bytes, drip: bytes, cut: threading.Event) -> None:
@@ -94,7 +95,7 @@ def speak(stream: Stream, at_once: bytes, drip: bytes, cut: threading.Event) -> 
 
 @pytest.mark.parametrize("sent", SENT)
 def test_what_a_stranger_sends_is_refused_by_name(make_peer: Make, sent: str) -> None:
-    """Of two places one is free meanwhile, and its own comes back."""
+    """One of two places stays free for other peers, and the stranger's own place becomes free."""
     comes, at_once, drip, reason = SENT[sent]
     peer = make_peer(**FEW)
     stream, cut = comes(peer), threading.Event()
@@ -171,7 +172,7 @@ def test_unproven_connections_are_bounded_per_host(make_peer: Make) -> None:
         stream.close()
 
 
-# ---- peers of a run with a list speak with each other, and with nobody else
+# ---- peers of a run with a list of members connect to each other only
 
 
 OWNER, ANN, BOB = (Identity.create() for _ in range(3))

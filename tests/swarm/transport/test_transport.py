@@ -119,14 +119,14 @@ def test_a_peer_that_is_aside_may_connect_in_tls_and_its_way_is_measured(
         end.close()
 
 
-# ---- those that are not there
+# ---- absent peers
 
 
 def test_a_mute_address_is_given_up_in_time_and_leaves_some_for_the_next(
     make_peer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes connections, as a frozen peer's kernel does, and never says a word. The next takes a
-    moment to answer."""
+    """The mute address accepts connections, like the kernel of a frozen peer, and never answers.
+    The next address answers after a moment."""
     receive = handshake.receive
 
     def slowly(*given: Any) -> None:
@@ -147,7 +147,7 @@ def test_a_mute_address_is_given_up_in_time_and_leaves_some_for_the_next(
 
 
 def test_a_dial_is_given_up_when_it_is_stopped(make_peer: Make) -> None:
-    """Its kernel has no room for us: what asks to be let in gets no answer at all."""
+    """The kernel at the other end has no room for a connection: it gets no answer at all."""
     one, nowhere, unwanted = make_peer(), Identity.create().peer_id, threading.Event()
     unwanted.set()
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
@@ -212,7 +212,7 @@ NAME, FOUND = "somewhere.example", ("192.0.2.9", 80)
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Until then the network is away."""
+    """Event before which the network is down."""
     answer, under_way = threading.Event(), list[threading.Thread]()
 
     def slow(host: str, port: int, flags: int = 0) -> list[AddressInfo]:
