@@ -254,7 +254,7 @@ class DhtClient:
             try:
                 await self._end()
                 await self._open(replace(self._settings, initial_peers=(), contacts=contacts))
-            except Exception as error:  # noqa: BLE001 - supervisor: ending here would leave the peer without a DHT
+            except Exception as error:  # noqa: BLE001 - supervisor: else the peer stays without a DHT
                 self._events.emit("dht-restart-failed", detail=str(error))
                 continue
             self._began_at = self._clock.now()
