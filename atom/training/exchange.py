@@ -83,7 +83,7 @@ class Exchange:
         self,
         transport: Transport,
         results: Results,
-        offered: Callable[[bytes], Contribution],
+        offered: Callable[[bytes, Ballot], Contribution],
         post: Callable[[Event], None],
         clock: Clock,
     ) -> None:
@@ -92,8 +92,8 @@ class Exchange:
         Args:
             transport: Connections to other peers.
             results: Store for the averaged results.
-            offered: Returns this peer's contribution, given the digest of the head that it was
-                counted for.
+            offered: Returns this peer's contribution to an exchange, given the digest of the
+                exchange's head, and its ballot.
             post: Receives the outcome of each exchange, on the exchange's thread.
             clock: Time source.
         """
@@ -106,8 +106,6 @@ class Exchange:
         self.speeds = SpeedBook(clock.now)
         self.seconds: dict[bytes, float] = {}
         """Duration of the latest exchange after its channels were open, by its result's digest."""
-        self.gave_to: tuple[bytes, Ballot] | None = None
-        """Parent and ballot of the latest exchange that used a contribution of this peer."""
 
     def start(self, start: StartExchange) -> None:
         """Begin the exchange of a ballot.
@@ -165,9 +163,7 @@ class Exchange:
         elements = self._results.elements
         wires = terms.mean_wires(elements)
         gives = start.members[terms.rank].sequences > 0
-        if gives:
-            self.gave_to = start.parent, run.ballot
-        source = self._offered(start.parent) if gives else None
+        source = self._offered(start.parent, run.ballot) if gives else None
         began = self._clock.now()
         all_reduce(source, wires, terms, channels, run.cancelled)
         took_s = self._clock.now() - began

@@ -25,15 +25,12 @@ from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
-from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.records.lease import Validation
 from atom.swarm.records.view import validation_told
-from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, start_task
 from atom.training.replica.engines import DeviceTaken
-from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Worker
 from atom.training.round.events import (
     Action,
@@ -52,9 +49,9 @@ from atom.training.round.events import (
     Thaw,
 )
 from atom.training.round_stats import RoundStats
+from atom.training.shared_state import SharedState
 from atom.training.state_sync import StateSync
 from atom.training.storage.checkpoints import Checkpoints
-from atom.training.storage.run_storage import RunStorage
 
 ROUND = "round"
 PATIENCE_S, HASTE_S = 6.0, 4.0
@@ -71,12 +68,11 @@ OWN_EVERY_S = 1800.0
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """Replica, storage, network and clock that the round loop and its executor share."""
+    """State, network and clock that the round loop and its executor share."""
 
     me: Voter
-    replica: Replica
+    shared: SharedState
     worker: Worker
-    storage: RunStorage
     state_sync: StateSync
     transport: Transport
     clock: Clock
@@ -98,20 +94,19 @@ class RoundExecutor:
         """Begin without an exchange; call `begin` before the worker starts.
 
         Args:
-            context: Replica, storage, network and clock.
+            context: State, network and clock.
             run: Run file.
             post: Receives the outcomes of actions, from several threads.
             on_round_begun: Called on the worker's thread when a round begins, before it trains for
                 that round, so that the daemon can hold it; a step may still be under way.
             on_settled: Called on the worker's thread when all tasks after a step are done.
         """
-        self._replica = context.replica
+        self._shared = context.shared
+        self._replica = context.shared.replica
         self._worker = context.worker
-        self._storage = context.storage
         self._state_sync = context.state_sync
         self._transport = context.transport
         self._run = run
-        self._me = context.me
         self._clock = context.clock
         self._events = context.events
         self._on_round_begun = on_round_begun
@@ -120,16 +115,11 @@ class RoundExecutor:
         self._checkpoints = context.checkpoints
         self._own_saved_at = context.clock.now()
         self._closing = threading.Event()
-        self._results = context.storage.results
-        self.exchange = Exchange(self._transport, self._results, self._offered, post, self._clock)
+        self._results = context.shared.storage.results
+        self.exchange = Exchange(
+            self._transport, self._results, self._shared.give, post, self._clock
+        )
         self._after_step = ThreadPoolExecutor(1, "post-step")
-        self._settling: Future[None] = Future()
-        """Tasks after the latest step; `result` waits for them and raises their error."""
-        self._settling.set_result(None)
-        self._offer: Contribution | None = None
-        """Contribution that our latest promise offers."""
-        self._first_offer: int | None = None
-        """Sequences of the first offer at this head, if passes continued after it."""
         self.stats = RoundStats(context.me, self._spent)
 
     def close(self) -> None:
@@ -167,8 +157,8 @@ class RoundExecutor:
                 self._fetch_result(action)
             case FetchChain():
                 self._fetch_chain(action)
-            case Apply(commit, head):
-                self._hold(lambda: self._step(commit, head))
+            case Apply(commit):
+                self._hold(lambda: self._step(commit))
             case CatchUp():
                 self._hold(lambda: self._catch_up(action))
             case _:
@@ -183,36 +173,20 @@ class RoundExecutor:
 
     def _report_frozen(self, ballot: Ballot) -> None:
         try:
-            self._make_offer()
+            offered = self._shared.offer()
         except PassVoided as void:  # some counted gradients were lost; offer the remaining ones
             self.voided(void)
-            self._make_offer()
-        self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
-
-    def _make_offer(self) -> None:
-        """Prepare our contribution; drop it if it is not finite, as it would void the result."""
-        if self._replica.sequences:
-            self._offer = self._replica.contribution()
-            if not self._offer.is_finite():
-                self._events.emit("gradients-dropped", reason="not-finite")
-                self._replica.drop_contribution()
+            offered = self._shared.offer()
+        self._post(Frozen(ballot, *offered))
 
     def _report_and_train_on(self, ballot: Ballot) -> None:
-        """Report our offer and continue training, in one command of the worker.
+        """Report our offer, then train for the next round, in one command of the worker.
 
-        So no other command can use the replica in between.
+        So no other command can use the replica in between. Training stays within one share beyond
+        the first offer at this head: failed attempts lead no peer far ahead.
         """
         self._report_frozen(ballot)
-        self._train_beyond()
-
-    def _train_beyond(self) -> None:
-        """Train for the next round, within one share beyond the first offer at this head.
-
-        Later offers do not extend the limit, so failed attempts lead no peer far ahead.
-        """
-        if self._first_offer is None:
-            self._first_offer = self._replica.sequences
-        self._worker.train_beyond(self._first_offer)
+        self._worker.train_beyond(self._shared.first_offer)
 
     def voided(self, void: PassVoided) -> bool:
         """Record a void pass. On the worker's thread.
@@ -232,53 +206,40 @@ class RoundExecutor:
             )
         return is_told
 
-    # ---- exchange
-
-    def _offered(self, parent: bytes) -> Contribution:
-        assert self._replica.gradients_tag == parent, "these gradients are another head's"
-        assert self._offer is not None, "said with the promise"
-        return self._offer
-
     # ---- stepping
 
-    def _step(self, commit: Commit, head: Head) -> None:
+    def _step(self, commit: Commit) -> None:
         """Begin the step and the next round.
 
         The machine learns of the step from `_settle`. Until then it requests nothing that would
         have to wait for the step.
         """
-        self._settling.result()  # a snapshot of the previous state may still be being written
-        value = commit.value
-        mean = self._results.numbers(value.result_digest)  # only held results are applied
-        self._storage.record(commit)
-        ours = self._state_sync.ours_in(value)
         counted = self._replica.sequences
-        knows_lost = (value.parent, value.origin) == self.exchange.gave_to
-        self._replica.begin_step(mean, value.gradient_norm, value.round, ours, knows_lost)
+        head = self._shared.apply(commit)
         self._start_round(head)
         left = self._replica.sequences
         self.stats.committed(commit, counted - left, self._clock.now())
         if self._clock.now() >= self._own_saved_at + OWN_EVERY_S:
             self._save_own()
-        if value.round != self._run.run.rounds:
+        if head.round != self._run.run.rounds:
             self._worker.release(ROUND)  # before the machine learns of the step and may freeze us
         settled = self._after_step.submit(self._settle, head)
-        validation = self._validation(value.round, settled)
-        self._settling = self._after_step.submit(self._tell, commit, head, settled, validation)
-        self._settling.add_done_callback(lambda done: self._worker.submit(lambda: self._end(done)))
+        validation = self._validation(head.round, settled)
+        told = self._after_step.submit(self._tell, commit, head, settled, validation)
+        self._shared.settled = told
+        told.add_done_callback(lambda done: self._worker.submit(lambda: self._end(done)))
         self._on_round_begun()
 
     def _end(self, settled: Future[None]) -> None:
         settled.result()
-        if settled is self._settling:
+        if settled is self._shared.settled:
             self._on_settled()
 
     def _settle(self, head: Head) -> bytes:
         """Wait for the step, then post and return the state's digest. In the background."""
-        self._replica.finish_step()
-        digest = self._state_digest()
-        # Before the machine learns of the step: later results belong to the next round.
-        self._results.keep(frozenset())
+        # Results are dropped before the machine learns of the step: later ones are the next round's
+        self._shared.finish()
+        digest = self._shared.digest()
         self._post(Stepped(head.digest, digest))
         return digest
 
@@ -308,7 +269,7 @@ class RoundExecutor:
         due = head.round % self._run.snapshot.every_rounds == 0
         last = head.round == self._run.run.rounds
         if due or last:
-            self._storage.snapshot(digest, self._replica.state_arenas())
+            self._shared.snapshot(digest)
         loss = validation.get("validation_loss")
         self._checkpoints.stepped(self._replica.state_arenas(), loss)
 
@@ -321,37 +282,20 @@ class RoundExecutor:
         Raises:
             PeerRefused: This peer ends (SUPERSEDED).
         """
-        self._storage.begin()
-        self._state_sync.restore()
-        self.stats.caught_up(self._storage.journal.commits, 0)
-        self._start_round(self._storage.journal.head)
-        if not self._state_sync.usable:
-            return b""
-        if (own := self._storage.own()) is not None:
-            head, incarnation, arenas = own
-            with suppress(ValueError):  # saved with another optimizer: start without it
-                self._replica.adopt_own(arenas, head == self._storage.journal.head.digest)
-                self._state_sync.goes_on_from(incarnation)
-        digest = self._state_digest()
-        if not self._storage.snapshots():
-            self._storage.snapshot(digest, self._replica.state_arenas())
+        digest = self._state_sync.restore()
+        self.stats.caught_up(self._shared.storage.journal.commits, 0)
+        self._start_round(self._shared.head)
         return digest
 
     def _save_own(self) -> None:
-        """Save this peer's own state at the journal's head. No other code may use the replica."""
         self._own_saved_at = self._clock.now()
-        if self._state_sync.usable and (own := self._replica.own_state()):
-            self._storage.save_own(own, self._me.incarnation)
+        self._shared.save_own()
 
     def _start_round(self, head: Head) -> None:
         self._transport.known.at_head(head.known)
         self._replica.start_round(head.digest)
-        self._first_offer = None
         self._worker.train_beyond(None)
         self._worker.loader.deal(head, goes_on=self._replica.sequences > 0)
-
-    def _state_digest(self) -> bytes:
-        return state_digest(self._replica.state_arenas())
 
     def _validation(self, round_number: int, settled: Future[bytes]) -> dict[str, Any]:
         """Return the validation losses for the event log; empty if none are due or possible.
@@ -421,28 +365,21 @@ class RoundExecutor:
     # ---- catching up
 
     def _catch_up(self, wanted: CatchUp) -> None:
-        self._settling.result()
+        shared = self._shared
+        shared.settled.result()
         self._events.emit("catching-up", reason=wanted.reason, donors=list(wanted.donors))
-        before = self._storage.journal.head
-        counted = self._worker.own_sequences(before.digest)
+        before, counted = shared.head, self._replica.sequences
         problem = self._state_sync.run(wanted.donors, wanted.discard, wanted.forks)
         if problem:
             self._events.emit("catch-up-failed", detail=problem[:300])
-        head, usable = self._storage.journal.head, self._state_sync.usable
-        digest = self._state_digest() if usable else b""
+        head, digest = shared.head, shared.digest() if shared.usable else b""
         if head != before or (wanted.discard and not problem):
-            if usable:
-                self._start_round(head)
-            left = self._worker.own_sequences(head.digest)
-            self.stats.caught_up(self._storage.journal.commits, counted - left)
-            if usable:
-                self._begin_at(head, digest)
+            self._start_round(head)
+            left = self._replica.sequences
+            self.stats.caught_up(shared.storage.journal.commits, counted - left)
+            shared.snapshot(digest)
+            self._events.emit(
+                "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
+            )
+            self._on_round_begun()
         self._post(CaughtUp(head, digest, wanted.donors if problem else ()))
-
-    def _begin_at(self, head: Head, digest: bytes) -> None:
-        """Save a state that other peers brought us to, and begin to train for its head."""
-        self._storage.snapshot(digest, self._replica.state_arenas())
-        self._events.emit(
-            "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
-        )
-        self._on_round_begun()

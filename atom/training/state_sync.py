@@ -12,19 +12,17 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.addresses import RecentHead
-from atom.swarm.chain.commit import Commit, Head, Value, Voter, valid_votes
-from atom.swarm.chain.commit_chain import certified_state, pages_beyond
-from atom.swarm.state.arenas import state_digest
+from atom.swarm.chain.commit import Commit, Head, valid_votes
+from atom.swarm.chain.commit_chain import pages_beyond
 from atom.swarm.stream.frames import Pace
 from atom.training.peer_donors import Arenas, PeerDonors
-from atom.training.replica.replica import Replica
-from atom.training.storage.run_storage import STILL, RunStorage
+from atom.training.shared_state import SharedState
 
 DOWNLOADS = "downloads"
 
@@ -36,22 +34,6 @@ class _Chain:
     commits: list[Commit]
     heads: list[Head]
     """Heads of the chain: genesis, then the head after each commit."""
-
-
-@dataclass(frozen=True)
-class FirstState:
-    """State of round 0, which only the run's manifest names."""
-
-    digest: bytes
-    initialise: Callable[[], bool]
-    """Function that sets the replica to this state, if possible here.
-
-    It returns True if the replica then has exactly the run's state.
-    """
-    frozen_digest: bytes = b""
-    """Digest of the parameters that no step changes; empty: there are none."""
-    fill_frozen: Callable[[], bool] = lambda: False
-    """Function that sets these parameters, if possible here; returns True if it did."""
 
 
 def _has_head(heads: Sequence[Head], wanted: RecentHead) -> bool:
@@ -67,66 +49,34 @@ class StateSync:
 
     def __init__(
         self,
-        me: Voter,
-        replica: Replica,
-        storage: RunStorage,
+        shared: SharedState,
         donors: PeerDonors,
-        first: FirstState,
         events: EventSink,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
         pinned: RecentHead | None = None,
     ) -> None:
         """Begin with the state and the chain on this disk.
 
         Args:
-            me: This process.
-            replica: Weights and optimizer state.
-            storage: Journal, results and snapshots on this disk.
+            shared: State and chain of this peer.
             donors: Fetches from other peers.
-            first: State of round 0.
             events: Event log.
-            on_progress: Called with the number of rounds replayed and the total; total 0: the
-                replay was interrupted.
             pinned: Head that every chain must have, from the join address.
         """
-        self._mine = [me]
         self.pinned = pinned
-        self._replica = replica
-        self._storage = storage
-        self._journal = storage.journal
-        self._results = storage.results
+        self._shared = shared
+        self._storage = shared.storage
+        self._journal = shared.storage.journal
+        self._results = shared.storage.results
         self._donors = donors
-        self.stop = donors.stop
-        self._first = first
-        self._has_frozen = not first.frozen_digest
         self._events = events
-        self._on_progress = on_progress
-        self.usable = False
-        """True if the replica holds the state of the journal's head."""
-        self._walked = _Chain([], [storage.journal.genesis])
+        self._walked = _Chain([], [self._journal.genesis])
         """Verified part of the best fetched chain, which is not fetched again."""
 
-    def goes_on_from(self, incarnation: bytes) -> None:
-        """Count contributions of an earlier process as ours, because the replica has its state."""
-        self._mine.append(replace(self._mine[0], incarnation=incarnation))
+    def restore(self) -> bytes:
+        """Rebuild the newest state that our own disk allows; return its digest if it is usable.
 
-    def ours_in(self, value: Value) -> int:
-        """Return the number of sequences in `value` that this replica contributed."""
-        return sum(map(value.given_by, self._mine))
-
-    @property
-    def lacks(self) -> str:
-        """Name of the data without which the replica is not `usable`; empty if it is."""
-        if self.usable:
-            return ""
-        return "the run's state" if self._has_frozen else "what the run keeps frozen"
-
-    def restore(self) -> None:
-        """Rebuild the newest state that our own disk allows.
-
-        Later journal entries are removed, because their rounds must be fetched again. The replica
-        is not `usable` if even the run's first state is missing, or if the run's owner has signed
-        another chain. Then `run` must fetch a state; until then our own chain stays on the disk.
+        The state is not usable if the run's owner has signed another chain. Then `run` must fetch a
+        state; until then our own chain stays on the disk.
 
         Raises:
             PeerRefused: This peer ends (SUPERSEDED).
@@ -141,15 +91,7 @@ class StateSync:
                 "ask the run's owner for the address `with its head` that `atom info` prints at the"
                 " owner's peer; or join with another --state",
             )
-        has_frozen, is_there = self._frozen_from_disk(), self._from_disk()
-        try:
-            self._replay(self._journal.commits[self._replica.round :] if is_there else ())
-        except PeerRefused:
-            self._go_on()  # a result is missing
-        self.usable = is_there and has_frozen and not astray
-        reached = self._replica.round if is_there else 0
-        if reached < len(self._journal.commits):
-            self._storage.replace_chain(self._journal.commits, self._journal.heads, reached)
+        return self._shared.restore(lambda digest: self.fetch_result(digest, ()), not astray)
 
     def run(
         self, donors: Sequence[str], discard: bool, forks: frozenset[bytes] | None = None
@@ -276,37 +218,6 @@ class StateSync:
         result = self._results.get(digest) or self._donors.result(digest, peers, pace)
         self._results.hold(digest, result)
 
-    # ---- from our own disk
-
-    def _from_disk(self) -> bool:
-        """Load the newest snapshot on our chain, or else round 0; return False without either."""
-        for snapshot in self._storage.snapshots():
-            self._go_on()
-            certified = self._certified(snapshot.round, self._journal.commits)
-            try:
-                self._replica.load_state(snapshot.checked(certified), snapshot.round)
-                return True
-            except StorageError:
-                self._events.emit("snapshot-damaged", path=snapshot.path.name)
-        self._go_on()
-        return self._first.initialise()
-
-    def _frozen_from_disk(self) -> bool:
-        """Load or compute the frozen parameters; return False if neither is possible."""
-        if not self._has_frozen:
-            saved, first = self._storage.frozen() or {}, self._first
-            if state_digest(saved) == first.frozen_digest:
-                self._replica.load_frozen(saved)
-                self._has_frozen = True
-                return True
-            if saved:
-                self._events.emit("snapshot-damaged", path=STILL)
-            if first.fill_frozen():
-                self._has_frozen = state_digest(self._replica.frozen) == first.frozen_digest
-                if self._has_frozen:
-                    self._storage.save_frozen(self._replica.frozen)
-        return self._has_frozen
-
     # ---- from others
 
     def _chain_of(self, donor: str, claimed_round: float = math.inf) -> _Chain:
@@ -355,14 +266,14 @@ class StateSync:
         self._fetch_frozen(peers)
         here = self._journal.head
         on_chain = chain.heads[here.round : here.round + 1] == [here]
-        ours = on_chain and self.usable and not discard
+        ours = on_chain and self._shared.usable and not discard
         if ours and len(chain.commits) - here.round <= self._worth_replaying:
             with contextlib.suppress(PeerRefused, OSError):
                 return self._replay_rest(chain, peers)
         failed: PeerRefused | OSError | None = None
         offered = self._donors.offered(chain.heads, peers[0])
         for head in offered:
-            if ours and head.round <= self._replica.round:
+            if ours and head.round <= self._shared.head.round:
                 continue
             try:
                 self._donors.keep_only([each.digest for each in offered])
@@ -377,32 +288,25 @@ class StateSync:
 
     def _fetch_frozen(self, peers: Sequence[str]) -> None:
         """Fetch the frozen parameters if they are missing. Raises: PeerRefused, OSError."""
-        if not self._has_frozen:
-            size = sum(arena.nbytes for arena in self._replica.frozen.values())
-            digest = self._first.frozen_digest
+        if not self._shared.has_frozen:
+            size = sum(arena.nbytes for arena in self._shared.replica.frozen.values())
+            digest = self._shared.first.frozen_digest
             found = self._downloaded(lambda: self._donors.frozen(peers, digest, size))
-            self._replica.load_frozen(found)
-            self._storage.save_frozen(found)
-            self._has_frozen = True
+            self._shared.adopt_frozen(found)
 
     @property
     def _worth_replaying(self) -> int:
         """Number of results that together have at most as many bytes as a state."""
-        state = self._replica.state_arenas().values()
+        state = self._shared.replica.state_arenas().values()
         return sum(arena.nbytes for arena in state) // self._results.usual_bytes
-
-    def _certified(self, round_number: int, commits: Sequence[Commit]) -> bytes | None:
-        return certified_state(round_number, self._first.digest, commits)
 
     def _begin_at(self, head: Head, chain: _Chain, peers: Sequence[str]) -> None:
         """Fetch and load the state at a head of the chain. Raises: PeerRefused, OSError."""
-        digest = self._certified(head.round, chain.commits)
+        digest = self._shared.certified(head.round, chain.commits)
         if digest is None:
             raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {head.round} yet")
         found = self._downloaded(lambda: self._donors.state(head.digest, peers, digest))
-        self._replica.load_state(found, head.round)
-        self._storage.replace_chain(chain.commits, chain.heads, head.round)
-        self.usable = True
+        self._shared.adopt(found, chain.commits, chain.heads, head.round)
 
     def _downloaded(self, fetched: Callable[[], Arenas]) -> Arenas:
         """Return the result of a download to disk; report a full disk.
@@ -414,40 +318,6 @@ class StateSync:
             raise OSError(room.paused[DOWNLOADS])
         return found[0]
 
-    # ---- replaying
-
     def _replay_rest(self, chain: _Chain, peers: Sequence[str]) -> None:
-        self._replay(chain.commits[len(self._journal.commits) :], peers)
-
-    def _replay(self, commits: Sequence[Commit], peers: Sequence[str] = ()) -> None:
-        """Apply these commits to our state in order.
-
-        Raises: PeerRefused or OSError if a result is neither here nor served; the commits before it
-        have been applied by then.
-        """
-        done, total = 0, len(commits)
-        try:
-            for done, commit in enumerate(commits):
-                self._on_progress(done, total)
-                self._go_on()
-                self._step(commit, peers)
-            done = total
-        finally:
-            if commits:
-                self._on_progress(done, total if done == total else 0)
-
-    def _step(self, commit: Commit, peers: Sequence[str]) -> None:
-        value = commit.value
-        self.fetch_result(value.result_digest, peers)
-        self._results.check(value.result_digest)
-        mean = self._results.numbers(value.result_digest)
-        if value.round > self._journal.head.round:
-            self._storage.record(commit)
-        self._replica.begin_step(mean, value.gradient_norm, value.round, self.ours_in(value))
-        self._replica.finish_step()
-        self._results.keep(frozenset())
-
-    def _go_on(self) -> None:
-        """Stop the replay if this peer ends. Raises: PeerRefused (SUPERSEDED)."""
-        if self.stop.is_set():
-            raise PeerRefused(Reason.SUPERSEDED, "this peer ends")
+        missed = chain.commits[len(self._journal.commits) :]
+        self._shared.replay(missed, lambda digest: self.fetch_result(digest, peers))

@@ -60,7 +60,7 @@ def test_a_run_that_lives_on_a_branch_is_joined_all_the_same(peer_of: Make) -> N
     """Its old voters are gone for good; nobody serves another chain."""
     peer, first, second = peer_of(knows_start=False), donor_of_branch(()), donor_of_branch()
     assert peer.run(first, second, discard=True) == ""
-    assert peer.state_sync.usable
+    assert peer.shared.usable
     assert peer.journal.commits == branch_of_one()
     assert peer.journal.head.branches
 

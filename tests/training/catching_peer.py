@@ -12,7 +12,8 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
 from atom.training.peer_donors import PeerDonors
-from atom.training.state_sync import FirstState, StateSync
+from atom.training.shared_state import FirstState, SharedState
+from atom.training.state_sync import StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import Journal, RunStorage, write_snapshot
@@ -90,9 +91,10 @@ class Peer:
         self._doors: dict[BlobServer, str] = {}
         self.donors = self._peer_donors()
         first = FirstState(run().digest(0), self._first)
-        self.state_sync = StateSync(
-            ME, self.replica, self.storage, self.donors, first, self.events, self._tell
+        self.shared = SharedState(
+            ME, self.replica, self.storage, first, self.events, self.donors.stop, self._tell
         )
+        self.state_sync = StateSync(self.shared, self.donors, self.events)
 
     def _peer_donors(self) -> PeerDonors:
         watch = Watch(events=self.events, on_lie=lambda who, reason: self.liars.append(who))
@@ -146,7 +148,7 @@ class Peer:
         story = run()
         again = Journal(self.folder / "chain.bin", story.heads[0])
         return (
-            self.state_sync.usable
+            self.shared.usable
             and self.replica.round == round_number
             and self.journal.head == again.head == story.heads[round_number]
             and state_digest(self.replica.state_arenas()) == story.digest(round_number)

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
 from atom.config import peer_file
 from atom.config.model_and_data import Data
-from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value
+from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
@@ -19,6 +21,7 @@ from atom.swarm.state.blobs import BlobServer
 from atom.swarm.stream.frames import Pace
 from atom.training.round.events import Apply, Event, Stepped
 from atom.training.round_executor import RoundExecutor, TrainingContext
+from atom.training.shared_state import FirstState, SharedState
 from atom.training.storage.checkpoints import Checkpoints
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
@@ -57,22 +60,20 @@ class SmallDisk(DiskRoom):
 class ScriptedStateSync:
     """Does what the test says instead of catching up."""
 
-    def __init__(self) -> None:
-        self.usable = True
-        self.restored = False
+    def __init__(self, shared: SharedState) -> None:
+        self._shared = shared
         self.on_run: Callable[[], str | None] = lambda: None
         self.on_chain: Callable[[], Head]
-        self.former = b""
         self.on_fetch: Callable[[bytes], None]
 
-    def restore(self) -> None:
-        self.restored = True
+    def restore(self) -> bytes:
+        return self._shared.restore(self._on_disk, is_chosen=True)
 
-    def goes_on_from(self, incarnation: bytes) -> None:
-        self.former = incarnation
-
-    def ours_in(self, value: Value) -> int:
-        return value.given_by(ME)
+    def _on_disk(self, digest: bytes) -> None:
+        found = self._shared.storage.results.get(digest)
+        if found is None:
+            raise PeerRefused(Reason.NOT_FOUND)
+        self._shared.storage.results.hold(digest, found)
 
     def run(
         self, donors: Sequence[str], discard: bool, forks: frozenset[bytes] | None = None
@@ -98,7 +99,7 @@ class Stage(WorkerScene):
     ) -> None:
         """`run`: by default every second round leaves a snapshot, and none validates."""
         super().__init__(global_batch=8)
-        self.state_sync, self.events = ScriptedStateSync(), EventList()
+        self.events = EventList()
         self.start = beginning(IDENTITY, state_digest(self.replica.arenas))
         self.replica.gradients_tag = self.start.digest
         self.journal = Journal(folder / "chain.bin", self.start)
@@ -111,8 +112,14 @@ class Stage(WorkerScene):
         self.storage = RunStorage(self.journal, self.results, self.snapshots, self.room, 2, {})
         self.checkpoints = Checkpoints(folder / "checkpoints", self.storage, keeps)
         self.blobs = BlobServer(self.storage.content)
+        first = FirstState(state_digest(self.replica.arenas), lambda: True)
+        replica: Any = self.replica
+        self.shared = SharedState(ME, replica, self.storage, first, self.events, threading.Event())
+        self.shared.usable = True
+        self.state_sync = ScriptedStateSync(self.shared)
+        state_sync: Any = self.state_sync
         context = TrainingContext(
-            ME, self.replica, self.worker, self.storage, self.state_sync,  # type: ignore[arg-type]
+            ME, self.shared, self.worker, state_sync,
             self.transport, self.clock, self.events, checkpoints=self.checkpoints,
         )  # fmt: skip
         self.executor = RoundExecutor(
@@ -167,7 +174,7 @@ class Stage(WorkerScene):
 
     def settle(self) -> None:
         """What follows the step is done, too."""
-        self.on_worker(lambda: self.executor._settling.result())
+        self.on_worker(lambda: self.shared.settled.result())
 
     def told(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events.events if event["event"] == kind]

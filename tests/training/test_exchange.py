@@ -56,6 +56,7 @@ class Member:
         self.results = Results(folder, len(gradients), codec)
         self.lost = torch.empty(len(gradients)) if codec.given_back else None
         self.reads = 0
+        self.gave_to: tuple[bytes, Ballot] | None = None
         self.reading, self.may_read = threading.Event(), threading.Event()
         self.may_read.set()
         self.fault: Exception | None = None
@@ -64,8 +65,9 @@ class Member:
             transport, self.results, self._read, self.outcomes.put, BootClock()
         )
 
-    def _read(self, parent: bytes) -> Contribution:
+    def _read(self, parent: bytes, ballot: Ballot) -> Contribution:
         self.reads += 1
+        self.gave_to = parent, ballot
         self.reading.set()
         assert self.may_read.wait(WAIT_S)
         if self.fault is not None:
@@ -238,16 +240,16 @@ def test_what_is_lacking_is_of_the_latest_exchange_that_something_was_given_to(
     """However it ended here: the others may have a mean with all of it."""
     circle = coarse(circle_of, 2)
     one, two = circle.members
-    assert one.exchange.gave_to is None
+    assert one.gave_to is None
     circle.averaged(1, 1)
     circle.averaged(1, 0, attempt=2)
-    assert one.exchange.gave_to == (PARENT, ballot(2))
-    assert two.exchange.gave_to == (PARENT, ballot(1))
+    assert one.gave_to == (PARENT, ballot(2))
+    assert two.gave_to == (PARENT, ballot(1))
     two.fault = RuntimeError("in the middle")
     circle.start(1, 1, attempt=3)
     one.failed()
     two.failed()
-    assert one.exchange.gave_to == two.exchange.gave_to == (PARENT, ballot(3))
+    assert one.gave_to == two.gave_to == (PARENT, ballot(3))
 
 
 # ---- stopping

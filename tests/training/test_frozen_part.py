@@ -22,7 +22,8 @@ from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.fetch import Watch
 from atom.training.peer_donors import PeerDonors
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.state_sync import DOWNLOADS, FirstState, StateSync
+from atom.training.shared_state import FirstState, SharedState
+from atom.training.state_sync import DOWNLOADS, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import STILL, Journal, RunStorage
@@ -67,7 +68,8 @@ class Peer:
         size = sum(arena.nbytes for arena in self.replica.state_arenas().values())
         donors = PeerDonors(network.add(), results.usual_bytes, size, folder / "downloads", watch)
         first = FirstState(STATE_DIGEST, self._initialise, FROZEN_DIGEST, self._fill)
-        self.sync = StateSync(ME, self.replica, self.storage, donors, first, events)
+        self.shared = SharedState(ME, self.replica, self.storage, first, events, donors.stop)
+        self.sync = StateSync(self.shared, donors, events)
 
     def _initialise(self) -> bool:
         self.replica.initialise(FIRST_VALUE)
@@ -80,7 +82,7 @@ class Peer:
     def is_whole(self) -> bool:
         held = {**self.replica.frozen, **self.replica.state_arenas()}
         wanted = {**FOUNDERS.frozen, **FOUNDERS.state_arenas()}
-        return self.sync.usable and all(torch.equal(held[name], wanted[name]) for name in wanted)
+        return self.shared.usable and all(torch.equal(held[name], wanted[name]) for name in wanted)
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def test_it_is_fetched_once_and_loaded_from_disk_then(
 
     joiner = Peer(tmp_path / "joiner", network)
     joiner.sync.restore()
-    assert not joiner.sync.usable, "its first state would do, but for what is frozen"
+    assert not joiner.shared.usable, "its first state would do, but for what is frozen"
     assert "hash-mismatch" in joiner.sync.run([liar.peer_id], discard=True)
     assert joiner.lies == [liar.peer_id]
     (tmp_path / "joiner" / "downloads").write_text("where a folder should be")
@@ -136,7 +138,7 @@ def test_from_a_donor_whose_file_is_damaged_nothing_is_taken(
         assert "hash-mismatch" in joiner.sync.run([donor.peer_id], discard=True)
         path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     assert set(joiner.lies) == {donor.peer_id}
-    assert joiner.sync.lacks == "the run's state"
+    assert joiner.shared.lacks == "the run's state"
     assert not joiner.sync.run([donor.peer_id], discard=True)
     assert joiner.is_whole()
 
@@ -155,13 +157,13 @@ def test_a_damaged_file_is_none(tmp_path: Path, network: LocalNetwork) -> None:
     founder.file.write_bytes(raw)
     again = Peer(tmp_path / "founder", network)
     again.sync.restore()
-    assert not again.sync.usable
-    assert again.sync.lacks == "what the run keeps frozen"
+    assert not again.shared.usable
+    assert again.shared.lacks == "what the run keeps frozen"
     assert again.storage.journal.head.round == 1, "nobody else may have what was trained"
     given = Peer(tmp_path / "founder", network, makes=True)
     given.sync.restore()
-    assert given.sync.usable
-    assert not given.sync.lacks
+    assert given.shared.usable
+    assert not given.shared.lacks
     assert given.replica.round == 1
 
 

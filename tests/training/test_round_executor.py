@@ -16,7 +16,7 @@ import torch
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swap.voided import Cause, PassVoided
-from atom.swarm.chain.commit import Head, MemberCount
+from atom.swarm.chain.commit import MemberCount
 from atom.swarm.chain.commit_chain import record_of
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.encoded import EncodedMean
@@ -220,7 +220,8 @@ def test_before_anything_moves_the_exchange_under_way_ends(stage: Stage, action:
 def test_what_a_contribution_lacked_is_known_of_its_own_round_alone(stage: Stage) -> None:
     """A ballot may come again in the next one: the same coordinator's first attempt."""
     stage.train()
-    stage.executor.exchange.gave_to = stage.start.digest, BALLOT
+    stage.on_worker(stage.shared.offer)
+    stage.shared.give(stage.start.digest, BALLOT)
     known = []
     for _ in range(2):
         commit = stage.commit(stage.hold(0.25))
@@ -353,13 +354,16 @@ def test_a_start_goes_on_with_its_own(stage: Stage) -> None:
     stage.replica.own = {"moments": torch.ones(3)}
     stage.clock.advance(1800.0)
     stage.step(stage.commit(stage.hold(1.0)))
+    former = MemberCount(ME.peer_id, b"f" * 16, 5, 15.0)
+    stage.storage.save_own(stage.replica.own, former.incarnation)
     stage.on_worker(stage.executor.begin)
     assert stage.replica.adopted is not None
     assert stage.replica.adopted[1], "the head is the same"
-    assert stage.state_sync.former == ME.incarnation, "what that process has offered is ours"
     stage.replica.own = {}
     stage.clock.advance(1800.0)
-    stage.step(stage.commit(stage.hold(2.0)))
+    commit = stage.commit(stage.hold(2.0))
+    stage.step(replace(commit, value=replace(commit.value, contributions=(former,))))
+    assert stage.replica.ours == 5, "what that process has offered is ours"
     stage.on_worker(stage.executor.begin)
     assert not stage.replica.adopted[1]
     (stage.snapshots / "own.safetensors").write_bytes(b"damaged")
@@ -467,7 +471,7 @@ def test_what_changes_the_state_waits_for_a_snapshot_and_counting_does_not(
     assert stage.passed.wait(WAIT_S)
     stage.executor.carry_out(Freeze(BALLOT))
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
-    settling, accepted = stage.executor._settling, stage.hold(0.5)
+    settling, accepted = stage.shared.settled, stage.hold(0.5)
 
     def wait_for_it() -> None:
         writing.may_end.set()
@@ -603,7 +607,11 @@ def test_gradients_are_kept_as_long_as_the_state_that_they_were_counted_with(
 
     def run() -> str:
         if moves:
-            stage.journal.append(stage.commit(b"r" * 32, contributor=STRANGER))
+            commit = stage.commit(b"r" * 32, contributor=STRANGER)
+            heads = [stage.start, stage.start.after(commit.value)]
+            stage.shared.adopt(stage.replica.arenas, [commit], heads, 1)
+        elif wanted.discard and not problem:
+            stage.shared.adopt(stage.replica.arenas, [], [stage.start], 0)
         return problem
 
     begun: list[int] = []
@@ -625,7 +633,7 @@ def test_gradients_are_kept_as_long_as_the_state_that_they_were_counted_with(
 
 
 def test_without_any_state_the_digest_is_empty_and_nothing_is_offered(stage: Stage) -> None:
-    stage.state_sync.usable = False
+    stage.shared.first = replace(stage.shared.first, initialise=lambda: False)
     assert stage.on_worker(stage.executor.begin) == b""
     stage.state_sync.on_run = lambda: "nobody there"
     stage.executor.carry_out(CatchUp((), "no-state", discard=True))
@@ -635,12 +643,14 @@ def test_without_any_state_the_digest_is_empty_and_nothing_is_offered(stage: Sta
 
 
 def test_begin_knows_the_last_loss_and_offers_a_first_snapshot(stage: Stage) -> None:
-    head: Head = stage.journal.append(stage.commit(b"r" * 32))
+    result = stage.hold(0.5)
+    stage.storage.record(stage.commit(result))
+    head = stage.journal.head
     digest = stage.on_worker(stage.executor.begin)
     last = stage.executor.stats.last
     assert last is not None
     assert (last.loss, stage.executor.stats.last_commit_at) == (3.0, None)
-    assert stage.state_sync.restored
+    assert stage.replica.steps == [1], "replayed"
     assert digest == state_digest(stage.replica.arenas)
     snapshot = list_snapshots(stage.snapshots)[0]
     assert (snapshot.round, snapshot.state_digest) == (1, digest)

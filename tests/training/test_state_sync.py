@@ -54,7 +54,7 @@ def test_nothing_at_hand_is_not_usable(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     peer.store(3, [1, 2, 3])
     peer.state_sync.restore()
-    assert not peer.state_sync.usable
+    assert not peer.shared.usable
     assert peer.journal.head == run().heads[0]
     assert peer.run() == "no donors"
 
@@ -255,7 +255,7 @@ def test_without_room_for_the_state_it_waits_and_says_so(peer_of: Make) -> None:
     peer, served = peer_of(knows_start=False), Served(offers=[4])
     peer.downloads.write_text("in the way")
     assert "cannot write into" in peer.run(served)
-    assert not peer.state_sync.usable
+    assert not peer.shared.usable
     assert peer.events.events[-1]["what"] == "downloads"
     assert peer.storage.room.paused.keys() == {"downloads"}
     assert peer.liars == []
@@ -287,7 +287,7 @@ def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
     served.chain = run().chain(2) if discard else served.chain
     reached, state = peer.journal.head, state_digest(peer.replica.state_arenas())
     assert peer.run(served, discard=discard)
-    assert peer.state_sync.usable
+    assert peer.shared.usable
     assert peer.journal.head == reached
     assert state_digest(peer.replica.state_arenas()) == state
 
@@ -320,7 +320,7 @@ def test_a_liar_is_named_costs_few_pages_and_keeps_us_from_nobody(peer_of: Make,
     assert peer.run(liar)
     assert peer.liars == [peer.door(liar)]
     assert len(liar.asked_for("chain/")) <= 1 + ROUNDS
-    assert not peer.state_sync.usable
+    assert not peer.shared.usable
     assert peer.journal.head == run().heads[0]
     assert peer.run(liar, Served(offers=[2])) == ""
     assert peer.at(ROUNDS)
@@ -341,6 +341,6 @@ def test_a_first_state_that_is_not_the_manifest_s_is_not_taken(peer_of: Make) ->
     liar.chain = honest.chain = b""
     liar.contents[state_name(0)] = run().states[1]
     assert "hash-mismatch" in peer.run(liar, discard=True)
-    assert not peer.state_sync.usable
+    assert not peer.shared.usable
     assert peer.run(honest, discard=True) == ""
     assert peer.at(0)

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +86,12 @@ class CountingReplica:
             self.gradients_tag = tag
         else:
             self.reset_gradients(tag)
+
+    def load_state(self, arenas: Mapping[str, Tensor], round: int) -> None:
+        for name, arena in self.arenas.items():
+            arena.copy_(arenas[name])
+        self.reset_gradients()
+        self.round = round
 
     def own_state(self) -> dict[str, Tensor]:
         return self.own

@@ -121,7 +121,7 @@ class Peer:
         self._stands_by = False
         """True while the peer leaves because the month's traffic allowance is used up."""
         self._outreach = Outreach(self._transport, _REACHABLE[network.reachable], clock, events)
-        self._state_sync = state_sync_of(
+        self._shared, state_sync = state_sync_of(
             box, member, events, self._transport, self._storage, clock, entrance.head
         )
         # training
@@ -134,8 +134,8 @@ class Peer:
         self._replica = replica
         self._worker = Worker(replica, loader, terms.global_batch, clock, *tells)
         context = TrainingContext(
-            me, replica, self._worker, self._storage, self._state_sync, self._transport, clock,
-            events, Checkpoints(box.state.checkpoints, self._storage, box.peer.checkpoints),
+            me, self._shared, self._worker, state_sync, self._transport, clock, events,
+            Checkpoints(box.state.checkpoints, self._storage, box.peer.checkpoints),
         )  # fmt: skip
         self._texts = RoundTexts(member.prompts, replica, self._worker, clock, self._on_text)
         self._executor = RoundExecutor(
@@ -238,7 +238,7 @@ class Peer:
     def close(self) -> None:
         """End all parts, in an order in which each part can finish its work."""
         self._gone = True
-        self._state_sync.stop.set()
+        self._shared.stop.set()
         self._wishes.close()
         if self._text is not None:
             self._text.close()
@@ -286,7 +286,7 @@ class Peer:
         self._say(self._life.stays_for_others())
         stats = self._executor.stats
         last = None if stats.last_commit_at is None else stats.last
-        missing, lacks = self._machine.waiting_for, self._state_sync.lacks
+        missing, lacks = self._machine.waiting_for, self._shared.lacks
         for line in self._news.lines(reason, last, view.fresh, missing, facts.now, lacks):
             self._say(line)
         if math.isfinite(view.seen_at) and not facts.started:
@@ -475,7 +475,7 @@ class Peer:
         if self._machine.phase is Phase.SYNCING and not self._replica.sequences:
             # A peer that has no counted work needs no state in order to leave.
             self._console.note("fetching ends here; what has arrived is kept for the next start")
-            self._state_sync.stop.set()
+            self._shared.stop.set()
         self._events.emit("leaving", deadline_s=seconds)
         self._on_change()
         return f"leaving once the counted work is committed, in at most {seconds:.0f} s"

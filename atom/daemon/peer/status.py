@@ -93,7 +93,7 @@ class Status:
             view: the other peers' leases.
         """
         run, stats, head = self.member.run, self.executor.stats, self.machine.head
-        rate, engines = self.context.worker.rate(), self.context.replica.engines
+        rate, engines = self.context.worker.rate(), self.context.shared.replica.engines
         return {
             "run": self.member.manifest.run,
             "peer_id": self.context.me.peer_id,
@@ -122,7 +122,7 @@ class Status:
             "received_bytes": self.context.transport.bandwidth.received_bytes,
             "passes_voided": dict(stats.void_passes),
             "last_round": stats.use and stats.use._asdict(),
-            "last_pass": self.context.replica.watch.figures(),
+            "last_pass": self.context.shared.replica.watch.figures(),
             "devices": dict(engines.devices),
             "disk": self._disk(),
             "digest": self.machine.state_digest.hex(),
@@ -156,7 +156,7 @@ class Status:
 
     def _disk(self) -> Mapping[str, Any]:
         """Return the kept rounds, the free bytes, and the reasons why files are not written."""
-        storage, checkpoints = self.context.storage, self.context.checkpoints
+        storage, checkpoints = self.context.shared.storage, self.context.checkpoints
         return {
             "snapshots": [snapshot.round for snapshot in storage.snapshots()],
             "checkpoints": figures(checkpoints.listed()),

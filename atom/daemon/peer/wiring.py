@@ -22,7 +22,8 @@ from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
 from atom.training.peer_donors import PeerDonors
 from atom.training.round import RoundPatience, RoundTerms
-from atom.training.state_sync import FirstState, StateSync
+from atom.training.shared_state import FirstState, SharedState
+from atom.training.state_sync import StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import Journal, RunStorage
@@ -85,8 +86,8 @@ def state_sync_of(
     storage: RunStorage,
     clock: Clock,
     pinned: RecentHead | None,
-) -> StateSync:
-    """Return the part that rebuilds the replica's state from disk or fetches it from other peers.
+) -> tuple[SharedState, StateSync]:
+    """Return the peer's state, and the part that fetches a state from other peers.
 
     Args:
         clock: monotonic clock.
@@ -103,11 +104,10 @@ def state_sync_of(
             lambda peer, reason: offend(transport.offenders, peer, reason, clock.now()),
         ),
     )
-    return StateSync(
+    shared = SharedState(
         box.me,
         member.replica,
         storage,
-        donors,
         FirstState(
             member.manifest.initial_state_digest,
             member.initialise,
@@ -115,6 +115,7 @@ def state_sync_of(
             member.fill_frozen,
         ),
         events,
+        donors.stop,
         lambda done, total: box.console.progress("replaying missed rounds", done, total, "rounds"),
-        pinned,
     )
+    return shared, StateSync(shared, donors, events, pinned)

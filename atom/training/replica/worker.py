@@ -137,7 +137,7 @@ class BatchLoader:
             head: Head at which the round starts.
             goes_on: True if sequences drawn earlier count for this round, so they are not repeated.
         """
-        first = self._first_after_drawn(head) if goes_on else 0
+        first = self._first_after_drawn(head) if goes_on and self._drawn else 0
         self._head, self._drawn = head, first
 
     def _first_after_drawn(self, head: Head) -> int:
@@ -147,7 +147,7 @@ class BatchLoader:
         draw 0 if it was or is a guest.
         """
         before, peer = self._head, self._peer_id
-        if not self._drawn or peer not in before.members or peer not in head.members:
+        if peer not in before.members or peer not in head.members:
             return 0
         draw = self._samples.sampler.draw_position
         last = draw(before.cursor, before.members, peer, self._drawn - 1)

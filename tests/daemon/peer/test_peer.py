@@ -164,7 +164,7 @@ def test_fetching_ends_for_who_has_no_part_in_any_round(
     if not syncs:
         peer._machine.handle(CaughtUp(peer._machine.head, b"s" * 32), 0.0)
     peer.leave(None)
-    assert peer._state_sync.stop.is_set() is ends
+    assert peer._shared.stop.is_set() is ends
     said = "fetching ends here; what has arrived is kept for the next start"
     assert notes.notes == [said] * ends
 
