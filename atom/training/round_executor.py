@@ -30,6 +30,7 @@ from atom.swarm.records.view import validation_told
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, start_task
+from atom.training.recovery import Recovery
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.worker import Worker
 from atom.training.round.events import (
@@ -50,7 +51,6 @@ from atom.training.round.events import (
 )
 from atom.training.round_stats import RoundStats
 from atom.training.shared_state import SharedState
-from atom.training.state_sync import StateSync
 from atom.training.storage.checkpoints import Checkpoints
 
 ROUND = "round"
@@ -73,7 +73,7 @@ class TrainingContext:
     me: Voter
     shared: SharedState
     worker: Worker
-    state_sync: StateSync
+    recovery: Recovery
     transport: Transport
     clock: Clock
     events: EventSink
@@ -104,7 +104,7 @@ class RoundExecutor:
         self._shared = context.shared
         self._replica = context.shared.replica
         self._worker = context.worker
-        self._state_sync = context.state_sync
+        self._recovery = context.recovery
         self._transport = context.transport
         self._run = run
         self._clock = context.clock
@@ -282,7 +282,7 @@ class RoundExecutor:
         Raises:
             PeerRefused: This peer ends (SUPERSEDED).
         """
-        digest = self._state_sync.restore()
+        digest = self._recovery.restore()
         self.stats.caught_up(self._shared.storage.journal.commits, 0)
         self._start_round(self._shared.head)
         return digest
@@ -344,7 +344,7 @@ class RoundExecutor:
         give_up_at = self._clock.now() + patience_s
         while True:
             try:
-                self._state_sync.fetch_result(wanted.digest, wanted.holders, pace)
+                self._recovery.fetch_result(wanted.digest, wanted.holders, pace)
                 break
             except (PeerRefused, OSError):
                 if self._clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
@@ -357,7 +357,7 @@ class RoundExecutor:
         donor, claimed = wanted.donor, wanted.claimed_round
         start_task(
             "claim",
-            lambda: ChainFetched(donor, *self._state_sync.proven(donor, claimed)),
+            lambda: ChainFetched(donor, *self._recovery.proven(donor, claimed)),
             lambda fault: ChainFetched(donor, None),
             self._post,
         )
@@ -369,7 +369,7 @@ class RoundExecutor:
         shared.settled.result()
         self._events.emit("catching-up", reason=wanted.reason, donors=list(wanted.donors))
         before, counted = shared.head, self._replica.sequences
-        problem = self._state_sync.run(wanted.donors, wanted.discard, wanted.forks)
+        problem = self._recovery.run(wanted.donors, wanted.discard, wanted.forks)
         if problem:
             self._events.emit("catch-up-failed", detail=problem[:300])
         head, digest = shared.head, shared.digest() if shared.usable else b""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
-from atom.swarm.chain.commit_chain import certified_state
+from atom.swarm.chain.commit_chain import Chain, certified_state
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
@@ -41,57 +41,45 @@ class FirstState:
     """Function that sets these parameters, if possible here; returns True if it did."""
 
 
+@dataclass(eq=False)
 class SharedState:
     """Owner of this peer's place on the chain: head, replica, and storage.
 
     Used on the worker's thread, unless a method says otherwise.
     """
 
-    def __init__(
-        self,
-        me: Voter,
-        replica: Replica,
-        storage: RunStorage,
-        first: FirstState,
-        events: EventSink,
-        stop: threading.Event,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
-        """Begin with the chain on this disk.
+    me: Voter
+    replica: Replica
+    storage: RunStorage
+    first: FirstState
+    events: EventSink
+    stop: threading.Event
+    """Event that ends replays; set when this peer ends, from any thread."""
+    on_progress: Callable[[int, int], None] = lambda done, total: None
+    """Function called with the number of rounds replayed and the total.
 
-        Args:
-            me: This process.
-            replica: Weights, optimizer state and gradients.
-            storage: Journal, results and snapshots on this disk.
-            first: State of round 0.
-            events: Event log.
-            stop: Event that ends replays; set when this peer ends, from any thread.
-            on_progress: Called with the number of rounds replayed and the total; total 0: the
-                replay was interrupted.
-        """
-        self.replica = replica
-        self.storage = storage
-        self._me = me
-        self._mine = {me}
-        """Processes whose contributions count as ours."""
-        self.first = first
-        self._events = events
-        self._on_progress = on_progress
-        self.stop = stop
-        self.has_frozen = not first.frozen_digest
-        """True if the replica holds the parameters that no step changes."""
-        self.usable = False
-        """True if the replica holds the state of `head`."""
-        self.head = storage.journal.head
-        """Head whose state the replica holds. While a step begins, the journal is one ahead."""
-        self.first_offer: int | None = None
-        """Sequences of our first offer at this head; later offers may have more."""
-        self._offer: Contribution | None = None
-        """Latest offer at this head."""
-        self._gave_to: Ballot | None = None
-        """Ballot of the latest exchange at this head that used an offer."""
-        self.settled: Future[Any] = Future()
-        """Work that still reads the state after the latest step; `result` raises its error."""
+    If the total is 0, the replay was interrupted.
+    """
+    head: Head = field(init=False)
+    """Head whose state the replica holds. While a step begins, the journal is one ahead."""
+    usable: bool = field(default=False, init=False)
+    """True if the replica holds the state of `head`."""
+    has_frozen: bool = field(default=False, init=False)
+    """True if the replica holds the parameters that no step changes."""
+    first_offer: int | None = field(default=None, init=False)
+    """Sequences of our first offer at this head; later offers may have more."""
+    settled: Future[Any] = field(default_factory=Future, init=False)
+    """Work that still reads the state after the latest step; `result` raises its error."""
+    _offer: Contribution | None = field(default=None, init=False)
+    """Latest offer at this head."""
+    _gave_to: Ballot | None = field(default=None, init=False)
+    """Ballot of the latest exchange at this head that used an offer."""
+    _former: Voter | None = field(default=None, init=False)
+    """Earlier process of this peer whose own state the replica has; None: there is none."""
+
+    def __post_init__(self) -> None:
+        self.head = self.storage.journal.head
+        self.has_frozen = not self.first.frozen_digest
         self.settled.set_result(None)
 
     @property
@@ -115,7 +103,7 @@ class SharedState:
         if counted.sequences:
             self._offer = counted.contribution()
             if not self._offer.is_finite():
-                self._events.emit("gradients-dropped", reason="not-finite")
+                self.events.emit("gradients-dropped", reason="not-finite")
                 counted.drop_contribution()
         if self.first_offer is None:
             self.first_offer = counted.sequences
@@ -179,7 +167,7 @@ class SharedState:
         done, total = 0, len(commits)
         try:
             for done, commit in enumerate(commits):
-                self._on_progress(done, total)
+                self.on_progress(done, total)
                 self.go_on()
                 ready(commit.value.result_digest)
                 self.storage.results.check(commit.value.result_digest)
@@ -188,7 +176,7 @@ class SharedState:
             done = total
         finally:
             if commits:
-                self._on_progress(done, total if done == total else 0)
+                self.on_progress(done, total if done == total else 0)
 
     def go_on(self) -> None:
         """Stop the replay if this peer ends. Raises: PeerRefused (SUPERSEDED)."""
@@ -196,7 +184,8 @@ class SharedState:
             raise PeerRefused(Reason.SUPERSEDED, "this peer ends")
 
     def _ours_in(self, value: Value) -> int:
-        return sum(map(value.given_by, self._mine))
+        """Return the sequences in `value` that this replica or its former process counted."""
+        return sum(map(value.given_by, {self.me, self._former or self.me}))
 
     def _enter(self, head: Head) -> None:
         """Forget the offers at the old head; the replica no longer has gradients of that head."""
@@ -230,7 +219,7 @@ class SharedState:
             self.go_on()  # a result is missing
         reached = self.replica.round if is_there else 0
         if reached < len(commits):
-            storage.replace_chain(commits, storage.journal.heads, reached)
+            storage.replace_chain(storage.journal.until(reached))
         self._enter(storage.journal.head)
         self.usable = is_there and has_frozen and is_chosen
         if not self.usable:
@@ -250,7 +239,7 @@ class SharedState:
                 self.replica.load_state(snapshot.checked(certified), snapshot.round)
                 return True
             except StorageError:
-                self._events.emit("snapshot-damaged", path=snapshot.path.name)
+                self.events.emit("snapshot-damaged", path=snapshot.path.name)
         self.go_on()
         return self.first.initialise()
 
@@ -263,7 +252,7 @@ class SharedState:
                 self.has_frozen = True
                 return True
             if saved:
-                self._events.emit("snapshot-damaged", path=STILL)
+                self.events.emit("snapshot-damaged", path=STILL)
             if first.fill_frozen():
                 self.has_frozen = state_digest(self.replica.frozen) == first.frozen_digest
                 if self.has_frozen:
@@ -276,26 +265,16 @@ class SharedState:
             head, incarnation, arenas = own
             with suppress(ValueError):
                 self.replica.adopt_own(arenas, head == self.head.digest)
-                self._mine.add(replace(self._me, incarnation=incarnation))
+                self._former = replace(self.me, incarnation=incarnation)
 
-    def adopt(
-        self,
-        arenas: Mapping[str, Tensor],
-        commits: Sequence[Commit],
-        heads: Sequence[Head],
-        reached: int,
-    ) -> None:
-        """Replace state and chain by other verified ones.
+    def adopt(self, arenas: Mapping[str, Tensor], chain: Chain) -> None:
+        """Replace state and chain by a verified chain, and the state at its head.
 
-        Args:
-            arenas: State of the round `reached`.
-            commits: Commits of the chain, which may have later rounds.
-            heads: Heads of the chain, genesis first.
-            reached: Round of the state.
+        Raises: ValueError if the state does not fit; nothing is changed.
         """
-        self.replica.load_state(arenas, reached)
-        self.storage.replace_chain(commits, heads, reached)
-        self._enter(heads[reached])
+        self.replica.load_state(arenas, chain.head.round)
+        self.storage.replace_chain(chain)
+        self._enter(chain.head)
         self.usable = True
 
     def adopt_frozen(self, arenas: Mapping[str, Tensor]) -> None:
@@ -317,4 +296,4 @@ class SharedState:
     def save_own(self) -> None:
         """Save this peer's own state; no other code may use the replica. Raises: StepFailed."""
         if self.usable and (own := self.replica.own_state()):
-            self.storage.save_own(own, self._me.incarnation)
+            self.storage.save_own(own, self.me.incarnation)

@@ -75,7 +75,7 @@ def test_an_endless_branch_is_refused_by_name_and_its_donor_reported(peer_of: Ma
         assert refused(peer, door, 2**40).reason is Reason.TOO_LARGE
         assert peer.liars[-1] == door
         assert BOUND < attacker.served_bytes < BOUND + PAGE_BYTES
-        walked = peer.state_sync._walked
+        walked = peer.recovery._walked
         assert walked.heads[-1].branches == (), "the next one does not go on from there"
     assert "too-large" in peer.run(Endless(ROUNDS)), "nor does a catch-up take it"
     assert peer.at(ROUNDS)

@@ -83,7 +83,7 @@ def test_a_peer_that_saw_the_forged_chain_still_follows_the_true_one(peer_of: Ma
 
 def test_a_newcomer_with_a_recent_head_joins_no_forged_chain(peer_of: Make) -> None:
     peer = peer_of(at=0)
-    peer.state_sync.pinned = RecentHead(ROUNDS - 1, run().heads[ROUNDS - 1].digest)
+    peer.recovery.pinned = RecentHead(ROUNDS - 1, run().heads[ROUNDS - 1].digest)
     for attacker in (liar(forged(1)), liar(run().commits[:2])):
         assert "not the chain that the join address names" in peer.run(attacker)
     assert peer.at(0)
@@ -93,9 +93,9 @@ def test_a_newcomer_with_a_recent_head_joins_no_forged_chain(peer_of: Make) -> N
 
 def test_a_state_of_another_chain_is_refused_at_the_start(peer_of: Make) -> None:
     peer = peer_of(at=ROUNDS)
-    peer.state_sync.pinned = RecentHead(2, b"x" * 32)
+    peer.recovery.pinned = RecentHead(2, b"x" * 32)
     with pytest.raises(StorageError, match="another chain than the join address names"):
-        peer.state_sync.restore()
+        peer.recovery.restore()
 
 
 def test_a_join_address_carries_the_head() -> None:

@@ -12,8 +12,8 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
 from atom.training.peer_donors import PeerDonors
+from atom.training.recovery import Recovery
 from atom.training.shared_state import FirstState, SharedState
-from atom.training.state_sync import StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import Journal, RunStorage, write_snapshot
@@ -94,7 +94,7 @@ class Peer:
         self.shared = SharedState(
             ME, self.replica, self.storage, first, self.events, self.donors.stop, self._tell
         )
-        self.state_sync = StateSync(self.shared, self.donors, self.events)
+        self.recovery = Recovery(self.shared, self.donors, self.events)
 
     def _peer_donors(self) -> PeerDonors:
         watch = Watch(events=self.events, on_lie=lambda who, reason: self.liars.append(who))
@@ -111,11 +111,11 @@ class Peer:
         return self._doors[blobs]
 
     def run(self, *donors: BlobServer, discard: bool = False) -> str:
-        return self.state_sync.run([self.door(each) for each in donors], discard)
+        return self.recovery.run([self.door(each) for each in donors], discard)
 
     def proven_head(self, donor: str, *claimed_round: int) -> Head:
         """Return the head that a donor's chain proves."""
-        return self.state_sync.proven(donor, *claimed_round)[0]
+        return self.recovery.proven(donor, *claimed_round)[0]
 
     def close(self) -> None:
         self.donors.stop.set()
@@ -169,7 +169,7 @@ def peer_of(tmp_path: Path) -> Iterator[Make]:
         made.append(peer)
         if at is not None:
             peer.store(at, range(1, at + 1))
-            peer.state_sync.restore()
+            peer.recovery.restore()
             assert peer.at(at)
             peer.told.clear()
         return peer

@@ -57,7 +57,7 @@ class SmallDisk(DiskRoom):
         return self.free()
 
 
-class ScriptedStateSync:
+class ScriptedRecovery:
     """Does what the test says instead of catching up."""
 
     def __init__(self, shared: SharedState) -> None:
@@ -116,10 +116,10 @@ class Stage(WorkerScene):
         replica: Any = self.replica
         self.shared = SharedState(ME, replica, self.storage, first, self.events, threading.Event())
         self.shared.usable = True
-        self.state_sync = ScriptedStateSync(self.shared)
-        state_sync: Any = self.state_sync
+        self.recovery = ScriptedRecovery(self.shared)
+        recovery: Any = self.recovery
         context = TrainingContext(
-            ME, self.shared, self.worker, state_sync,
+            ME, self.shared, self.worker, recovery,
             self.transport, self.clock, self.events, checkpoints=self.checkpoints,
         )  # fmt: skip
         self.executor = RoundExecutor(

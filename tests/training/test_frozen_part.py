@@ -21,9 +21,9 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.fetch import Watch
 from atom.training.peer_donors import PeerDonors
+from atom.training.recovery import DOWNLOADS, Recovery
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.shared_state import FirstState, SharedState
-from atom.training.state_sync import DOWNLOADS, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import STILL, Journal, RunStorage
@@ -69,7 +69,7 @@ class Peer:
         donors = PeerDonors(network.add(), results.usual_bytes, size, folder / "downloads", watch)
         first = FirstState(STATE_DIGEST, self._initialise, FROZEN_DIGEST, self._fill)
         self.shared = SharedState(ME, self.replica, self.storage, first, events, donors.stop)
-        self.sync = StateSync(self.shared, donors, events)
+        self.sync = Recovery(self.shared, donors, events)
 
     def _initialise(self) -> bool:
         self.replica.initialise(FIRST_VALUE)

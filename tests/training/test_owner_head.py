@@ -51,8 +51,8 @@ def signed(commits: list[Commit], number: int) -> RecentHead:
 
 
 def restarted(peer: Peer, head: RecentHead) -> None:
-    peer.state_sync.pinned = head
-    peer.state_sync.restore()
+    peer.recovery.pinned = head
+    peer.recovery.restore()
 
 
 def is_on(peer: Peer, commits: list[Commit]) -> bool:
@@ -79,7 +79,7 @@ def test_a_peer_leaves_its_chain_for_the_one_that_the_owner_signed(peer_of: Make
 
 def test_without_the_owner_s_signature_a_rival_chain_is_refused(peer_of: Make) -> None:
     peer, theirs = peer_of(at=SHARED + 1), other_part()
-    peer.state_sync.pinned = signed(theirs, ROUNDS)._replace(signature=b"")
+    peer.recovery.pinned = signed(theirs, ROUNDS)._replace(signature=b"")
     assert "another round 3 than the one decided here" in peer.run(donor_of(theirs), discard=True)
     assert peer.at(SHARED + 1)
 
@@ -101,7 +101,7 @@ def test_a_signed_head_overrides_once_and_then_the_rules_hold_again(peer_of: Mak
     assert peer.run(donor_of(theirs), discard=True) == ""
     assert "another round 3 than the one decided here" in peer.run(Served(), discard=True)
     peer.shared.snapshot(peer.shared.digest())  # as a round's executor does after catching up
-    peer.state_sync.restore()
+    peer.recovery.restore()
     assert is_on(peer, theirs)
 
 

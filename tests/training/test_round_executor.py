@@ -17,7 +17,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import MemberCount
-from atom.swarm.chain.commit_chain import record_of
+from atom.swarm.chain.commit_chain import Chain, record_of
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.identity import Identity
@@ -267,7 +267,7 @@ def test_a_held_result_is_served_before_its_round_is_decided(stage: Stage) -> No
     assert chunk == torch.full((ELEMENTS,), 0.25).numpy().tobytes()
     assert stage.stored() == []
     arenas = [weakref.ref(stage.results.get(digest)) for digest in (committed, other)]
-    stage.state_sync.on_fetch = lambda digest: stage.hold(1.0)
+    stage.recovery.on_fetch = lambda digest: stage.hold(1.0)
     wanted = state_digest(encoded(torch.full((ELEMENTS,), 1.0)).arenas)
     stage.executor.carry_out(FetchResult(wanted, ("a",), True, frozenset({committed, other})))
     assert stage.next_event() == ResultFetched(wanted, is_here=True, norm=8.0)
@@ -478,7 +478,7 @@ def test_what_changes_the_state_waits_for_a_snapshot_and_counting_does_not(
         Future.result(settling)
 
     settling.result = wait_for_it  # type: ignore[method-assign, assignment]
-    stage.state_sync.on_run = lambda: found.append(snapshots(stage))
+    stage.recovery.on_run = lambda: found.append(snapshots(stage))
     if action == "step":
         stage.step(stage.commit(accepted))
         assert stage.replica.steps == [1, 2]
@@ -529,7 +529,7 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
 ) -> None:
     answers = iter([raises(PeerRefused(Reason.NOT_FOUND)), raises(OSError("gone"))] * 2)
     monkeypatch.setattr(round_executor, "PAUSE_S", 0.0)
-    stage.state_sync.on_fetch = lambda digest: next(answers, lambda: stage.hold(1.0))()
+    stage.recovery.on_fetch = lambda digest: next(answers, lambda: stage.hold(1.0))()
     wanted = stage.hold(1.0)
     stage.executor.carry_out(FetchResult(wanted, ("a",), committed))
     assert stage.next_event() == ResultFetched(wanted, is_here=True, norm=8.0)
@@ -544,7 +544,7 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
     stage: Stage, fetch: Callable[..., Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(round_executor, "PATIENCE_S", 0.0)
-    stage.state_sync.on_fetch = fetch or (lambda digest: not_finite(stage, digest))
+    stage.recovery.on_fetch = fetch or (lambda digest: not_finite(stage, digest))
     stage.executor.carry_out(WANTED)
     assert stage.next_event() == NOT_HERE
     assert kinds(stage) == ["fetch-failed"]
@@ -552,7 +552,7 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_where_a_chain_leads_is_told_if_it_holds(stage: Stage, holds: bool) -> None:
-    stage.state_sync.on_chain = (lambda: stage.start) if holds else raises(OSError("gone"))
+    stage.recovery.on_chain = (lambda: stage.start) if holds else raises(OSError("gone"))
     stage.executor.carry_out(FetchChain("a", 3))
     assert stage.next_event() == ChainFetched("a", stage.start if holds else None)
 
@@ -564,7 +564,7 @@ def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:
         asked.set()
         raise ConnectionError("gone")
 
-    stage.state_sync.on_fetch = fail
+    stage.recovery.on_fetch = fail
     stage.executor.carry_out(WANTED)
     assert asked.wait(WAIT_S)
     stage.executor.close()
@@ -609,15 +609,15 @@ def test_gradients_are_kept_as_long_as_the_state_that_they_were_counted_with(
         if moves:
             commit = stage.commit(b"r" * 32, contributor=STRANGER)
             heads = [stage.start, stage.start.after(commit.value)]
-            stage.shared.adopt(stage.replica.arenas, [commit], heads, 1)
+            stage.shared.adopt(stage.replica.arenas, Chain([commit], heads))
         elif wanted.discard and not problem:
-            stage.shared.adopt(stage.replica.arenas, [], [stage.start], 0)
+            stage.shared.adopt(stage.replica.arenas, Chain([], [stage.start]))
         return problem
 
     begun: list[int] = []
     stage.on_round_begun = lambda: begun.append(stage.executor.stats.sequences_dropped)
     stage.train()
-    stage.state_sync.on_run = run
+    stage.recovery.on_run = run
     stage.executor.carry_out(wanted)
     failed = wanted.donors if problem else ()
     caught = stage.next_event()
@@ -635,7 +635,7 @@ def test_gradients_are_kept_as_long_as_the_state_that_they_were_counted_with(
 def test_without_any_state_the_digest_is_empty_and_nothing_is_offered(stage: Stage) -> None:
     stage.shared.first = replace(stage.shared.first, initialise=lambda: False)
     assert stage.on_worker(stage.executor.begin) == b""
-    stage.state_sync.on_run = lambda: "nobody there"
+    stage.recovery.on_run = lambda: "nobody there"
     stage.executor.carry_out(CatchUp((), "no-state", discard=True))
     assert stage.next_event() == CaughtUp(stage.start, b"")
     assert snapshots(stage) == []

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from atom.base.errors import StorageError
+from atom.swarm.chain.commit_chain import Chain
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.disk import DiskRoom
@@ -94,7 +95,7 @@ def test_a_discarded_branch_never_outlives_our_own_state(stage: Stage) -> None:
     steps(stage, 2)
     assert rounds(stage) == [4, 2]
     journal = stage.journal
-    stage.storage.replace_chain(journal.commits, journal.heads, 3)
+    stage.storage.replace_chain(journal.until(3))
     assert offered(stage) == [2], "the other is on a branch that we have left"
 
 
@@ -270,7 +271,9 @@ def test_what_the_disk_does_not_take_counts_and_is_written_later(
     for take in (
         lambda: journal.append(run().commits[3]),
         lambda: journal.replace(
-            [*run().commits[:3], branch], [*run().heads[:4], run().heads[3].after(branch.value)]
+            Chain(
+                [*run().commits[:3], branch], [*run().heads[:4], run().heads[3].after(branch.value)]
+            )
         ),
     ):
         with monkeypatch.context() as patch:
@@ -278,5 +281,5 @@ def test_what_the_disk_does_not_take_counts_and_is_written_later(
             with pytest.raises(StorageError, match="the disk is full"):
                 take()
         assert journal.head.round == 4
-    journal.replace(journal.commits, journal.heads)
+    journal.replace(journal)
     assert Journal(path, run().heads[0]).heads == journal.heads

@@ -120,11 +120,11 @@ class KeptRun:
 
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of states on the chain, newest first."""
-        return list_snapshots(self.state.snapshots, self.journal.heads if self.journal else None)
+        return list_snapshots(self.state.snapshots, self.journal)
 
     def checkpoints(self) -> list[Snapshot]:
         """Return the checkpoints, which hold weights alone, newest first."""
-        return list_snapshots(self.state.checkpoints, self.journal.heads if self.journal else None)
+        return list_snapshots(self.state.checkpoints, self.journal)
 
     def source(self, trust: str | None) -> ModelSource:
         """Return the source that builds the run's model, which may be code of its owner.

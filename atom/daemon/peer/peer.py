@@ -32,9 +32,9 @@ from atom.daemon.peer.news import News
 from atom.daemon.peer.run_text import RunText
 from atom.daemon.peer.status import Status
 from atom.daemon.peer.wiring import (
+    recovery_of,
     round_terms,
     run_storage,
-    state_sync_of,
     transport_of,
 )
 from atom.swap.voided import PassVoided
@@ -121,7 +121,7 @@ class Peer:
         self._stands_by = False
         """True while the peer leaves because the month's traffic allowance is used up."""
         self._outreach = Outreach(self._transport, _REACHABLE[network.reachable], clock, events)
-        self._shared, state_sync = state_sync_of(
+        self._shared, recovery = recovery_of(
             box, member, events, self._transport, self._storage, clock, entrance.head
         )
         # training
@@ -134,7 +134,7 @@ class Peer:
         self._replica = replica
         self._worker = Worker(replica, loader, terms.global_batch, clock, *tells)
         context = TrainingContext(
-            me, self._shared, self._worker, state_sync, self._transport, clock, events,
+            me, self._shared, self._worker, recovery, self._transport, clock, events,
             Checkpoints(box.state.checkpoints, self._storage, box.peer.checkpoints),
         )  # fmt: skip
         self._texts = RoundTexts(member.prompts, replica, self._worker, clock, self._on_text)

@@ -21,9 +21,9 @@ from atom.swarm.transport.limits import Handlers, KnownPeers, offend
 from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
 from atom.training.peer_donors import PeerDonors
+from atom.training.recovery import Recovery
 from atom.training.round import RoundPatience, RoundTerms
 from atom.training.shared_state import FirstState, SharedState
-from atom.training.state_sync import StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import Journal, RunStorage
@@ -78,7 +78,7 @@ def transport_of(
     return Transport(local, place, events, bandwidth, handlers, known, dialled)
 
 
-def state_sync_of(
+def recovery_of(
     box: Box,
     member: Membership,
     events: EventSink,
@@ -86,7 +86,7 @@ def state_sync_of(
     storage: RunStorage,
     clock: Clock,
     pinned: RecentHead | None,
-) -> tuple[SharedState, StateSync]:
+) -> tuple[SharedState, Recovery]:
     """Return the peer's state, and the part that fetches a state from other peers.
 
     Args:
@@ -118,4 +118,4 @@ def state_sync_of(
         donors.stop,
         lambda done, total: box.console.progress("replaying missed rounds", done, total, "rounds"),
     )
-    return shared, StateSync(shared, donors, events, pinned)
+    return shared, Recovery(shared, donors, events, pinned)

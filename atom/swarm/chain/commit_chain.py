@@ -36,6 +36,28 @@ Ask = Callable[[str, int], bytes]
 """Return the bytes that a peer serves under a name, up to a limit. Raises: PeerRefused, OSError."""
 
 
+@dataclass(eq=False)
+class Chain:
+    """Verified commits since genesis."""
+
+    commits: list[Commit]
+    heads: list[Head]
+    """Heads along the commits: genesis, then the head after each commit."""
+
+    @property
+    def head(self) -> Head:
+        return self.heads[-1]
+
+    def has(self, round_number: int, digest: bytes) -> bool:
+        """Return True if the head at that round has this digest. Thread-safe."""
+        at = self.heads[round_number : round_number + 1] if round_number >= 0 else []
+        return [head.digest for head in at] == [digest]
+
+    def until(self, round_number: int) -> "Chain":
+        """Return a copy of the chain up to that round."""
+        return Chain(self.commits[:round_number], self.heads[: round_number + 1])
+
+
 def record_of(commit: Commit) -> bytes:
     """Return the record of one commit."""
     raw = schema.encode(commit)

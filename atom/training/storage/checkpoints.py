@@ -58,7 +58,7 @@ class Checkpoints:
 
     def listed(self) -> list[Snapshot]:
         """Return the checkpoints of our chain, newest first. Thread-safe."""
-        return list_snapshots(self._folder, self._storage.journal.heads)
+        return list_snapshots(self._folder, self._storage.journal)
 
     def stepped(self, arenas: Mapping[str, Tensor], validation_loss: float | None) -> None:
         """Write a checkpoint if one is due, and delete the checkpoints that it replaces.

@@ -31,7 +31,13 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.base.files import remove_leftover, rename_durably, why_not_written
 from atom.swap.host_store import FROZEN
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import EncodedRecords, parse_commits, record_of, verified_heads
+from atom.swarm.chain.commit_chain import (
+    Chain,
+    EncodedRecords,
+    parse_commits,
+    record_of,
+    verified_heads,
+)
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content, plain_bytes
 from atom.swarm.state.piece_store import PieceStore
@@ -45,8 +51,8 @@ OWN, STILL = "own.safetensors", "frozen.safetensors"
 _NAME = re.compile("(?:(state|result)/([0-9a-f]{64})|chain/([0-9]{1,12}))")
 
 
-class Journal:
-    """Commits since genesis, in memory and in a file.
+class Journal(Chain):
+    """Our chain, in memory and in a file.
 
     One thread writes; any thread may read, because a list only grows, and another chain gets a new
     list.
@@ -58,8 +64,8 @@ class Journal:
         self.genesis = genesis
         raw = path.read_bytes() if path.exists() else b""
         try:
-            self.commits, self._size_bytes = parse_commits(raw)
-            self.heads = verified_heads(genesis, self.commits)
+            commits, self._size_bytes = parse_commits(raw)
+            super().__init__(commits, verified_heads(genesis, commits))
         except PeerRefused as problem:
             raise StorageError(
                 f"{path} is damaged, or does not continue this run's genesis ({problem})",
@@ -67,10 +73,6 @@ class Journal:
             ) from problem
         self._written = len(self.commits)
         """Number of commits in the file; 0 also if the file holds another chain."""
-
-    @property
-    def head(self) -> Head:
-        return self.heads[-1]
 
     def append(self, commit: Commit) -> Head:
         """Append a commit that extends our head, write it durably, and return the new head.
@@ -86,10 +88,10 @@ class Journal:
         self._write_rest()
         return self.head
 
-    def replace(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
-        """Replace the chain by another verified one: write, sync, rename. Raises: as `append`."""
+    def replace(self, chain: Chain) -> None:
+        """Replace the chain by a copy of another: write, sync, rename. Raises: as `append`."""
         self._written = 0
-        self.commits, self.heads = list(commits), list(heads)
+        self.commits, self.heads = [*chain.commits], [*chain.heads]
         self._write_rest()
 
     def keep_proof(self, commits: Sequence[Commit]) -> bool:
@@ -144,10 +146,6 @@ class Snapshot:
     state_digest: bytes
     validation_loss: float | None = None
     """Mean validation loss of the weights; None: the file has none."""
-
-    def is_on(self, heads: Sequence[Head]) -> bool:
-        """Return True if the state belongs to the chain with these heads (genesis first)."""
-        return 0 <= self.round < len(heads) and heads[self.round].digest == self.head
 
     def load(self) -> dict[str, Tensor]:
         """Return the arenas by name, unverified. Raises: StorageError if the file is unreadable."""
@@ -207,16 +205,15 @@ def write_snapshot(
     return Snapshot(path, round_number, head, digest, validation_loss)
 
 
-def list_snapshots(folder: Path, heads: Sequence[Head] | None = None) -> list[Snapshot]:
+def list_snapshots(folder: Path, chain: Chain | None = None) -> list[Snapshot]:
     """Return the readable snapshots in a folder, newest first; skip damaged ones.
 
     Args:
         folder: Folder to search.
-        heads: Heads of a chain, genesis first: return only snapshots of this chain. None: return
-            the snapshots of all branches.
+        chain: Return only snapshots of this chain; None: of all branches.
     """
     found = [_describe(path) for path in folder.glob("*-*.safetensors")]
-    wanted = (s for s in found if s and (heads is None or s.is_on(heads)))
+    wanted = (s for s in found if s and (chain is None or chain.has(s.round, s.head)))
     return sorted(wanted, key=lambda s: s.round, reverse=True)
 
 
@@ -290,7 +287,7 @@ class RunStorage:
         Other peers ask for states in chunks: the folder is read again only after this object
         changed it.
         """
-        return [each for each in self._all_files() if each.is_on(self.journal.heads)]
+        return [each for each in self._all_files() if self.journal.has(each.round, each.head)]
 
     def _all_files(self) -> list[Snapshot]:
         with self._listing:
@@ -339,10 +336,9 @@ class RunStorage:
         except StorageError:
             return None
 
-    def replace_chain(self, commits: Sequence[Commit], heads: Sequence[Head], length: int) -> None:
-        """Replace the journal by the first `length` of these verified commits."""
-        kept, along = commits[:length], heads[: length + 1]
-        self.room.attempt(CHAIN, lambda: self.journal.replace(kept, along))
+    def replace_chain(self, chain: Chain) -> None:
+        """Replace the journal by another verified chain."""
+        self.room.attempt(CHAIN, lambda: self.journal.replace(chain))
 
     def record(self, commit: Commit) -> None:
         """Write a commit and its held result, before the step; both are then offered to peers."""
@@ -423,11 +419,11 @@ class RunStorage:
         Snapshots of discarded branches are deleted first, even if their rounds are higher. They
         stay only until there are enough snapshots of our chain.
         """
-        heads = self.journal.heads
-        ours_first = sorted(list_snapshots(self._folder), key=lambda found: not found.is_on(heads))
-        for old in ours_first[keep:]:
+        ours = self.journal
+        found = list_snapshots(self._folder)
+        for old in sorted(found, key=lambda each: not ours.has(each.round, each.head))[keep:]:
             remove_leftover(old.path)
         self._list_again()
-        if ours := self.snapshots()[:keep]:
-            since = self.journal.commits[ours[-1].round :]
+        if kept := self.snapshots()[:keep]:
+            since = ours.commits[kept[-1].round :]
             self.results.prune({commit.value.result_digest for commit in since})

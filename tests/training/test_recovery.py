@@ -45,7 +45,7 @@ def test_the_newest_state_that_can_be_rebuilt_is_and_the_journal_is_cut_there(
 ) -> None:
     peer = peer_of(knows_start)
     peer.store(ROUNDS, results, snapshots)
-    peer.state_sync.restore()
+    peer.recovery.restore()
     assert peer.at(reached)
     assert peer.told == told
 
@@ -53,7 +53,7 @@ def test_the_newest_state_that_can_be_rebuilt_is_and_the_journal_is_cut_there(
 def test_nothing_at_hand_is_not_usable(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     peer.store(3, [1, 2, 3])
-    peer.state_sync.restore()
+    peer.recovery.restore()
     assert not peer.shared.usable
     assert peer.journal.head == run().heads[0]
     assert peer.run() == "no donors"
@@ -66,7 +66,7 @@ def test_who_ends_meanwhile_breaks_off_and_keeps_its_disk(peer_of: Make) -> None
     peer.on_told = lambda done: peer.donors.stop.set() if done == 2 else None
     for told in ([(0, 5), (1, 5), (2, 5), (2, 0)], []):
         with pytest.raises(PeerRefused, match="this peer ends"):
-            peer.state_sync.restore()
+            peer.recovery.restore()
         assert peer.told == told
         assert peer.journal.head == run().heads[ROUNDS]
         peer.told.clear()
@@ -82,7 +82,7 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(
     raw = bytearray(newest.read_bytes())
     raw[-5] ^= 0x40
     newest.write_bytes(raw[:left_bytes])
-    peer.state_sync.restore()
+    peer.recovery.restore()
     assert peer.at(ROUNDS)
     told = [{"event": "snapshot-damaged", "path": newest.name}]
     assert peer.events.events == (told if left_bytes is None else [])
@@ -100,7 +100,7 @@ def test_a_snapshot_that_the_chain_contradicts_does_not_count(
     peer.store(ROUNDS, ALL)
     name = head or story.heads[min(number, ROUNDS)].digest
     write_snapshot(peer.snapshots, number, name, story.digest(state), story.states[state])
-    peer.state_sync.restore()
+    peer.recovery.restore()
     assert peer.at(ROUNDS)
 
 
@@ -163,11 +163,11 @@ def test_a_catch_up_in_vain_leaves_what_was_averaged_and_names_nobody(peer_of: M
     """Perhaps we voted for it, and nobody else has it any more."""
     peer, result = peer_of(at=1), encoded(torch.ones(32))
     peer.results.hold(b"r" * 32, result)
-    assert "no known address" in peer.state_sync.run(["gone"], discard=False)
-    peer.state_sync.fetch_result(b"r" * 32, [])
+    assert "no known address" in peer.recovery.run(["gone"], discard=False)
+    peer.recovery.fetch_result(b"r" * 32, [])
     assert peer.results.get(b"r" * 32) is result
     assert peer.liars == []
-    assert peer.state_sync.run(["gone", peer.door(Served())], discard=False) == ""
+    assert peer.recovery.run(["gone", peer.door(Served())], discard=False) == ""
     assert peer.at(ROUNDS)
 
 
@@ -176,7 +176,7 @@ def test_a_result_that_says_nothing_is_not_replayed(peer_of: Make) -> None:
     peer, honest = peer_of(at=1), run().results[2]
     nothing = replace(honest, wires=torch.full_like(honest.wires, 0xFF))
     peer.results.hold(run().result_digest(2), nothing)
-    assert "not-finite" in peer.state_sync.run([peer.door(Served())], discard=False)
+    assert "not-finite" in peer.recovery.run([peer.door(Served())], discard=False)
     assert peer.at(1)
 
 

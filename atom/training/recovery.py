@@ -1,4 +1,4 @@
-"""Synchronisation of a replica: from disk after a restart, from other peers after an absence.
+"""Recovery of a state: from disk after a restart, from other peers after an absence.
 
 A state is a snapshot plus the later results, which the chain names. The chain is fetched first and
 verified from genesis. Results and states are then accepted only if they have the digests that the
@@ -12,14 +12,13 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.addresses import RecentHead
 from atom.swarm.chain.commit import Commit, Head, valid_votes
-from atom.swarm.chain.commit_chain import pages_beyond
+from atom.swarm.chain.commit_chain import Chain, pages_beyond
 from atom.swarm.stream.frames import Pace
 from atom.training.peer_donors import Arenas, PeerDonors
 from atom.training.shared_state import SharedState
@@ -27,22 +26,8 @@ from atom.training.shared_state import SharedState
 DOWNLOADS = "downloads"
 
 
-@dataclass(frozen=True)
-class _Chain:
-    """Verified chain of commits from genesis on."""
-
-    commits: list[Commit]
-    heads: list[Head]
-    """Heads of the chain: genesis, then the head after each commit."""
-
-
-def _has_head(heads: Sequence[Head], wanted: RecentHead) -> bool:
-    at = heads[wanted.round : wanted.round + 1]
-    return [head.digest for head in at] == [wanted.digest]
-
-
-class StateSync:
-    """Synchronisation of the replica with the chain, from disk or from other peers.
+class Recovery:
+    """Chooser of the chain to follow, and of the peers that serve its states and results.
 
     Used on the worker's thread, except `proven` and `fetch_result`, which are thread-safe.
     """
@@ -69,7 +54,7 @@ class StateSync:
         self._results = shared.storage.results
         self._donors = donors
         self._events = events
-        self._walked = _Chain([], [self._journal.genesis])
+        self._walked = Chain([], [self._journal.genesis])
         """Verified part of the best fetched chain, which is not fetched again."""
 
     def restore(self) -> bytes:
@@ -83,15 +68,16 @@ class StateSync:
             StorageError: The chain here lacks the head that the join address names, and the run's
                 owner did not sign that address.
         """
-        heads, pinned = self._journal.heads, self.pinned
-        astray = pinned is not None and pinned.round < len(heads) and not _has_head(heads, pinned)
-        if astray and self._chosen is None:
+        pinned, ours = self.pinned, self._journal
+        beyond = pinned is not None and pinned.round > ours.head.round
+        is_chosen = beyond or self._has_pinned(ours)
+        if not (is_chosen or self._is_astray):
             raise StorageError(
                 "the state here is of another chain than the join address names",
                 "ask the run's owner for the address `with its head` that `atom info` prints at the"
                 " owner's peer; or join with another --state",
             )
-        return self._shared.restore(lambda digest: self.fetch_result(digest, ()), not astray)
+        return self._shared.restore(lambda digest: self.fetch_result(digest, ()), is_chosen)
 
     def run(
         self, donors: Sequence[str], discard: bool, forks: frozenset[bytes] | None = None
@@ -121,7 +107,7 @@ class StateSync:
                     continue
                 if forks is not None and not new <= forks:
                     raise OSError("a branch that was not agreed to")
-                head, ours = chain.heads[-1], self._journal.head
+                head, ours = chain.head, self._journal.head
                 again = discard and head.digest == ours.digest
                 if not (head.prefers(ours) or again or self._owner_chose(chain)):
                     raise OSError("nothing better")
@@ -149,22 +135,23 @@ class StateSync:
             OSError: The donor cannot be reached.
         """
         chain = self._chain_of(donor, claimed_round)
-        return chain.heads[-1], self._forks(chain)
+        return chain.head, self._forks(chain)
+
+    def _has_pinned(self, chain: Chain) -> bool:
+        """Return True if the chain has the head in the join address, or the address has none."""
+        return self.pinned is None or chain.has(self.pinned.round, self.pinned.digest)
 
     @property
-    def _chosen(self) -> RecentHead | None:
-        """Head that the run's owner signed and that our own chain lacks; None if there is none."""
-        pinned = self.pinned
-        if pinned is None or not pinned.signature or _has_head(self._journal.heads, pinned):
-            return None
-        return pinned
+    def _is_astray(self) -> bool:
+        """True if the run's owner signed a head that our own chain lacks."""
+        signed = self.pinned is not None and self.pinned.signature != b""
+        return signed and not self._has_pinned(self._journal)
 
-    def _owner_chose(self, chain: _Chain) -> bool:
+    def _owner_chose(self, chain: Chain) -> bool:
         """Return True if this chain, unlike ours, has the head that the run's owner signed."""
-        chosen = self._chosen
-        return chosen is not None and _has_head(chain.heads, chosen)
+        return self._is_astray and self._has_pinned(chain)
 
-    def _rivals(self, chain: _Chain) -> tuple[Commit, Commit] | None:
+    def _rivals(self, chain: Chain) -> tuple[Commit, Commit] | None:
         """Return the first two commits that differ, ours and theirs, if a quorum decided ours.
 
         The chain must then be refused. None: the chain may be followed.
@@ -194,13 +181,12 @@ class StateSync:
             self._events.emit("double-vote", round=number, voters=voters, all_lied=lied)
         raise PeerRefused(Reason.WRONG_HEAD, f"another round {number} than the one decided here")
 
-    def _forks(self, chain: _Chain) -> tuple[Head, ...]:
-        ours = self._journal.heads
+    def _forks(self, chain: Chain) -> tuple[Head, ...]:
         steps = zip(chain.commits, chain.heads, chain.heads[1:], strict=False)
         return tuple(
             head
             for commit, head, after in steps
-            if commit.survivors and ours[after.round : after.round + 1] != [after]
+            if commit.survivors and not self._journal.has(after.round, after.digest)
         )
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> None:
@@ -220,7 +206,7 @@ class StateSync:
 
     # ---- from others
 
-    def _chain_of(self, donor: str, claimed_round: float = math.inf) -> _Chain:
+    def _chain_of(self, donor: str, claimed_round: float = math.inf) -> Chain:
         """Fetch and verify the donor's chain as far as it may lead beyond ours.
 
         A verified prefix is kept for the next donor, unless it has a branch that our own chain
@@ -230,50 +216,43 @@ class StateSync:
         """
         ours = self._journal
         base = self._walked
-        if not base.heads[-1].prefers(ours.head):
-            base = _Chain(ours.commits, ours.heads)
-        to_surpass = ours.head if self._chosen is None else ours.genesis
-        chain = _Chain([], [ours.genesis])
+        if not base.head.prefers(ours.head):
+            base = Chain(ours.commits, ours.heads)  # ours may be replaced meanwhile
+        to_surpass = ours.genesis if self._is_astray else ours.head
+        chain = Chain([], [ours.genesis])
         try:
             with self._donors.asking(donor) as ask:
                 for along, page in pages_beyond(base.heads, ask, to_surpass, claimed_round):
-                    if chain.heads[-1] != along[0]:
-                        shared = along[0].round
-                        chain = _Chain(base.commits[:shared], base.heads[: shared + 1])
+                    if chain.head != along[0]:
+                        chain = base.until(along[0].round)
                     chain.commits.extend(page)
                     chain.heads.extend(along[1:])
         finally:
-            head, walked = chain.heads[-1], self._walked.heads[-1]
             rivals = self._rivals(chain)
-            branched = len(head.branches) > len(ours.head.branches)
-            if head.prefers(walked) and rivals is None and not branched:
+            branched = len(chain.head.branches) > len(ours.head.branches)
+            if chain.head.prefers(self._walked.head) and rivals is None and not branched:
                 self._walked = chain
         if rivals is not None:
             self._refuse(*rivals)
-        self._require_pinned(chain)
+        if not self._has_pinned(chain):
+            raise PeerRefused(Reason.WRONG_HEAD, "not the chain that the join address names")
         return chain
 
-    def _require_pinned(self, chain: _Chain) -> None:
-        """Require that the chain has the head that the join address names. Raises: PeerRefused."""
-        if self.pinned is not None and not _has_head(chain.heads, self.pinned):
-            raise PeerRefused(Reason.WRONG_HEAD, "not the chain that the join address names")
-
-    def _follow(self, chain: _Chain, peers: Sequence[str], discard: bool) -> None:
+    def _follow(self, chain: Chain, peers: Sequence[str], discard: bool) -> None:
         """Bring the replica to the end of the chain, from our state or a state of the first peer.
 
         If fetching one offered state fails, the next one is tried. Raises: PeerRefused, OSError.
         """
         self._fetch_frozen(peers)
         here = self._journal.head
-        on_chain = chain.heads[here.round : here.round + 1] == [here]
-        ours = on_chain and self._shared.usable and not discard
-        if ours and len(chain.commits) - here.round <= self._worth_replaying:
+        ours = chain.has(here.round, here.digest) and self._shared.usable and not discard
+        if ours and chain.head.round - here.round <= self._worth_replaying:
             with contextlib.suppress(PeerRefused, OSError):
                 return self._replay_rest(chain, peers)
         failed: PeerRefused | OSError | None = None
         offered = self._donors.offered(chain.heads, peers[0])
         for head in offered:
-            if ours and head.round <= self._shared.head.round:
+            if ours and head.round <= self._journal.head.round:
                 continue
             try:
                 self._donors.keep_only([each.digest for each in offered])
@@ -300,13 +279,13 @@ class StateSync:
         state = self._shared.replica.state_arenas().values()
         return sum(arena.nbytes for arena in state) // self._results.usual_bytes
 
-    def _begin_at(self, head: Head, chain: _Chain, peers: Sequence[str]) -> None:
+    def _begin_at(self, head: Head, chain: Chain, peers: Sequence[str]) -> None:
         """Fetch and load the state at a head of the chain. Raises: PeerRefused, OSError."""
         digest = self._shared.certified(head.round, chain.commits)
         if digest is None:
             raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {head.round} yet")
         found = self._downloaded(lambda: self._donors.state(head.digest, peers, digest))
-        self._shared.adopt(found, chain.commits, chain.heads, head.round)
+        self._shared.adopt(found, chain.until(head.round))
 
     def _downloaded(self, fetched: Callable[[], Arenas]) -> Arenas:
         """Return the result of a download to disk; report a full disk.
@@ -318,6 +297,6 @@ class StateSync:
             raise OSError(room.paused[DOWNLOADS])
         return found[0]
 
-    def _replay_rest(self, chain: _Chain, peers: Sequence[str]) -> None:
-        missed = chain.commits[len(self._journal.commits) :]
+    def _replay_rest(self, chain: Chain, peers: Sequence[str]) -> None:
+        missed = chain.commits[self._journal.head.round :]
         self._shared.replay(missed, lambda digest: self.fetch_result(digest, peers))
