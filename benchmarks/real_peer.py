@@ -91,7 +91,7 @@ def _sleep(seconds: float, should_stop: Callable[[], bool]) -> None:
 
 
 def _counted(loop: RoundLoop) -> int:
-    return loop._worker.own_sequences(loop._machine.head.digest)
+    return loop._shared.sequences_at(loop._machine.head.digest)
 
 
 def _told_by(action: Action) -> str:

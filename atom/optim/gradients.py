@@ -52,8 +52,6 @@ class GradientArena:
     """[trained elements] float32 or bfloat16 on the host; the engine adds to it."""
     landed: Callable[[], None] = nothing_pending
     """Function that returns when the engine has added all gradients that were counted."""
-    tag: bytes = b""
-    """Identity of the head, the model state that the gradients belong to."""
     sequences: int = field(default=0, init=False)
     """Number of counted sequences that no round has taken yet."""
     unspent: int = field(default=0, init=False)
@@ -151,12 +149,7 @@ class GradientArena:
         self.sequences = max(self.sequences - sequences, 0)
         self.loss_sum = self.loss_sum - loss_sum if self.sequences else 0.0
 
-    def reset(self, tag: bytes = b"") -> None:
-        """Start counting from zero at the state that `tag` identifies.
-
-        Writes no memory, so a reader of the previous sums may continue.
-        """
+    def reset(self) -> None:
+        """Start counting from zero. Writes no memory, so a reader of the sums may continue."""
         self.spend()
         self.sequences, self.loss_sum = 0, 0.0
-        # Written last: a reader that reads the tag first pairs it with its own counts, or zero.
-        self.tag = tag

@@ -110,6 +110,7 @@ class RoundLoop:
             on_failure: Receives the error that ended the loop.
         """
         self._machine = machine
+        self._shared = context.shared
         self._worker = context.worker
         self._execute = execute
         self._transport = context.transport
@@ -180,7 +181,7 @@ class RoundLoop:
     def _tick(self) -> None:
         now, worker, machine = self._clock.now(), self._worker, self._machine
         self._next_tick = now + TICK_S
-        own = worker.own_sequences(machine.head.digest), worker.pass_seconds
+        own = self._shared.sequences_at(machine.head.digest), worker.pass_seconds
         seen = membership_view(self._book, machine.head, machine.me, *own, now)
         self.view = replace(seen, quarantined=self._transport.offenders.held(now))
         worker.update_swarm(count_swarm(machine, self.view))

@@ -293,7 +293,6 @@ class RoundExecutor:
 
     def _start_round(self, head: Head) -> None:
         self._transport.known.at_head(head.known)
-        self._replica.start_round(head.digest)
         self._worker.train_beyond(None)
         self._worker.loader.deal(head, goes_on=self._replica.sequences > 0)
 

@@ -91,6 +91,14 @@ class SharedState:
 
     # ---- our contribution
 
+    def sequences_at(self, head: bytes) -> int:
+        """Return the number of our sequences that count for the round after `head`. Thread-safe.
+
+        The round machine reaches a new head before the step to that head begins; until then our
+        sequences belong to the old head, so the result is 0.
+        """
+        return self.replica.sequences if self.head.digest == head else 0
+
     def offer(self) -> tuple[int, float]:
         """Fix our contribution to the next round; return its sequences and their summed loss.
 
@@ -190,6 +198,7 @@ class SharedState:
     def _enter(self, head: Head) -> None:
         """Forget the offers at the old head; the replica no longer has gradients of that head."""
         self._offer = self._gave_to = self.first_offer = None
+        # Last, after the step has taken its sequences: `sequences_at` never pairs those with it.
         self.head = head
 
     # ---- states from disk or from other peers
@@ -213,6 +222,7 @@ class SharedState:
         storage, commits = self.storage, self.storage.journal.commits
         storage.begin()
         has_frozen, is_there = self._frozen_from_disk(), self._from_disk()
+        self.replica.reset_gradients()
         try:
             self.replay(commits[self.replica.round :] if is_there else (), ready)
         except PeerRefused:
@@ -273,6 +283,7 @@ class SharedState:
         Raises: ValueError if the state does not fit; nothing is changed.
         """
         self.replica.load_state(arenas, chain.head.round)
+        self.replica.reset_gradients()
         self.storage.replace_chain(chain)
         self._enter(chain.head)
         self.usable = True

@@ -92,7 +92,7 @@ def test_passes_that_are_broken_off(arrangement: Arrangement, device: Device) ->
 
 def swarm_round(replica: Replica, other: torch.Tensor, number: int) -> torch.Tensor:
     """One of two peers: `other` is what the other one contributes. Its own contribution."""
-    replica.start_round(b"")
+    replica.reset_gradients()
     replica.run_pass(batches(2 * number))
     assert torch.equal(replica.contribution().part(0, 1), replica.contribution().part(0, 1))
     replica.run_pass(batches(2 * number + 1))
@@ -134,7 +134,6 @@ def test_a_round_without_passes_and_a_step_while_away(
             assert trained.engines.preempt(WAIT_S)
         for each in (plain, trained):
             each.begin_step(mean, 1.0, number + 1)
-            each.start_round(b"")
             assert not each.contribution().part(0, each.elements).any()
         assert same(plain, trained)
         trained.engines.resume()

@@ -8,7 +8,7 @@ from atom.optim.gradients import GradientArena
 def arena() -> GradientArena:
     """Two passes of three sequences each."""
     arena = GradientArena(torch.zeros(4))
-    arena.reset(b"head")
+    arena.reset()
     arena.flat += 1  # old content, which the first pass replaces
     for total in (1, 2):
         with arena.accumulating(lambda: True):
@@ -18,11 +18,11 @@ def arena() -> GradientArena:
 
 
 def test_counts_until_a_reset(arena: GradientArena) -> None:
-    assert (arena.tag, arena.sequences, arena.loss_sum) == (b"head", 6, 13.0)
+    assert (arena.sequences, arena.loss_sum) == (6, 13.0)
     assert arena.sums is arena.flat
     assert arena.sums.tolist() == [2] * 4
-    arena.reset(b"next")
-    assert (arena.tag, arena.sequences, arena.loss_sum) == (b"next", 0, 0.0)
+    arena.reset()
+    assert (arena.sequences, arena.loss_sum) == (0, 0.0)
     assert arena.flat.any(), "who reads the sums of before may go on"
     assert not arena.sums.any()
 
@@ -58,7 +58,6 @@ def test_a_pass_that_breaks_off_with_a_part_of_it_there_takes_all_with_it(
 ) -> None:
     with pytest.raises(failure), arena.accumulating(lambda: touched):
         raise failure
-    assert arena.tag == b"head"
     assert (arena.sequences, arena.loss_sum) == ((0, 0.0) if touched else (6, 13.0))
     assert arena.sums.tolist() == [0 if touched else 2] * 4
 

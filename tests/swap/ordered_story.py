@@ -202,7 +202,6 @@ class Story:
         self._told.append(self._replica.gradient_sums().clone().tolist())
         mean = self._replica.contribution().part(0, self._replica.elements) / 4
         self._replica.begin_step(mean, gradient_norm(mean), self._replica.round + 1)
-        self._replica.start_round(b"")
 
     def _pause(self) -> None:
         assert self._replica.engines.preempt(WAIT_S)

@@ -101,7 +101,6 @@ class Stage(WorkerScene):
         super().__init__(global_batch=8)
         self.events = EventList()
         self.start = beginning(IDENTITY, state_digest(self.replica.arenas))
-        self.replica.gradients_tag = self.start.digest
         self.journal = Journal(folder / "chain.bin", self.start)
         self.results = Results(folder / "results", ELEMENTS, EXACT)
         self.snapshots = folder / "snapshots"

@@ -108,8 +108,8 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass_and_holds_until_thawed(stag
     assert stage.posted.empty(), "in the middle of a pass nothing is counted yet"
     in_pass.may_end.set()
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
-    assert stage.worker.own_sequences(stage.replica.gradients_tag) == 8
-    assert stage.worker.own_sequences(b"the next head") == 0, "another round's"
+    assert stage.shared.sequences_at(stage.start.digest) == 8
+    assert stage.shared.sequences_at(b"the next head") == 0, "another round's"
     stage.on_worker(stage.replica.reset_gradients)
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
     stage.passed.clear()
@@ -147,7 +147,7 @@ def test_what_no_round_has_taken_counts_for_the_next(stage: Stage) -> None:
     assert stage.passed.wait(WAIT_S)
     stage.step(stage.commit(stage.hold(1.0), 8))
     assert stage.replica.ours == 8
-    assert stage.worker.own_sequences(stage.journal.head.digest) == 8
+    assert stage.shared.sequences_at(stage.journal.head.digest) == 8
     assert stage.loader.goes_on[-1], "its samples do not come again"
     assert stage.executor.stats.sequences_committed == 8
     assert stage.executor.stats.sequences_dropped == 0
@@ -161,7 +161,6 @@ def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: floa
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     assert stage.events.events == [{"event": "gradients-dropped", "reason": "not-finite"}]
     assert not stage.replica.gradients.any()
-    assert stage.replica.gradients_tag == stage.start.digest
 
 
 def test_gradients_that_were_lost_on_their_way_count_no_more(
@@ -243,7 +242,7 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     assert stage.blobs.chunk("chain/0", 0, 0) == record_of(commit)
     assert stage.serves(f"result/{result.hex()}")
     assert not stage.replica.gradients.any()
-    assert stage.replica.gradients_tag == stage.loader.dealt[-1] == head.digest
+    assert stage.shared.head.digest == stage.loader.dealt[-1] == head.digest
     stage.clock.advance(4.0)
     stage.transport.bandwidth.carried(sent=300, received=200)
     stage.step(stage.commit(stage.hold(0.2), 10, STRANGER))
@@ -387,7 +386,7 @@ def test_counting_and_validation_go_on_under_the_step(new_stage: NewStage) -> No
     assert stage.next_event() == Stepped(head.digest, state_digest(stage.replica.arenas))
     stage.settle()
     assert stage.replica.sequences == 8, "they were counted for the new head"
-    assert stage.replica.gradients_tag == head.digest
+    assert stage.shared.sequences_at(head.digest) == 8
     assert stage.told("round")[0]["validation_loss"] == 5.0
 
 
@@ -623,7 +622,7 @@ def test_gradients_are_kept_as_long_as_the_state_that_they_were_counted_with(
     caught = stage.next_event()
     head = stage.journal.head
     assert caught == CaughtUp(head, state_digest(stage.replica.arenas), failed)
-    assert (stage.replica.sequences, stage.replica.gradients_tag) == (8 * kept, head.digest)
+    assert (stage.replica.sequences, stage.shared.head) == (8 * kept, head)
     assert stage.executor.stats.sequences_dropped == 8 * (not kept)
     assert begun == [8] * (not kept), "who leaves learns of it, and trains no further"
     assert snapshots(stage) == written

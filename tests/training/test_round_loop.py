@@ -80,9 +80,7 @@ class Stage:
         self.execution_fails: Exception | None = None
         self.machine: Any = ScriptedMachine()
         self.counts: list[SwarmCount] = []
-        worker: Any = SimpleNamespace(
-            pass_seconds=0.75, own_sequences=lambda head: 5, update_swarm=self.counts.append
-        )
+        worker: Any = SimpleNamespace(pass_seconds=0.75, update_swarm=self.counts.append)
         self.transport: Any = SimpleNamespace(
             offenders=Backoff(FIRST_HOLD_S, LONGEST_HOLD_S), send=self._send
         )
@@ -92,7 +90,11 @@ class Stage:
         self.inbox = Inbox()
         self.changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         context: Any = SimpleNamespace(
-            worker=worker, transport=self.transport, clock=self.clock, events=self.events
+            shared=SimpleNamespace(sequences_at=lambda head: 5),
+            worker=worker,
+            transport=self.transport,
+            clock=self.clock,
+            events=self.events,
         )
         tells = self.inbox, lambda: self.changes.put(True), self.failures.put
         self.loop = RoundLoop(self.machine, context, self._execute, *tells)

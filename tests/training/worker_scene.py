@@ -49,7 +49,6 @@ class CountingReplica:
         self.adopted: tuple[dict[str, Tensor], bool] | None = None
         self.arenas = {name: torch.zeros(ELEMENTS) for name in ("master", "exp_avg", "exp_avg_sq")}
         self.gradients = torch.zeros(ELEMENTS)
-        self.gradients_tag = b""
         self.sequences, self.loss_sum, self.round = 0, 0.0, 0
         self.watch = PassWatch(ManualClock())
         self.engines = SmallDevice()
@@ -77,20 +76,13 @@ class CountingReplica:
     def contribution(self) -> Contribution:
         return Sums(self.gradients)
 
-    def reset_gradients(self, tag: bytes = b"") -> None:
+    def reset_gradients(self) -> None:
         self.gradients.zero_()
-        self.gradients_tag, self.sequences, self.loss_sum = tag, 0, 0.0
-
-    def start_round(self, tag: bytes) -> None:
-        if self.overlaps:
-            self.gradients_tag = tag
-        else:
-            self.reset_gradients(tag)
+        self.sequences, self.loss_sum = 0, 0.0
 
     def load_state(self, arenas: Mapping[str, Tensor], round: int) -> None:
         for name, arena in self.arenas.items():
             arena.copy_(arenas[name])
-        self.reset_gradients()
         self.round = round
 
     def own_state(self) -> dict[str, Tensor]:
@@ -100,7 +92,7 @@ class CountingReplica:
         self.adopted = (saved, is_here)
 
     def drop_contribution(self) -> None:
-        self.reset_gradients(self.gradients_tag)
+        self.reset_gradients()
 
     def begin_step(
         self,
@@ -115,6 +107,8 @@ class CountingReplica:
         self.ours = ours
         if self.overlaps:
             self.sequences -= ours
+        else:
+            self.reset_gradients()
         assert self._step is None, "two steps at once"
         self._step, self.round = mean_gradient, round
         self.steps.append(round)

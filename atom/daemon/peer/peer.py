@@ -279,7 +279,7 @@ class Peer:
         facts = self._life.update(
             phase=self._machine.phase,
             paused=bool(reason),
-            sequences=self._worker.own_sequences(head.digest),
+            sequences=self._shared.sequences_at(head.digest),
             laggards=sum(lease.head != head.digest for lease in others) - len(ahead),
             others_stuck=stuck,
         )

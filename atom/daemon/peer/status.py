@@ -46,7 +46,7 @@ class Status:
     @property
     def own_sequences(self) -> int:
         """Number of sequences that we counted for the round that follows our head."""
-        return self.context.worker.own_sequences(self.machine.head.digest)
+        return self.context.shared.sequences_at(self.machine.head.digest)
 
     def lease(self, facts: Facts, serial: int, gone: bool) -> Lease:
         """Return our current lease, unsigned.
@@ -66,7 +66,7 @@ class Status:
             state=PeerState.LEFT if gone else self._state(facts),
             head=head.digest,
             round=head.round,
-            sequences=worker.own_sequences(head.digest),
+            sequences=self.context.shared.sequences_at(head.digest),
             sequences_per_s=rate,
             tokens_per_s=rate * self.member.samples.tokens_per_sample,
             pass_seconds=worker.pass_seconds,

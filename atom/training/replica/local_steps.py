@@ -172,7 +172,7 @@ class LocalSteps(UpdateRule):
 
     def _forget(self, round: int) -> None:
         """Reset counts and offer, after the weights became θ and the inner optimizer's state 0."""
-        self.gradients.reset(self.gradients.tag)
+        self.gradients.reset()
         self._offer, self._apart, self._inner_steps = None, False, 0
         self._round, self._warm_up_steps = round, WARM_UP_STEPS if round else 0
 

@@ -277,11 +277,6 @@ class Replica:
         return self._arena.loss_sum
 
     @property
-    def gradients_tag(self) -> bytes:
-        """Digest of the head that the gradients belong to, as given to `start_round`."""
-        return self._arena.tag
-
-    @property
     def until_step(self) -> int | None:
         """Number of sequences that the next pass can use before a step; None: no limit."""
         return self._rule.until_step
@@ -294,22 +289,12 @@ class Replica:
     def drop_contribution(self) -> None:
         """Drop a contribution that is not finite, with all sequences that no round has taken."""
         self._stepper.rest()
-        self.reset_gradients(self.gradients_tag)
+        self.reset_gradients()
         self._rule.dropped()
 
-    def reset_gradients(self, tag: bytes = b"") -> None:
-        """Start accumulating from zero for the state `tag`; a step may still read earlier sums."""
-        self._arena.reset(tag)
-
-    def start_round(self, tag: bytes) -> None:
-        """Count sequences for the state that `tag` identifies from now on.
-
-        The count starts at zero or, if the rule `overlaps`, at the sequences that no round took.
-        """
-        if self._rule.overlaps:
-            self._arena.tag = tag
-        else:
-            self._arena.reset(tag)
+    def reset_gradients(self) -> None:
+        """Start accumulating from zero; a step may still read earlier sums."""
+        self._arena.reset()
 
     def evaluate(
         self, batches: Sequence[Batch], should_stop: Callable[[], bool] = lambda: False
@@ -353,8 +338,7 @@ class Replica:
     ) -> None:
         """Begin the update rule's step with a decided mean; the step runs on its own thread.
 
-        The update rule decides which accumulated gradients the step uses up. A call for the round
-        that the replica has already reached does nothing.
+        The update rule decides which accumulated gradients the step uses up.
 
         Args:
             mean: Mean contribution [elements]; not changed. The step reads it until `finish_step`
@@ -371,8 +355,6 @@ class Replica:
             StepFailed: The step before failed.
         """
         self._stepper.require_whole()
-        if round == self._round:
-            return
         if round != self._round + 1:
             raise ValueError(f"round {round} does not follow round {self._round}")
         if self._store.on_device is not None:

@@ -227,5 +227,5 @@ class EveryStep(UpdateRule):
         self, mean: FlatNumbers, norm: float, round: int, ours: int, knows_lost: bool
     ) -> None:
         self.optimizer_step(mean, norm, round)
-        self.gradients.reset(self.gradients.tag)  # these gradients belong to the previous weights
+        self.gradients.reset()  # these gradients belong to the previous weights
         self._owes = self._owes or knows_lost

@@ -286,14 +286,6 @@ class Worker:
             self.swarm = swarm
             self.nudge()
 
-    def own_sequences(self, head: bytes) -> int:
-        """Return the number of our sequences that count for the round after `head`. Thread-safe.
-
-        The round machine reaches a new head before the step to that head begins; until then our
-        sequences belong to the old head, so the result is 0.
-        """
-        return self._replica.sequences if self._replica.gradients_tag == head else 0
-
     def rate(self) -> float:
         """Return the sequences per second of recent passes: see `sequences_per_s`. Thread-safe."""
         return sequences_per_s(list(self._passes), self._clock.now())

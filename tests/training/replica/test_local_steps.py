@@ -250,7 +250,6 @@ def test_under_an_exchange_it_goes_on_and_keeps_what_it_does(
     assert torch.equal(weights_in_place(other), theta(other) - (whole - of_other))
     assert torch.equal(whole, of_other) is not coarse
     assert replica.loss_sum == pytest.approx(loss_since), "of losses, too, what is taken goes"
-    replica.start_round(b"next")
     assert (replica.sequences, replica.until_step) == (3 * SEQUENCES, INNER - SEQUENCES)
 
 
@@ -276,7 +275,6 @@ def test_what_a_round_did_not_take_of_the_latest_offer_is_in_the_next_one(
     way = theta(replica) - weights_in_place(replica)
     torch.testing.assert_close(way, kept * own, rtol=1e-4, atol=1e-6)
     assert replica.sequences == (4 - taken + unstepped) * SEQUENCES
-    replica.start_round(b"next")
     if not unstepped:
         torch.testing.assert_close(mean_of([replica]), way, rtol=0.0, atol=1e-6)
 

@@ -64,15 +64,13 @@ def test_what_a_codec_took_away_is_in_the_next_contribution_once(device: CpuDevi
     for each, knows in ((replica, True), (other, False)):
         each.contribution().lacks(0, lost)
         each.begin_step(lost / 100, 1.0, 1, 4, knows)
-        each.start_round(b"1")
         each.begin_step(lost / 100, 1.0, 2, 0)
-        each.start_round(b"2")
         each.run_pass(batches(1, 5))
     for _ in range(2):
         assert torch.equal(contributed(replica), contributed(other) + lost)
     replica.begin_step(lost / 100, 1.0, 3, 4, True)
     replica.load_state({name: t.clone() for name, t in other.state_arenas().items()}, 2)
-    replica.start_round(b"2")
+    replica.reset_gradients()
     assert not contributed(replica).any()
 
 
@@ -107,7 +105,7 @@ def stop_after(calls: int) -> Callable[[], bool]:
 
 def test_a_pass_cancelled_too_late_takes_the_gradients_with_it(device: CpuDevice) -> None:
     replica, whole = new_replica(device), new_replica(device)
-    replica.reset_gradients(b"head")
+    replica.reset_gradients()
     for each in (replica, whole):
         counted = each.run_pass(batches(1, 1))
     with pytest.raises(PassCancelled):
@@ -117,7 +115,6 @@ def test_a_pass_cancelled_too_late_takes_the_gradients_with_it(device: CpuDevice
     with pytest.raises(PassCancelled):
         replica.run_pass(batches(2, 1), lambda: not replica.breakable)
     assert (replica.sequences, replica.loss_sum) == (0, 0.0)
-    assert replica.gradients_tag == b"head"
     assert not replica.gradient_sums().any()
     whole.reset_gradients()
     for each in (replica, whole):
