@@ -76,34 +76,24 @@ class _Run:
     """
 
 
+@dataclass(eq=False)
 class Exchange:
     """Starter of exchanges, one at a time; results go to `results`, and outcomes to `post`."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        results: Results,
-        offered: Callable[[bytes, Ballot], Contribution],
-        post: Callable[[Event], None],
-        clock: Clock,
-    ) -> None:
-        """Start nothing yet.
+    transport: Transport
+    results: Results
+    offered: Callable[[bytes, Ballot], Contribution]
+    """Function that returns this peer's contribution to an exchange.
 
-        Args:
-            transport: Connections to other peers.
-            results: Store for the averaged results.
-            offered: Returns this peer's contribution to an exchange, given the digest of the
-                exchange's head, and its ballot.
-            post: Receives the outcome of each exchange, on the exchange's thread.
-            clock: Time source.
-        """
-        self._transport = transport
-        self._results = results
-        self._offered = offered
-        self._post = post
-        self._clock = clock
+    It gets the digest of the head of the exchange, and its ballot.
+    """
+    post: Callable[[Event], None]
+    """Function that receives the outcome of each exchange, on the exchange's thread."""
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._run: _Run | None = None
-        self.speeds = SpeedBook(clock.now)
+        self.speeds = SpeedBook(self.clock.now)
         self.seconds: dict[bytes, float] = {}
         """Duration of the latest exchange after its channels were open, by its result's digest."""
 
@@ -116,7 +106,7 @@ class Exchange:
 
         def post(outcome: Event) -> None:
             if not run.cancelled.is_set():
-                self._post(outcome)
+                self.post(outcome)
 
         start_task(
             "ring", lambda: self._reduce(run, start), lambda fault: self._failed(run, fault), post
@@ -131,15 +121,15 @@ class Exchange:
 
     def fetching_pace(self) -> Pace:
         """Return the slowest acceptable pace for fetching a result: the pace of an exchange."""
-        pace, elements = self.speeds.pace(), self._results.elements
-        share = self._results.usual_bytes / (4 * elements)
+        pace, elements = self.speeds.pace(), self.results.elements
+        share = self.results.usual_bytes / (4 * elements)
         return replace(pace, bytes_per_s=share * pace.bytes_per_s)
 
     def _failed(self, run: _Run, fault: Exception) -> ExchangeFailed:
         """Return the event for a failed exchange; an unexpected error counts as our own fault."""
         if not isinstance(fault, ExchangeBroken):
             detail = f"{type(fault).__name__}: {fault}"[:200]
-            return ExchangeFailed(run.ballot, self._transport.peer_id, detail)
+            return ExchangeFailed(run.ballot, self.transport.peer_id, detail)
         if fault.reason is Reason.TOO_SLOW:
             self.speeds.too_slow()
         seen = fault.suspect if fault.suspect and not fault.told else ""
@@ -151,7 +141,7 @@ class Exchange:
         Raises: ExchangeBroken.
         """
         terms = self._terms(start)
-        with closing(open_exchange(self._transport, terms, OPEN_S)) as channels, run.reading:
+        with closing(open_exchange(self.transport, terms, OPEN_S)) as channels, run.reading:
             if run.cancelled.is_set():
                 raise ExchangeBroken(None, Reason.SUPERSEDED)
             return self._average(run, start, terms, channels)
@@ -160,19 +150,19 @@ class Exchange:
         self, run: _Run, start: StartExchange, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
         """Average over open channels, and hold the result in memory."""
-        elements = self._results.elements
+        elements = self.results.elements
         wires = terms.mean_wires(elements)
         gives = start.members[terms.rank].sequences > 0
-        source = self._offered(start.parent, run.ballot) if gives else None
-        began = self._clock.now()
+        source = self.offered(start.parent, run.ballot) if gives else None
+        began = self.clock.now()
         all_reduce(source, wires, terms, channels, run.cancelled)
-        took_s = self._clock.now() - began
+        took_s = self.clock.now() - began
         if channels.right:
             self.speeds.finished(terms, channels, elements, took_s)
         norm, result = gradient_norm(wires.numbers), wires.encoded()  # `encoded` moves the numbers
         finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm)
         self.seconds = {finished.digest: took_s}
-        self._results.hold(finished.digest, result)
+        self.results.hold(finished.digest, result)
         return finished
 
     def _terms(self, start: StartExchange) -> Terms:
@@ -183,10 +173,10 @@ class Exchange:
             raise ExchangeBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
         return Terms(
             members=members,
-            rank=members.index(self._transport.peer_id),
+            rank=members.index(self.transport.peer_id),
             tag=ring_tag(start.parent, start.ballot),
             scale=1.0 / sequences,
-            codec=self._results.codec,
+            codec=self.results.codec,
             shares=start.shares,
             progress_timeout_s=PROGRESS_S,
             opening_s=OPEN_S,

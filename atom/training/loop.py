@@ -30,7 +30,7 @@ from atom.training.round.events import (
     View,
 )
 from atom.training.round.machine import RoundMachine
-from atom.training.round_executor import TrainingContext
+from atom.training.round_executor import RoundExecutor
 
 TICK_S = 0.1
 MAX_WAITING = 4096
@@ -93,8 +93,7 @@ class RoundLoop:
     def __init__(
         self,
         machine: RoundMachine,
-        context: TrainingContext,
-        execute: Callable[[Action], None],
+        executor: RoundExecutor,
         inbox: Inbox,
         on_change: Callable[[], None],
         on_failure: Callable[[BaseException], None],
@@ -103,19 +102,18 @@ class RoundLoop:
 
         Args:
             machine: Round machine, which only this loop uses.
-            context: Replica, network and clock.
-            execute: Carries out actions that concern the replica; the outcomes go to `inbox`.
-            inbox: Queue of events.
+            executor: Carries out actions that concern the replica, and has the parts for that.
+            inbox: Queue of events, also of the executor's outcomes.
             on_change: Called when head or phase have changed, so our lease should be renewed soon.
             on_failure: Receives the error that ended the loop.
         """
         self._machine = machine
-        self._shared = context.shared
-        self._worker = context.worker
-        self._execute = execute
-        self._transport = context.transport
-        self._clock = context.clock
-        self._events = context.events
+        self._shared = executor.shared
+        self._worker = executor.worker
+        self._execute = executor.carry_out
+        self._transport = executor.transport
+        self._clock = executor.clock
+        self._events = executor.events
         self._on_change = on_change
         self._on_failure = on_failure
         self._inbox = inbox

@@ -4,7 +4,7 @@ import shutil
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -22,37 +22,25 @@ from atom.training.storage.run_storage import OFFERS
 Arenas = Mapping[str, torch.Tensor]
 
 
+@dataclass(eq=False)
 class PeerDonors:
     """Data that other peers serve. Each fetch that fails raises PeerRefused or OSError."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        result_bytes: int,
-        state_bytes: int,
-        downloads: Path,
-        watch: Watch,
-    ) -> None:
-        """Fetch nothing yet.
-
-        Args:
-            transport: Connections to other peers.
-            result_bytes: Size of one result, without the few bytes that each chunk adds.
-            state_bytes: Size of one state.
-            downloads: Folder of states that are not complete yet.
-            watch: Receives the progress of fetches, and reports of peers that sent wrong data.
-        """
-        self._transport = transport
-        self._max_result_bytes = result_bytes + result_bytes // 32 + (1 << 20)
-        self._max_bytes = state_bytes + (1 << 20)
-        self._downloads = downloads
-        self._watch = watch
-        self.stop = threading.Event()
-        """Event that stops fetches and replays; set when this peer ends, from any thread."""
+    transport: Transport
+    result_bytes: int
+    """Size of one result, without the few bytes that each chunk adds."""
+    state_bytes: int
+    """Size of one state."""
+    downloads: Path
+    """Folder of states that are not complete yet."""
+    watch: Watch
+    """Receiver of the progress of fetches, and of reports about peers that sent wrong data."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Event that stops fetches and replays; set when this peer ends, from any thread."""
 
     def asking(self, peer_id: str) -> AbstractContextManager[Ask]:
         """Connect to a peer, to ask it for pages of its chain or for its list of states."""
-        return asking(self._transport, peer_id, UNCHECKED_PACE, self.stop, self._watch)
+        return asking(self.transport, peer_id, UNCHECKED_PACE, self.stop, self.watch)
 
     def offered(self, heads: Sequence[Head], peer_id: str) -> list[Head]:
         """Return the heads whose states the peer offers, newest first.
@@ -84,13 +72,13 @@ class PeerDonors:
             OSError: The connection failed.
             StorageError: The disk is full or gone.
         """
-        wanted = Wanted(f"state/{head.hex()}", peers, digest, self._max_bytes)
-        return fetch(self._transport, wanted, self._folder(head), self.stop, self._watch)
+        wanted = Wanted(f"state/{head.hex()}", peers, digest, self.state_bytes + (1 << 20))
+        return fetch(self.transport, wanted, self._folder(head), self.stop, self.watch)
 
     def frozen(self, peers: Sequence[str], digest: bytes, size_bytes: int) -> Arenas:
         """Fetch the frozen parameters into files, as `state` does."""
         wanted = Wanted(FROZEN, peers, digest, size_bytes + (1 << 20))
-        return fetch(self._transport, wanted, self._downloads / FROZEN, self.stop, self._watch)
+        return fetch(self.transport, wanted, self.downloads / FROZEN, self.stop, self.watch)
 
     def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> EncodedMean:
         """Fetch a round's mean by its digest.
@@ -98,17 +86,17 @@ class PeerDonors:
         Args:
             pace: Slowest acceptable pace; None: any.
         """
-        most = self._max_result_bytes
+        most = self.result_bytes + self.result_bytes // 32 + (1 << 20)
         wanted = Wanted(f"result/{digest.hex()}", peers, digest, most, pace)
-        quiet = replace(self._watch, on_progress=lambda done, total: None)
-        return EncodedMean.of(fetch(self._transport, wanted, None, self.stop, quiet))
+        quiet = replace(self.watch, on_progress=lambda done, total: None)
+        return EncodedMean.of(fetch(self.transport, wanted, None, self.stop, quiet))
 
     def keep_only(self, heads: Collection[bytes] = ()) -> None:
         """Delete all downloads except the states at the heads with these digests."""
         kept = {self._folder(head) for head in heads}
-        for folder in self._downloads.glob("*"):
+        for folder in self.downloads.glob("*"):
             if folder not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _folder(self, head: bytes) -> Path:
-        return self._downloads / head.hex()[:16]
+        return self.downloads / head.hex()[:16]

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventSink
@@ -26,34 +27,21 @@ from atom.training.shared_state import SharedState
 DOWNLOADS = "downloads"
 
 
+@dataclass(eq=False)
 class Recovery:
     """Chooser of the chain to follow, and of the peers that serve its states and results.
 
     Used on the worker's thread, except `proven` and `fetch_result`, which are thread-safe.
     """
 
-    def __init__(
-        self,
-        shared: SharedState,
-        donors: PeerDonors,
-        events: EventSink,
-        pinned: RecentHead | None = None,
-    ) -> None:
-        """Begin with the state and the chain on this disk.
+    shared: SharedState
+    donors: PeerDonors
+    events: EventSink
+    pinned: RecentHead | None = None
+    """Head that every chain must have, from the join address."""
 
-        Args:
-            shared: State and chain of this peer.
-            donors: Fetches from other peers.
-            events: Event log.
-            pinned: Head that every chain must have, from the join address.
-        """
-        self.pinned = pinned
-        self._shared = shared
-        self._storage = shared.storage
-        self._journal = shared.storage.journal
-        self._results = shared.storage.results
-        self._donors = donors
-        self._events = events
+    def __post_init__(self) -> None:
+        self._journal = self.shared.storage.journal
         self._walked = Chain([], [self._journal.genesis])
         """Verified part of the best fetched chain, which is not fetched again."""
 
@@ -77,7 +65,7 @@ class Recovery:
                 "ask the run's owner for the address `with its head` that `atom info` prints at the"
                 " owner's peer; or join with another --state",
             )
-        return self._shared.restore(lambda digest: self.fetch_result(digest, ()), is_chosen)
+        return self.shared.restore(lambda digest: self.fetch_result(digest, ()), is_chosen)
 
     def run(
         self, donors: Sequence[str], discard: bool, forks: frozenset[bytes] | None = None
@@ -112,7 +100,7 @@ class Recovery:
                 if not (head.prefers(ours) or again or self._owner_chose(chain)):
                     raise OSError("nothing better")
                 self._follow(chain, [*dict.fromkeys([donor, *donors])], discard)
-                self._storage.room.attempt(DOWNLOADS, self._donors.keep_only)
+                self.shared.storage.room.attempt(DOWNLOADS, self.donors.keep_only)
                 return ""
             except (PeerRefused, OSError, ValueError) as problem:
                 problems.append(f"{donor}: {problem}")
@@ -178,7 +166,7 @@ class Recovery:
             voters = sorted(voter.peer_id for voter in both)
             ballot = ours.ballot
             lied = ballot == theirs.ballot >= max(ours.value.origin, theirs.value.origin)
-            self._events.emit("double-vote", round=number, voters=voters, all_lied=lied)
+            self.events.emit("double-vote", round=number, voters=voters, all_lied=lied)
         raise PeerRefused(Reason.WRONG_HEAD, f"another round {number} than the one decided here")
 
     def _forks(self, chain: Chain) -> tuple[Head, ...]:
@@ -201,8 +189,8 @@ class Recovery:
             PeerRefused: No peer serves it.
             OSError: The connection failed.
         """
-        result = self._results.get(digest) or self._donors.result(digest, peers, pace)
-        self._results.hold(digest, result)
+        result = self.shared.storage.results.get(digest) or self.donors.result(digest, peers, pace)
+        self.shared.storage.results.hold(digest, result)
 
     # ---- from others
 
@@ -221,7 +209,7 @@ class Recovery:
         to_surpass = ours.genesis if self._is_astray else ours.head
         chain = Chain([], [ours.genesis])
         try:
-            with self._donors.asking(donor) as ask:
+            with self.donors.asking(donor) as ask:
                 for along, page in pages_beyond(base.heads, ask, to_surpass, claimed_round):
                     if chain.head != along[0]:
                         chain = base.until(along[0].round)
@@ -245,17 +233,17 @@ class Recovery:
         """
         self._fetch_frozen(peers)
         here = self._journal.head
-        ours = chain.has(here.round, here.digest) and self._shared.usable and not discard
+        ours = chain.has(here.round, here.digest) and self.shared.usable and not discard
         if ours and chain.head.round - here.round <= self._worth_replaying:
             with contextlib.suppress(PeerRefused, OSError):
                 return self._replay_rest(chain, peers)
         failed: PeerRefused | OSError | None = None
-        offered = self._donors.offered(chain.heads, peers[0])
+        offered = self.donors.offered(chain.heads, peers[0])
         for head in offered:
             if ours and head.round <= self._journal.head.round:
                 continue
             try:
-                self._donors.keep_only([each.digest for each in offered])
+                self.donors.keep_only([each.digest for each in offered])
                 self._begin_at(head, chain, peers)
                 break
             except (PeerRefused, OSError) as problem:
@@ -267,36 +255,36 @@ class Recovery:
 
     def _fetch_frozen(self, peers: Sequence[str]) -> None:
         """Fetch the frozen parameters if they are missing. Raises: PeerRefused, OSError."""
-        if not self._shared.has_frozen:
-            size = sum(arena.nbytes for arena in self._shared.replica.frozen.values())
-            digest = self._shared.first.frozen_digest
-            found = self._downloaded(lambda: self._donors.frozen(peers, digest, size))
-            self._shared.adopt_frozen(found)
+        if not self.shared.has_frozen:
+            size = sum(arena.nbytes for arena in self.shared.replica.frozen.values())
+            digest = self.shared.first.frozen_digest
+            found = self._downloaded(lambda: self.donors.frozen(peers, digest, size))
+            self.shared.adopt_frozen(found)
 
     @property
     def _worth_replaying(self) -> int:
         """Number of results that together have at most as many bytes as a state."""
-        state = self._shared.replica.state_arenas().values()
-        return sum(arena.nbytes for arena in state) // self._results.usual_bytes
+        state = self.shared.replica.state_arenas().values()
+        return sum(arena.nbytes for arena in state) // self.shared.storage.results.usual_bytes
 
     def _begin_at(self, head: Head, chain: Chain, peers: Sequence[str]) -> None:
         """Fetch and load the state at a head of the chain. Raises: PeerRefused, OSError."""
-        digest = self._shared.certified(head.round, chain.commits)
+        digest = self.shared.certified(head.round, chain.commits)
         if digest is None:
             raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {head.round} yet")
-        found = self._downloaded(lambda: self._donors.state(head.digest, peers, digest))
-        self._shared.adopt(found, chain.until(head.round))
+        found = self._downloaded(lambda: self.donors.state(head.digest, peers, digest))
+        self.shared.adopt(found, chain.until(head.round))
 
     def _downloaded(self, fetched: Callable[[], Arenas]) -> Arenas:
         """Return the result of a download to disk; report a full disk.
 
         Raises: PeerRefused, OSError.
         """
-        found, room = list[Arenas](), self._storage.room
+        found, room = list[Arenas](), self.shared.storage.room
         if not room.attempt(DOWNLOADS, lambda: found.append(fetched())):
             raise OSError(room.paused[DOWNLOADS])
         return found[0]
 
     def _replay_rest(self, chain: Chain, peers: Sequence[str]) -> None:
         missed = chain.commits[self._journal.head.round :]
-        self._shared.replay(missed, lambda digest: self.fetch_result(digest, peers))
+        self.shared.replay(missed, lambda digest: self.fetch_result(digest, peers))

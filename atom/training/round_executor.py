@@ -24,7 +24,7 @@ from atom.optim.clipping import gradient_norm
 from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
-from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Head
 from atom.swarm.records.lease import Validation
 from atom.swarm.records.view import validation_told
 from atom.swarm.stream.frames import Pace
@@ -66,11 +66,13 @@ OWN_EVERY_S = 1800.0
 """Least time in seconds between two saves of this peer's own state, made at the end of a round."""
 
 
-@dataclass(frozen=True)
-class TrainingContext:
-    """State, network and clock that the round loop and its executor share."""
+@dataclass(eq=False)
+class RoundExecutor:
+    """Executor of the machine's actions that concern the state, training or transfers.
 
-    me: Voter
+    Call `begin` before the worker starts. Other parts of the daemon may read the fields.
+    """
+
     shared: SharedState
     worker: Worker
     recovery: Recovery
@@ -78,49 +80,25 @@ class TrainingContext:
     clock: Clock
     events: EventSink
     checkpoints: Checkpoints
+    run: RunFile
+    post: Callable[[Event], None]
+    """Function that receives the outcomes of actions, from several threads."""
+    on_round_begun: Callable[[], None]
+    """Function called on the worker's thread when a round begins, before training for that round.
 
+    The daemon can hold the worker then; a step may still be under way.
+    """
+    on_settled: Callable[[], None] = lambda: None
+    """Function called on the worker's thread when all tasks after a step are done."""
 
-class RoundExecutor:
-    """Executor of the machine's actions that concern the replica, its storage or transfers."""
-
-    def __init__(
-        self,
-        context: TrainingContext,
-        run: RunFile,
-        post: Callable[[Event], None],
-        on_round_begun: Callable[[], None],
-        on_settled: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Begin without an exchange; call `begin` before the worker starts.
-
-        Args:
-            context: State, network and clock.
-            run: Run file.
-            post: Receives the outcomes of actions, from several threads.
-            on_round_begun: Called on the worker's thread when a round begins, before it trains for
-                that round, so that the daemon can hold it; a step may still be under way.
-            on_settled: Called on the worker's thread when all tasks after a step are done.
-        """
-        self._shared = context.shared
-        self._replica = context.shared.replica
-        self._worker = context.worker
-        self._recovery = context.recovery
-        self._transport = context.transport
-        self._run = run
-        self._clock = context.clock
-        self._events = context.events
-        self._on_round_begun = on_round_begun
-        self._on_settled = on_settled
-        self._post = post
-        self._checkpoints = context.checkpoints
-        self._own_saved_at = context.clock.now()
+    def __post_init__(self) -> None:
+        shared, self._replica = self.shared, self.shared.replica
+        self._results = shared.storage.results
+        self.exchange = Exchange(self.transport, self._results, shared.give, self.post, self.clock)
+        self.stats = RoundStats(shared.me, self._spent)
+        self._own_saved_at = self.clock.now()
         self._closing = threading.Event()
-        self._results = context.shared.storage.results
-        self.exchange = Exchange(
-            self._transport, self._results, self._shared.give, post, self._clock
-        )
         self._after_step = ThreadPoolExecutor(1, "post-step")
-        self.stats = RoundStats(context.me, self._spent)
 
     def close(self) -> None:
         """Finish the tasks after the latest step, and save our own state.
@@ -134,8 +112,8 @@ class RoundExecutor:
             self._save_own()
 
     def _spent(self) -> tuple[float, int, int]:
-        line = self._transport.bandwidth
-        return self._worker.passes_s, line.sent_bytes, line.received_bytes
+        line = self.transport.bandwidth
+        return self.worker.passes_s, line.sent_bytes, line.received_bytes
 
     def carry_out(self, action: Action) -> None:
         if isinstance(action, Freeze | Thaw | Apply):
@@ -144,14 +122,14 @@ class RoundExecutor:
             self._results.keep(action.keep)
         match action:
             case Freeze() if action.goes_on and self._replica.overlaps:
-                self._worker.submit(lambda: self._report_and_train_on(action.ballot))
+                self.worker.submit(lambda: self._report_and_train_on(action.ballot))
             case Freeze(ballot):
                 self._hold(lambda: self._report_frozen(ballot))
             case Thaw():
-                self._worker.submit(lambda: self._worker.train_beyond(None))
-                self._worker.release(ROUND)
+                self.worker.submit(lambda: self.worker.train_beyond(None))
+                self.worker.release(ROUND)
             case StartExchange(members=members):
-                self._transport.known.in_ring(part.peer_id for part in members)
+                self.transport.known.in_ring(part.peer_id for part in members)
                 self.exchange.start(action)
             case FetchResult():
                 self._fetch_result(action)
@@ -166,18 +144,18 @@ class RoundExecutor:
 
     def _hold(self, command: Callable[[], None]) -> None:
         """Run `command` on the worker's thread; no pass begins from then on."""
-        self._worker.hold(ROUND)
-        self._worker.submit(command)
+        self.worker.hold(ROUND)
+        self.worker.submit(command)
 
     # ---- counting
 
     def _report_frozen(self, ballot: Ballot) -> None:
         try:
-            offered = self._shared.offer()
+            offered = self.shared.offer()
         except PassVoided as void:  # some counted gradients were lost; offer the remaining ones
             self.voided(void)
-            offered = self._shared.offer()
-        self._post(Frozen(ballot, *offered))
+            offered = self.shared.offer()
+        self.post(Frozen(ballot, *offered))
 
     def _report_and_train_on(self, ballot: Ballot) -> None:
         """Report our offer, then train for the next round, in one command of the worker.
@@ -186,7 +164,7 @@ class RoundExecutor:
         the first offer at this head: failed attempts lead no peer far ahead.
         """
         self._report_frozen(ballot)
-        self._worker.train_beyond(self._shared.first_offer)
+        self.worker.train_beyond(self.shared.first_offer)
 
     def voided(self, void: PassVoided) -> bool:
         """Record a void pass. On the worker's thread.
@@ -196,7 +174,7 @@ class RoundExecutor:
         """
         is_told = self.stats.voided(void)
         if is_told:
-            self._events.emit(
+            self.events.emit(
                 "pass-voided",
                 reason=void.cause.value,
                 detail=void.detail[:300],
@@ -215,40 +193,40 @@ class RoundExecutor:
         have to wait for the step.
         """
         counted = self._replica.sequences
-        head = self._shared.apply(commit)
+        head = self.shared.apply(commit)
         self._start_round(head)
         left = self._replica.sequences
-        self.stats.committed(commit, counted - left, self._clock.now())
-        if self._clock.now() >= self._own_saved_at + OWN_EVERY_S:
+        self.stats.committed(commit, counted - left, self.clock.now())
+        if self.clock.now() >= self._own_saved_at + OWN_EVERY_S:
             self._save_own()
-        if head.round != self._run.run.rounds:
-            self._worker.release(ROUND)  # before the machine learns of the step and may freeze us
+        if head.round != self.run.run.rounds:
+            self.worker.release(ROUND)  # before the machine learns of the step and may freeze us
         settled = self._after_step.submit(self._settle, head)
         validation = self._validation(head.round, settled)
         told = self._after_step.submit(self._tell, commit, head, settled, validation)
-        self._shared.settled = told
-        told.add_done_callback(lambda done: self._worker.submit(lambda: self._end(done)))
-        self._on_round_begun()
+        self.shared.settled = told
+        told.add_done_callback(lambda done: self.worker.submit(lambda: self._end(done)))
+        self.on_round_begun()
 
     def _end(self, settled: Future[None]) -> None:
         settled.result()
-        if settled is self._shared.settled:
-            self._on_settled()
+        if settled is self.shared.settled:
+            self.on_settled()
 
     def _settle(self, head: Head) -> bytes:
         """Wait for the step, then post and return the state's digest. In the background."""
         # Results are dropped before the machine learns of the step: later ones are the next round's
-        self._shared.finish()
-        digest = self._shared.digest()
-        self._post(Stepped(head.digest, digest))
+        self.shared.finish()
+        digest = self.shared.digest()
+        self.post(Stepped(head.digest, digest))
         return digest
 
     def _tell(
         self, commit: Commit, head: Head, settled: Future[bytes], validation: Mapping[str, Any]
     ) -> None:
         """Log the round; write its snapshot and checkpoint. In the background, after `settled`."""
-        value, digest, tokens = commit.value, settled.result(), self._worker.loader.sequence_tokens
-        self._events.emit(
+        value, digest, tokens = commit.value, settled.result(), self.worker.loader.sequence_tokens
+        self.events.emit(
             "round",
             round=value.round,
             loss=round(value.loss, 6),
@@ -266,12 +244,12 @@ class RoundExecutor:
             **(self.stats.use._asdict() if self.stats.use else {}),
             last_pass=self._replica.watch.figures(),
         )
-        due = head.round % self._run.snapshot.every_rounds == 0
-        last = head.round == self._run.run.rounds
+        due = head.round % self.run.snapshot.every_rounds == 0
+        last = head.round == self.run.run.rounds
         if due or last:
-            self._shared.snapshot(digest)
+            self.shared.snapshot(digest)
         loss = validation.get("validation_loss")
-        self._checkpoints.stepped(self._replica.state_arenas(), loss)
+        self.checkpoints.stepped(self._replica.state_arenas(), loss)
 
     def begin(self) -> bytes:
         """Rebuild our last state from disk. Call it before the worker starts.
@@ -282,19 +260,19 @@ class RoundExecutor:
         Raises:
             PeerRefused: This peer ends (SUPERSEDED).
         """
-        digest = self._recovery.restore()
-        self.stats.caught_up(self._shared.storage.journal.commits, 0)
-        self._start_round(self._shared.head)
+        digest = self.recovery.restore()
+        self.stats.caught_up(self.shared.storage.journal.commits, 0)
+        self._start_round(self.shared.head)
         return digest
 
     def _save_own(self) -> None:
-        self._own_saved_at = self._clock.now()
-        self._shared.save_own()
+        self._own_saved_at = self.clock.now()
+        self.shared.save_own()
 
     def _start_round(self, head: Head) -> None:
-        self._transport.known.at_head(head.known)
-        self._worker.train_beyond(None)
-        self._worker.loader.deal(head, goes_on=self._replica.sequences > 0)
+        self.transport.known.at_head(head.known)
+        self.worker.train_beyond(None)
+        self.worker.loader.deal(head, goes_on=self._replica.sequences > 0)
 
     def _validation(self, round_number: int, settled: Future[bytes]) -> dict[str, Any]:
         """Return the validation losses for the event log; empty if none are due or possible.
@@ -302,14 +280,14 @@ class RoundExecutor:
         Validation uses the new weights as soon as each part is stepped. If the update rule swaps
         them with this peer's own weights, it waits for `settled` first.
         """
-        wanted, worker = self._run.validation, self._worker
+        wanted, worker = self.run.validation, self.worker
         if wanted is None or round_number % wanted.every_rounds:
             return {}
         if self._replica.overlaps:
             settled.result()
         try:
             sets = worker.loader.validation(wanted.batches)
-            last = round_number == self._run.run.rounds  # the worker closes after the last round
+            last = round_number == self.run.run.rounds  # the worker closes after the last round
             stop = self._closing.is_set if last else worker.should_stop
             losses = [self._replica.evaluate(batches, stop) for batches in sets.values()]
         except (PassCancelled, DeviceTaken, PiecesMissing):  # other peers validate the same sets
@@ -319,17 +297,17 @@ class RoundExecutor:
             return {}
         found = Validation.of(round_number, losses)
         self.stats.validation = found
-        return {"validation_loss": found.loss, "validation": validation_told(found, self._run.data)}
+        return {"validation_loss": found.loss, "validation": validation_told(found, self.run.data)}
 
     # ---- fetching
 
     def _fetch_result(self, wanted: FetchResult) -> None:
         def failed(fault: Exception) -> Event:
             detail = f"{type(fault).__name__}: {fault}"[:200]
-            self._events.emit("fetch-failed", detail=detail)
+            self.events.emit("fetch-failed", detail=detail)
             return ResultFetched(wanted.digest, is_here=False)
 
-        start_task("fetch", lambda: self._fetched(wanted), failed, self._post)
+        start_task("fetch", lambda: self._fetched(wanted), failed, self.post)
 
     def _fetched(self, wanted: FetchResult) -> Event:
         """Fetch a result and hold it in memory.
@@ -340,13 +318,13 @@ class RoundExecutor:
         pace, patience_s = Pace(), HASTE_S
         if wanted.committed:
             pace, patience_s = self.exchange.fetching_pace(), PATIENCE_S
-        give_up_at = self._clock.now() + patience_s
+        give_up_at = self.clock.now() + patience_s
         while True:
             try:
-                self._recovery.fetch_result(wanted.digest, wanted.holders, pace)
+                self.recovery.fetch_result(wanted.digest, wanted.holders, pace)
                 break
             except (PeerRefused, OSError):
-                if self._clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
+                if self.clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
                     raise
         self._results.check(wanted.digest)
         norm = gradient_norm(self._results.numbers(wanted.digest))
@@ -356,29 +334,29 @@ class RoundExecutor:
         donor, claimed = wanted.donor, wanted.claimed_round
         start_task(
             "claim",
-            lambda: ChainFetched(donor, *self._recovery.proven(donor, claimed)),
+            lambda: ChainFetched(donor, *self.recovery.proven(donor, claimed)),
             lambda fault: ChainFetched(donor, None),
-            self._post,
+            self.post,
         )
 
     # ---- catching up
 
     def _catch_up(self, wanted: CatchUp) -> None:
-        shared = self._shared
+        shared = self.shared
         shared.settled.result()
-        self._events.emit("catching-up", reason=wanted.reason, donors=list(wanted.donors))
+        self.events.emit("catching-up", reason=wanted.reason, donors=list(wanted.donors))
         before, counted = shared.head, self._replica.sequences
-        problem = self._recovery.run(wanted.donors, wanted.discard, wanted.forks)
+        problem = self.recovery.run(wanted.donors, wanted.discard, wanted.forks)
         if problem:
-            self._events.emit("catch-up-failed", detail=problem[:300])
+            self.events.emit("catch-up-failed", detail=problem[:300])
         head, digest = shared.head, shared.digest() if shared.usable else b""
         if head != before or (wanted.discard and not problem):
             self._start_round(head)
             left = self._replica.sequences
             self.stats.caught_up(shared.storage.journal.commits, counted - left)
             shared.snapshot(digest)
-            self._events.emit(
+            self.events.emit(
                 "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
             )
-            self._on_round_begun()
-        self._post(CaughtUp(head, digest, wanted.donors if problem else ()))
+            self.on_round_begun()
+        self.post(CaughtUp(head, digest, wanted.donors if problem else ()))

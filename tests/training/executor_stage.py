@@ -20,7 +20,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.stream.frames import Pace
 from atom.training.round.events import Apply, Event, Stepped
-from atom.training.round_executor import RoundExecutor, TrainingContext
+from atom.training.round_executor import RoundExecutor
 from atom.training.shared_state import FirstState, SharedState
 from atom.training.storage.checkpoints import Checkpoints
 from atom.training.storage.disk import DiskRoom
@@ -117,13 +117,10 @@ class Stage(WorkerScene):
         self.shared.usable = True
         self.recovery = ScriptedRecovery(self.shared)
         recovery: Any = self.recovery
-        context = TrainingContext(
-            ME, self.shared, self.worker, recovery,
-            self.transport, self.clock, self.events, checkpoints=self.checkpoints,
-        )  # fmt: skip
         self.executor = RoundExecutor(
-            context, run or a_run(), self._post, lambda: self.on_round_begun()
-        )
+            self.shared, self.worker, recovery, self.transport, self.clock, self.events,
+            self.checkpoints, run or a_run(), self._post, lambda: self.on_round_begun(),
+        )  # fmt: skip
         self.on_post: Callable[[Event], None] = lambda event: None
         self.on_round_begun: Callable[[], None] = lambda: None
 

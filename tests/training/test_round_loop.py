@@ -89,7 +89,8 @@ class Stage:
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self.inbox = Inbox()
         self.changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        context: Any = SimpleNamespace(
+        executor: Any = SimpleNamespace(
+            carry_out=self._execute,
             shared=SimpleNamespace(sequences_at=lambda head: 5),
             worker=worker,
             transport=self.transport,
@@ -97,7 +98,7 @@ class Stage:
             events=self.events,
         )
         tells = self.inbox, lambda: self.changes.put(True), self.failures.put
-        self.loop = RoundLoop(self.machine, context, self._execute, *tells)
+        self.loop = RoundLoop(self.machine, executor, *tells)
 
     def _execute(self, action: Action) -> None:
         if self.execution_fails is not None:

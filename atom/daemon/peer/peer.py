@@ -59,7 +59,7 @@ from atom.training.replica.worker import STARTING, BatchLoader, Worker
 from atom.training.round import RoundMachine
 from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.events import CaughtUp, Phase
-from atom.training.round_executor import RoundExecutor, TrainingContext
+from atom.training.round_executor import RoundExecutor
 from atom.training.storage.checkpoints import Checkpoints
 
 HANG_UP = "SIGHUP"
@@ -133,18 +133,14 @@ class Peer:
         tells = self._on_pass, self._on_void, self.fail
         self._replica = replica
         self._worker = Worker(replica, loader, terms.global_batch, clock, *tells)
-        context = TrainingContext(
-            me, self._shared, self._worker, recovery, self._transport, clock, events,
-            Checkpoints(box.state.checkpoints, self._storage, box.peer.checkpoints),
-        )  # fmt: skip
         self._texts = RoundTexts(member.prompts, replica, self._worker, clock, self._on_text)
         self._executor = RoundExecutor(
-            context, run, inbox.put, self._on_round_begun, self._texts.round_settled
-        )
+            self._shared, self._worker, recovery, self._transport, clock, events,
+            Checkpoints(box.state.checkpoints, self._storage, box.peer.checkpoints),
+            run, inbox.put, self._on_round_begun, self._texts.round_settled,
+        )  # fmt: skip
         self._machine = RoundMachine(me, member.genesis, b"", terms, box.identity.sign, clock.now())
-        self._loop = RoundLoop(
-            self._machine, context, self._executor.carry_out, inbox, self._on_change, self.fail
-        )
+        self._loop = RoundLoop(self._machine, self._executor, inbox, self._on_change, self.fail)
         # the owner's commands and settings
         self._pauses = Pauses(self._worker.gate, events, box.state.paused)
         self._wishes = open_wishes(box.peer, self._pauses.wish, self.fail)
@@ -154,7 +150,7 @@ class Peer:
         self._control = ControlServer(self, box.state)
         # the view of the swarm, and this peer's share in it
         self._serial = 0
-        self._status = Status(box, member, context, self._executor, self._machine, self._outreach)
+        self._status = Status(box, member, self._executor, self._machine, self._outreach)
         self._directory = directory.directory
         place = lease_key(self._run_name, member.manifest.owner)
         self._exchange = LeaseExchange(me.peer_id, place, self._transport.public_hosts)

@@ -22,7 +22,7 @@ from atom.swarm.transport.outreach import Outreach
 from atom.training.replica.pacing import READ_S, reading_pause
 from atom.training.round import RoundMachine
 from atom.training.round.events import Phase, View
-from atom.training.round_executor import RoundExecutor, TrainingContext
+from atom.training.round_executor import RoundExecutor
 from atom.training.storage.checkpoints import figures
 
 
@@ -32,7 +32,6 @@ class Status:
 
     box: Box
     member: Membership
-    context: TrainingContext
     executor: RoundExecutor
     machine: RoundMachine
     outreach: Outreach
@@ -40,13 +39,13 @@ class Status:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses "host:port" for other peers' data; empty if this peer only dials."""
-        transport, network = self.context.transport, self.box.peer.network
+        transport, network = self.executor.transport, self.box.peer.network
         return data_addresses(network, transport.address) if transport.listens else ()
 
     @property
     def own_sequences(self) -> int:
         """Number of sequences that we counted for the round that follows our head."""
-        return self.context.shared.sequences_at(self.machine.head.digest)
+        return self.executor.shared.sequences_at(self.machine.head.digest)
 
     def lease(self, facts: Facts, serial: int, gone: bool) -> Lease:
         """Return our current lease, unsigned.
@@ -56,17 +55,17 @@ class Status:
             serial: number of the lease, larger than any number before.
             gone: True if the peer has left.
         """
-        head, stats, worker = self.machine.head, self.executor.stats, self.context.worker
+        head, stats, worker = self.machine.head, self.executor.stats, self.executor.worker
         rate = worker.rate()
         return Lease(
-            peer_id=self.context.me.peer_id,
-            incarnation=self.context.me.incarnation,
+            peer_id=self.executor.shared.me.peer_id,
+            incarnation=self.executor.shared.me.incarnation,
             serial=serial,
             issued_at=time.time(),
             state=PeerState.LEFT if gone else self._state(facts),
             head=head.digest,
             round=head.round,
-            sequences=self.context.shared.sequences_at(head.digest),
+            sequences=self.executor.shared.sequences_at(head.digest),
             sequences_per_s=rate,
             tokens_per_s=rate * self.member.samples.tokens_per_sample,
             pass_seconds=worker.pass_seconds,
@@ -93,14 +92,14 @@ class Status:
             view: the other peers' leases.
         """
         run, stats, head = self.member.run, self.executor.stats, self.machine.head
-        rate, engines = self.context.worker.rate(), self.context.shared.replica.engines
+        rate, engines = self.executor.worker.rate(), self.executor.shared.replica.engines
         return {
             "run": self.member.manifest.run,
-            "peer_id": self.context.me.peer_id,
+            "peer_id": self.executor.shared.me.peer_id,
             "name": self.box.peer.network.name,
             "state": self._state(facts).value,
             "trouble": void_text(stats.void_in_a_row, stats.void_cause) or None,
-            "paused": self.context.worker.gate.why_not or None,
+            "paused": self.executor.worker.gate.why_not or None,
             "round": head.round,
             "rounds": run.run.rounds,
             "global_batch": run.batch.global_sequences,
@@ -118,11 +117,11 @@ class Status:
             "loss": stats.last and stats.last.loss,
             "validation": validation_told(stats.validation, run.data),
             "sample": stats.sample and stats.sample._asdict(),
-            "sent_bytes": self.context.transport.bandwidth.sent_bytes,
-            "received_bytes": self.context.transport.bandwidth.received_bytes,
+            "sent_bytes": self.executor.transport.bandwidth.sent_bytes,
+            "received_bytes": self.executor.transport.bandwidth.received_bytes,
             "passes_voided": dict(stats.void_passes),
             "last_round": stats.use and stats.use._asdict(),
-            "last_pass": self.context.shared.replica.watch.figures(),
+            "last_pass": self.executor.shared.replica.watch.figures(),
             "devices": dict(engines.devices),
             "disk": self._disk(),
             "digest": self.machine.state_digest.hex(),
@@ -146,7 +145,7 @@ class Status:
         """Return the seconds until the other peers' leases should be read again."""
         if self.machine.phase is not Phase.ACCUMULATING:
             return READ_S
-        worker = self.context.worker
+        worker = self.executor.worker
         return reading_pause(
             self.own_sequences, worker.rate(), worker.swarm, self.machine.global_batch
         )
@@ -156,7 +155,7 @@ class Status:
 
     def _disk(self) -> Mapping[str, Any]:
         """Return the kept rounds, the free bytes, and the reasons why files are not written."""
-        storage, checkpoints = self.context.shared.storage, self.context.checkpoints
+        storage, checkpoints = self.executor.shared.storage, self.executor.checkpoints
         return {
             "snapshots": [snapshot.round for snapshot in storage.snapshots()],
             "checkpoints": figures(checkpoints.listed()),
