@@ -91,7 +91,7 @@ def _sleep(seconds: float, should_stop: Callable[[], bool]) -> None:
 
 
 def _counted(loop: RoundLoop) -> int:
-    return loop._shared.sequences_at(loop._machine.head.digest)
+    return loop.executor.shared.sequences_at(loop.machine.head.digest)
 
 
 def _told_by(action: Action) -> str:
@@ -109,4 +109,4 @@ def _ring(action: Action) -> dict[str, Any]:
 
 
 def _emit(events: EventSink, kind: str, loop: RoundLoop, **fields: Any) -> None:
-    events.emit(kind, head=loop._machine.head.digest.hex(), **fields)
+    events.emit(kind, head=loop.machine.head.digest.hex(), **fields)

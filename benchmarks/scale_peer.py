@@ -232,7 +232,8 @@ class Peer:
                     self._ring(action)
                 case FetchResult(digest):
                     world.after(0.2, lambda d=digest: self.handle(ResultFetched(d, True)))
-                case Apply(_, after):
+                case Apply():
+                    after = self.machine.head
                     self.count, self.frozen, self.freezing = 0, False, None
                     world.stepping.add(self.me.peer_id)
                     world.after(0.1, lambda h=after: self._stepped(h))

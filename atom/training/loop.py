@@ -7,7 +7,7 @@ steps on the worker's thread, exchanges on their own threads, directory readings
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
@@ -87,36 +87,26 @@ class Inbox(queue.SimpleQueue[Event | Offence | Callable[[], None] | None]):
         self.put(Unreachable(peer_id))
 
 
+@dataclass(eq=False)
 class RoundLoop:
-    """Thread that owns the round machine and the lease book; other threads use its inbox."""
+    """Thread that owns the round machine and the lease book; other threads use its inbox.
 
-    def __init__(
-        self,
-        machine: RoundMachine,
-        executor: RoundExecutor,
-        inbox: Inbox,
-        on_change: Callable[[], None],
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        """Create the thread; `start` starts it. The callbacks are called on it.
+    `start` starts it. The callbacks are called on it.
+    """
 
-        Args:
-            machine: Round machine, which only this loop uses.
-            executor: Carries out actions that concern the replica, and has the parts for that.
-            inbox: Queue of events, also of the executor's outcomes.
-            on_change: Called when head or phase have changed, so our lease should be renewed soon.
-            on_failure: Receives the error that ended the loop.
-        """
-        self._machine = machine
-        self._shared = executor.shared
-        self._worker = executor.worker
-        self._execute = executor.carry_out
-        self._transport = executor.transport
-        self._clock = executor.clock
-        self._events = executor.events
-        self._on_change = on_change
-        self._on_failure = on_failure
-        self._inbox = inbox
+    machine: RoundMachine
+    """Round machine, which only this loop uses."""
+    executor: RoundExecutor
+    """Executor of the actions that concern the replica; its outcomes go to `inbox`."""
+    inbox: Inbox
+    on_change: Callable[[], None]
+    """Function called when head or phase have changed, so our lease should be renewed soon."""
+    on_failure: Callable[[BaseException], None]
+    """Receiver of the error that ended the loop."""
+
+    def __post_init__(self) -> None:
+        self._transport = self.executor.transport
+        self._clock, self._events = self.executor.clock, self.executor.events
         self._book = LeaseBook()
         self._complaints = TokenBucket(1.0, 20.0)
         self.view = View()
@@ -133,24 +123,24 @@ class RoundLoop:
         """
         if first is not None:
             self._handle(first)
-        self._inbox.is_read = True
+        self.inbox.is_read = True
         self._thread.start()
 
     def close(self) -> None:
-        self._inbox.put(None)
+        self.inbox.put(None)
         if self._thread.is_alive():
             self._thread.join()
 
     def read(self, leases: Mapping[str, Lease]) -> None:
         """Take newly read leases of the directory into the machine's next view. Thread-safe."""
-        self._inbox.put(lambda: self._take_leases(leases))
+        self.inbox.put(lambda: self._take_leases(leases))
 
     def pass_ended(self) -> None:
         """Tick now, because a pass was counted and a round may be due. Thread-safe."""
-        self._inbox.put(self._tick)
+        self.inbox.put(self._tick)
 
     def leave(self) -> None:
-        self._inbox.put(LeaveRequested())
+        self.inbox.put(LeaveRequested())
 
     # ---- the thread
 
@@ -159,11 +149,11 @@ class RoundLoop:
             while self._turn():
                 pass
         except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
-            self._on_failure(failure)
+            self.on_failure(failure)
 
     def _turn(self) -> bool:
         try:
-            event = self._inbox.get(timeout=max(self._next_tick - self._clock.now(), 0.0))
+            event = self.inbox.get(timeout=max(self._next_tick - self._clock.now(), 0.0))
         except queue.Empty:
             event = self._tick
         if callable(event):
@@ -177,21 +167,21 @@ class RoundLoop:
         return event is not None
 
     def _tick(self) -> None:
-        now, worker, machine = self._clock.now(), self._worker, self._machine
+        now, worker, machine = self._clock.now(), self.executor.worker, self.machine
         self._next_tick = now + TICK_S
-        own = self._shared.sequences_at(machine.head.digest), worker.pass_seconds
+        own = self.executor.shared.sequences_at(machine.head.digest), worker.pass_seconds
         seen = membership_view(self._book, machine.head, machine.me, *own, now)
         self.view = replace(seen, quarantined=self._transport.offenders.held(now))
         worker.update_swarm(count_swarm(machine, self.view))
         self._handle(Tick(self.view))
 
     def _handle(self, event: Event) -> None:
-        for action in self._machine.handle(event, self._clock.now()):
+        for action in self.machine.handle(event, self._clock.now()):
             self._carry_out(action)
-        now_seen = (self._machine.head.digest, self._machine.phase.value)
+        now_seen = (self.machine.head.digest, self.machine.phase.value)
         if now_seen != self._last_seen:
             self._last_seen = now_seen
-            self._on_change()
+            self.on_change()
 
     def _take_leases(self, leases: Mapping[str, Lease]) -> None:
         self._book.update(leases, self._clock.now())
@@ -203,14 +193,14 @@ class RoundLoop:
         match action:
             case Send(to, message):
                 if not self._transport.send(to, encode(message)):
-                    self._inbox.put(Unreachable(to))
+                    self.inbox.put(Unreachable(to))
             case Offence(peer_id, reason):
                 self._quarantine(peer_id, reason)
             case Report(kind, fields):
                 if kind not in _AT_WILL or self._complaints.allow(self._clock.now()):
                     self._events.emit(kind, **fields)
             case _:
-                self._execute(action)
+                self.executor.carry_out(action)
 
     def _quarantine(self, peer_id: str, reason: Reason) -> None:
         now = self._clock.now()

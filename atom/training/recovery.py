@@ -269,7 +269,7 @@ class Recovery:
 
     def _begin_at(self, head: Head, chain: Chain, peers: Sequence[str]) -> None:
         """Fetch and load the state at a head of the chain. Raises: PeerRefused, OSError."""
-        digest = self.shared.certified(head.round, chain.commits)
+        digest = chain.certified_state(head.round, self.shared.first.digest)
         if digest is None:
             raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {head.round} yet")
         found = self._downloaded(lambda: self.donors.state(head.digest, peers, digest))

@@ -121,8 +121,8 @@ class RoundExecutor:
         elif isinstance(action, StartExchange | FetchResult) and action.keep is not None:
             self._results.keep(action.keep)
         match action:
-            case Freeze() if action.goes_on and self._replica.overlaps:
-                self.worker.submit(lambda: self._report_and_train_on(action.ballot))
+            case Freeze(ballot, goes_on) if goes_on and self._replica.overlaps:
+                self.worker.submit(lambda: self._report_frozen(ballot, goes_on=True))
             case Freeze(ballot):
                 self._hold(lambda: self._report_frozen(ballot))
             case Thaw():
@@ -133,8 +133,13 @@ class RoundExecutor:
                 self.exchange.start(action)
             case FetchResult():
                 self._fetch_result(action)
-            case FetchChain():
-                self._fetch_chain(action)
+            case FetchChain(donor, claimed):
+                start_task(
+                    "claim",
+                    lambda: ChainFetched(donor, *self.recovery.proven(donor, claimed)),
+                    lambda fault: ChainFetched(donor, None),
+                    self.post,
+                )
             case Apply(commit):
                 self._hold(lambda: self._step(commit))
             case CatchUp():
@@ -149,22 +154,21 @@ class RoundExecutor:
 
     # ---- counting
 
-    def _report_frozen(self, ballot: Ballot) -> None:
+    def _report_frozen(self, ballot: Ballot, goes_on: bool = False) -> None:
+        """Fix and report our offer; if training goes on, begin to train for the next round.
+
+        Both are one command of the worker, so no other command uses the replica in between.
+        Training stays within one share beyond the first offer at this head, so that failed attempts
+        lead no peer far ahead.
+        """
         try:
             offered = self.shared.offer()
         except PassVoided as void:  # some counted gradients were lost; offer the remaining ones
             self.voided(void)
             offered = self.shared.offer()
         self.post(Frozen(ballot, *offered))
-
-    def _report_and_train_on(self, ballot: Ballot) -> None:
-        """Report our offer, then train for the next round, in one command of the worker.
-
-        So no other command can use the replica in between. Training stays within one share beyond
-        the first offer at this head: failed attempts lead no peer far ahead.
-        """
-        self._report_frozen(ballot)
-        self.worker.train_beyond(self.shared.first_offer)
+        if goes_on:
+            self.worker.train_beyond(self.shared.first_offer)
 
     def voided(self, void: PassVoided) -> bool:
         """Record a void pass. On the worker's thread.
@@ -195,8 +199,7 @@ class RoundExecutor:
         counted = self._replica.sequences
         head = self.shared.apply(commit)
         self._start_round(head)
-        left = self._replica.sequences
-        self.stats.committed(commit, counted - left, self.clock.now())
+        self.stats.committed(commit, counted - self._replica.sequences, self.clock.now())
         if self.clock.now() >= self._own_saved_at + OWN_EVERY_S:
             self._save_own()
         if head.round != self.run.run.rounds:
@@ -330,15 +333,6 @@ class RoundExecutor:
         norm = gradient_norm(self._results.numbers(wanted.digest))
         return ResultFetched(wanted.digest, is_here=True, norm=norm)
 
-    def _fetch_chain(self, wanted: FetchChain) -> None:
-        donor, claimed = wanted.donor, wanted.claimed_round
-        start_task(
-            "claim",
-            lambda: ChainFetched(donor, *self.recovery.proven(donor, claimed)),
-            lambda fault: ChainFetched(donor, None),
-            self.post,
-        )
-
     # ---- catching up
 
     def _catch_up(self, wanted: CatchUp) -> None:
@@ -352,8 +346,8 @@ class RoundExecutor:
         head, digest = shared.head, shared.digest() if shared.usable else b""
         if head != before or (wanted.discard and not problem):
             self._start_round(head)
-            left = self._replica.sequences
-            self.stats.caught_up(shared.storage.journal.commits, counted - left)
+            dropped = counted - self._replica.sequences
+            self.stats.caught_up(shared.storage.journal.commits, dropped)
             shared.snapshot(digest)
             self.events.emit(
                 "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()

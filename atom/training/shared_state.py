@@ -18,7 +18,7 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
-from atom.swarm.chain.commit_chain import Chain, certified_state
+from atom.swarm.chain.commit_chain import Chain
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
@@ -221,7 +221,9 @@ class SharedState:
         """
         storage, commits = self.storage, self.storage.journal.commits
         storage.begin()
-        has_frozen, is_there = self._frozen_from_disk(), self._from_disk()
+        if not self.has_frozen:
+            self._restore_frozen()
+        is_there = self._from_disk()
         self.replica.reset_gradients()
         try:
             self.replay(commits[self.replica.round :] if is_there else (), ready)
@@ -231,7 +233,7 @@ class SharedState:
         if reached < len(commits):
             storage.replace_chain(storage.journal.until(reached))
         self._enter(storage.journal.head)
-        self.usable = is_there and has_frozen and is_chosen
+        self.usable = is_there and self.has_frozen and is_chosen
         if not self.usable:
             return b""
         self._restore_own()
@@ -244,7 +246,7 @@ class SharedState:
         """Load the newest snapshot on our chain, or else round 0; return False without either."""
         for snapshot in self.storage.snapshots():
             self.go_on()
-            certified = self.certified(snapshot.round, self.storage.journal.commits)
+            certified = self.storage.journal.certified_state(snapshot.round, self.first.digest)
             try:
                 self.replica.load_state(snapshot.checked(certified), snapshot.round)
                 return True
@@ -253,21 +255,18 @@ class SharedState:
         self.go_on()
         return self.first.initialise()
 
-    def _frozen_from_disk(self) -> bool:
-        """Load or compute the frozen parameters; return False if neither is possible."""
-        if not self.has_frozen:
-            saved, first = self.storage.frozen() or {}, self.first
-            if state_digest(saved) == first.frozen_digest:
-                self.replica.load_frozen(saved)
-                self.has_frozen = True
-                return True
-            if saved:
-                self.events.emit("snapshot-damaged", path=STILL)
-            if first.fill_frozen():
-                self.has_frozen = state_digest(self.replica.frozen) == first.frozen_digest
-                if self.has_frozen:
-                    self.storage.save_frozen(self.replica.frozen)
-        return self.has_frozen
+    def _restore_frozen(self) -> None:
+        """Load the frozen parameters or, if no good file is here, compute them, if possible."""
+        saved, wanted = self.storage.frozen() or {}, self.first.frozen_digest
+        if state_digest(saved) == wanted:
+            self.replica.load_frozen(saved)
+            self.has_frozen = True
+            return
+        if saved:
+            self.events.emit("snapshot-damaged", path=STILL)
+        if self.first.fill_frozen() and state_digest(self.replica.frozen) == wanted:
+            self.storage.save_frozen(self.replica.frozen)
+            self.has_frozen = True
 
     def _restore_own(self) -> None:
         """Continue from the own state of an earlier process, unless another optimizer saved it."""
@@ -293,10 +292,6 @@ class SharedState:
         self.replica.load_frozen(arenas)
         self.storage.save_frozen(arenas)
         self.has_frozen = True
-
-    def certified(self, round_number: int, commits: Sequence[Commit]) -> bytes | None:
-        """Return the digest of a state by a chain, as `certified_state` does."""
-        return certified_state(round_number, self.first.digest, commits)
 
     # ---- saving
 

@@ -156,7 +156,7 @@ class Stage(WorkerScene):
 
     def apply(self, commit: Commit) -> Head:
         head = self.journal.head.after(commit.value)
-        self.executor.carry_out(Apply(commit, head))
+        self.executor.carry_out(Apply(commit))
         return head
 
     def step(self, commit: Commit) -> Stepped:

@@ -209,7 +209,7 @@ def test_before_anything_moves_the_exchange_under_way_ends(stage: Stage, action:
     submit = stage.worker.submit
     stage.worker.submit = lambda command: (told.append("worker"), submit(command))  # type: ignore
     commit = stage.commit(stage.hold(1.0))
-    step = Apply(commit, stage.journal.head.after(commit.value))
+    step = Apply(commit)
     stage.executor.carry_out({"freeze": Freeze(BALLOT), "thaw": Thaw(), "step": step}[action])
     assert told[:2] == ["ended", "worker"]
     if action != "thaw":

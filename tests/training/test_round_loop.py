@@ -191,7 +191,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         Freeze(BALLOT),
         StartExchange(START.digest, BALLOT, part),
         FetchResult(b"r" * 32, (ANN.peer_id,), True),
-        Apply(Commit(value(), BALLOT, ()), START.after(value())),
+        Apply(Commit(value(), BALLOT, ())),
     ]
     stage.machine.answers[LeaveRequested] = [*ours, Send(ANN.peer_id, message)]
     stage.loop.leave()

@@ -32,7 +32,6 @@ from atom.models.own_code import OwnCode
 from atom.models.source import InitialValue, ModelSource
 from atom.swap.host_store import FROZEN
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
-from atom.swarm.chain.commit_chain import certified_state
 from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.checkpoints import BEST, best_of
@@ -212,7 +211,7 @@ class KeptRun:
         if is_checkpoint or self.journal is None:
             return snapshot.checked(None)
         first = self.manifest.initial_state_digest
-        certified = certified_state(snapshot.round, first, self.journal.commits)
+        certified = self.journal.certified_state(snapshot.round, first)
         return snapshot.checked(certified)
 
     def frozen(self) -> Tensor | None:

@@ -53,6 +53,18 @@ class Chain:
         at = self.heads[round_number : round_number + 1] if round_number >= 0 else []
         return [head.digest for head in at] == [digest]
 
+    def certified_state(self, round_number: int, first: bytes) -> bytes | None:
+        """Return the digest of the state after a round; None if no commit names that state yet.
+
+        Args:
+            round_number: Round of the state; the newest state is not named yet.
+            first: Digest of the state of round 0.
+        """
+        if round_number == 0:
+            return first
+        following = self.commits[round_number : round_number + 1]
+        return following[0].value.parent_state_digest if following else None
+
     def until(self, round_number: int) -> "Chain":
         """Return a copy of the chain up to that round."""
         return Chain(self.commits[:round_number], self.heads[: round_number + 1])
@@ -81,16 +93,6 @@ def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
         commits.append(schema.decode(Commit, raw[start + LENGTH_BYTES : end], MAX_RECORD_BYTES))
         start = end
     return commits, start
-
-
-def certified_state(round_number: int, first: bytes, commits: Sequence[Commit]) -> bytes | None:
-    """Return the digest of the state after a round; None for the newest, which no commit names yet.
-
-    `first`: digest of the state of round 0."""
-    if round_number == 0:
-        return first
-    following = commits[round_number : round_number + 1]
-    return following[0].value.parent_state_digest if following else None
 
 
 class EncodedRecords:

@@ -9,6 +9,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
@@ -196,32 +197,27 @@ class BatchLoader:
         return sets
 
 
+@dataclass(eq=False)
 class Worker:
     """Thread that runs passes while the `gate` allows it and no hold is set.
 
     A void pass is reported to `on_void`, and the next pass takes the samples that follow.
     """
 
-    def __init__(
-        self,
-        replica: Replica,
-        loader: BatchLoader,
-        global_batch: int,
-        clock: Clock,
-        on_pass: Callable[[], None],
-        on_void: Callable[[PassVoided], None],
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        self._replica = replica
-        self.loader = loader
-        self._global_batch = global_batch
-        self._clock = clock
-        self._on_pass = on_pass
-        self._on_void = on_void
-        self._on_failure = on_failure
+    replica: Replica
+    loader: BatchLoader
+    global_batch: int
+    clock: Clock
+    on_pass: Callable[[], None]
+    """Function called after each pass that counts."""
+    on_void: Callable[[PassVoided], None]
+    on_failure: Callable[[BaseException], None]
+    """Receiver of the error that ended the thread."""
+
+    def __post_init__(self) -> None:
         self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self.gate = RunGate(replica.engines, self.nudge)
+        self.gate = RunGate(self.replica.engines, self.nudge)
         """Gate for pauses of this peer."""
         self._holds: set[str] = {STARTING}
         self._offered: int | None = None
@@ -288,18 +284,18 @@ class Worker:
 
     def rate(self) -> float:
         """Return the sequences per second of recent passes: see `sequences_per_s`. Thread-safe."""
-        return sequences_per_s(list(self._passes), self._clock.now())
+        return sequences_per_s(list(self._passes), self.clock.now())
 
     def _run(self) -> None:
         try:
             while self._step():
                 pass
         except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
-            self._on_failure(_named(failure))
+            self.on_failure(_named(failure))
 
     def _step(self) -> bool:
         size = 0 if self.gate.why_paused() else self.wanted()
-        wait_s = None if size == 0 else max(self._retry_at - self._clock.now(), 0.0)
+        wait_s = None if size == 0 else max(self._retry_at - self.clock.now(), 0.0)
         try:
             command = self._commands.get(timeout=wait_s)
         except queue.Empty:
@@ -321,10 +317,10 @@ class Worker:
         """Return the micro-batches of the next pass, ignoring pauses; 0 if there is none to run."""
         if self._holds:
             return 0
-        micro_batch, most = self.loader.micro_batch, self._replica.micro_batches
-        if self._replica.until_step is not None:
-            most = min(most, -(-self._replica.until_step // micro_batch))
-        counted, swarm = self._replica.sequences, self.swarm
+        micro_batch, most = self.loader.micro_batch, self.replica.micro_batches
+        if self.replica.until_step is not None:
+            most = min(most, -(-self.replica.until_step // micro_batch))
+        counted, swarm = self.replica.sequences, self.swarm
         if self._offered is not None:
             if self.ends_with_round:
                 return 0
@@ -334,13 +330,13 @@ class Worker:
             counted,
             self._last_pass_ended,
             swarm,
-            self._global_batch,
+            self.global_batch,
             micro_batch,
             most,
         )
 
     def _train(self, micro_batches: int) -> None:
-        started = self._clock.now()
+        started = self.clock.now()
         try:
             batches = self.loader.draw(micro_batches)
         except PiecesMissing:
@@ -348,23 +344,23 @@ class Worker:
             return
         self.gate.text_missing = False
         try:
-            sequences = self._replica.run_pass(batches, self.should_stop)
+            sequences = self.replica.run_pass(batches, self.should_stop)
         except (PassCancelled, DeviceTaken) as reason:
             if isinstance(reason, DeviceTaken):
-                self.gate.device_taken, self._retry_at = True, self._clock.now() + RETRY_S
+                self.gate.device_taken, self._retry_at = True, self.clock.now() + RETRY_S
             self.loader.put_back(micro_batches)
             return
         except PassVoided as void:
             self._pass_ended(started)
-            self._on_void(void)
+            self.on_void(void)
             return
         self._pass_ended(started)
         self._passes.append(Pass(started, self._last_pass_ended, sequences))
         self.pass_seconds = usual_pass_seconds(self._passes)
-        self._on_pass()
+        self.on_pass()
 
     def _pass_ended(self, started: float) -> None:
-        self._last_pass_ended, self.gate.device_taken = self._clock.now(), False
+        self._last_pass_ended, self.gate.device_taken = self.clock.now(), False
         self.passes_s += self._last_pass_ended - started
 
     def should_stop(self) -> bool:
@@ -374,7 +370,7 @@ class Worker:
         """
         if self._closing.is_set():
             return True
-        return bool(self.gate.why_paused()) and self._replica.breakable
+        return bool(self.gate.why_paused()) and self.replica.breakable
 
 
 def _named(failure: BaseException) -> BaseException:

@@ -235,8 +235,6 @@ class Apply:
     """Step with the held result of a decided round; the averaged sequences no longer count."""
 
     commit: Commit
-    head: Head
-    """Head after the step."""
 
 
 @dataclass(frozen=True)

@@ -480,8 +480,7 @@ class Participant:
 
     def _apply(self, commit: Commit) -> None:
         context = self._context
-        head = context.head.after(commit.value)
-        context.out.append(Apply(commit, head))
-        context.enter_head(head, b"")
+        context.out.append(Apply(commit))
+        context.enter_head(context.head.after(commit.value), b"")
         context.phase = Phase.STEPPING
         self._coordinator.new_head(commit)

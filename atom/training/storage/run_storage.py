@@ -233,38 +233,26 @@ def _describe(path: Path) -> Snapshot | None:
         return None
 
 
+@dataclass(eq=False)
 class RunStorage:
     """Journal, results, snapshots and other files of one run.
 
     Used by one thread at a time: the worker's, or the one for tasks after a step. `content`,
-    `snapshots` and `frozen` are thread-safe.
+    `snapshots` and `frozen` are thread-safe. Nothing is written before `begin`.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        results: Results,
-        folder: Path,
-        room: DiskRoom,
-        keep: int,
-        given: Mapping[str, Content | PieceStore],
-    ) -> None:
-        """Write nothing yet; call `begin` before the first round.
+    journal: Journal
+    results: Results
+    folder: Path
+    """Folder of the snapshots."""
+    room: DiskRoom
+    """Space on the disk."""
+    keep: int
+    """Number of snapshots to keep, at least 1."""
+    given: Mapping[str, Content | PieceStore]
+    """Code and text of the run, by the names under which other peers request them."""
 
-        Args:
-            journal: Chain of commits.
-            results: Averaged results.
-            folder: Folder of the snapshots.
-            room: Space on the disk.
-            keep: Number of snapshots to keep, at least 1.
-            given: Code and text of the run, by the names under which other peers request them.
-        """
-        self.journal = journal
-        self.results = results
-        self.room = room
-        self._folder = folder
-        self._keep = keep
-        self._given = given
+    def __post_init__(self) -> None:
         self._records = EncodedRecords()
         self._listing = threading.Lock()
         self._files: list[Snapshot] | None = None
@@ -276,7 +264,7 @@ class RunStorage:
         Complete files stay until the next snapshot: they may include the result of a round that
         other peers know to be decided.
         """
-        for folder in (self.results.folder, self._folder):
+        for folder in (self.results.folder, self.folder):
             for path in folder.glob(f"*{ASIDE}"):
                 remove_leftover(path)
         self._list_again()
@@ -292,7 +280,7 @@ class RunStorage:
     def _all_files(self) -> list[Snapshot]:
         with self._listing:
             if self._files is None:
-                self._files = list_snapshots(self._folder)
+                self._files = list_snapshots(self.folder)
             return self._files
 
     def _list_again(self) -> None:
@@ -311,7 +299,7 @@ class RunStorage:
             return self.frozen()
         match = _NAME.fullmatch(name)
         if match is None:
-            return self._given.get(name)
+            return self.given.get(name)
         kind, key, since = match.groups()
         if kind is None:
             return plain_bytes(self._records.page(self.journal.commits, int(since)))
@@ -367,30 +355,30 @@ class RunStorage:
                     f" {needed - size:,} of a round: {free:,} are free",
                     "free some disk space; until then a restart has to fetch more from others",
                 )
-            write_snapshot(self._folder, head.round, head.digest, digest, arenas)
+            write_snapshot(self.folder, head.round, head.digest, digest, arenas)
 
         self._make_room(needed)
         if self.room.attempt(SNAPSHOTS, write):
-            self._prune(self._keep)
+            self._prune(self.keep)
 
     # ---- frozen parameters
 
     def save_frozen(self, arenas: Mapping[str, Tensor]) -> None:
         """Save the complete, verified frozen parameters; they are then offered to peers."""
-        path = self._folder / STILL
+        path = self.folder / STILL
         self.room.attempt(FROZEN, lambda: write_tensors(path, arenas, synced=True))
 
     def frozen(self) -> dict[str, Tensor] | None:
         """Return the saved frozen parameters; None: no file can be read. Thread-safe."""
         with suppress(StorageError):
-            return read_tensors(self._folder / STILL)
+            return read_tensors(self.folder / STILL)
         return None
 
     # ---- this peer's own state
 
     def save_own(self, arenas: Mapping[str, Tensor], incarnation: bytes) -> None:
         """Save own state for this peer's next start, over the previous one; never offered."""
-        path, head = self._folder / OWN, self.journal.head.digest
+        path, head = self.folder / OWN, self.journal.head.digest
         metadata = {"head": head.hex(), "incarnation": incarnation.hex()}
         self.room.attempt(SNAPSHOTS, lambda: write_tensors(path, arenas, metadata, synced=True))
 
@@ -401,10 +389,10 @@ class RunStorage:
             Digest of the head at which it was saved, the incarnation that saved it, and the arenas.
         """
         try:
-            with safe_open(self._folder / OWN, framework="pt") as file:
+            with safe_open(self.folder / OWN, framework="pt") as file:
                 told = file.metadata() or {}
             head, incarnation = (bytes.fromhex(told[name]) for name in ("head", "incarnation"))
-            return head, incarnation, read_tensors(self._folder / OWN)
+            return head, incarnation, read_tensors(self.folder / OWN)
         except (OSError, SafetensorError, StorageError, KeyError, ValueError):
             return None
 
@@ -420,7 +408,7 @@ class RunStorage:
         stay only until there are enough snapshots of our chain.
         """
         ours = self.journal
-        found = list_snapshots(self._folder)
+        found = list_snapshots(self.folder)
         for old in sorted(found, key=lambda each: not ours.has(each.round, each.head))[keep:]:
             remove_leftover(old.path)
         self._list_again()

@@ -339,14 +339,14 @@ class _Run:
                 self.asked.append(donor)
             case CatchUp():
                 self.process.catching_up = action
-            case Apply(commit, head):
-                self._apply(commit, head)
+            case Apply(commit):
+                self._apply(commit)
             case Offence():
                 self.outcome.offences.append(action)
 
-    def _apply(self, commit: Commit, head: Head) -> None:
+    def _apply(self, commit: Commit) -> None:
         place = self.process.place
         self.outcome.applied.append((place, commit))
         self.process.place = place_after(place, commit)
         self.process.fetching.clear()
-        self._handle(Stepped(head.digest, self.process.place.state_digest))
+        self._handle(Stepped(self.process.place.head.digest, self.process.place.state_digest))

@@ -281,11 +281,12 @@ class Process:
     def _apply(self, action: Apply) -> None:
         assert not self._syncing, "a step while the state is being replaced"
         assert self.chain.head.digest == action.commit.value.parent
+        head = self.chain.head.after(action.commit.value)
         self.swarm.witness.sees_commit(action.commit)
         result = self.results[action.commit.value.result_digest]
-        self.gradients.drop(action.head, result.works)
+        self.gradients.drop(head, result.works)
         self.gradients.thaw()  # passes go on under the step
-        chain = self.chain.after(action.commit, action.head, result)
+        chain = self.chain.after(action.commit, head, result)
         self.later(self.seat.step_seconds * self.dice.uniform(0.5, 2), lambda: self._step(chain))
 
     def _step(self, chain: Chain) -> None:

@@ -264,9 +264,9 @@ class Peer:
                 self._handle(ChainFetched(donor, None))
             case CatchUp():
                 self._handle(CaughtUp(self.machine.head, STATE))
-            case Apply(commit, after):
+            case Apply(commit):
                 self._check_applied(head, commit)
-                self._handle(Stepped(after.digest, STATE))
+                self._handle(Stepped(head.after(commit.value).digest, STATE))
 
     def _check_applied(self, head: Head, commit: Commit) -> None:
         """Do what a peer that catches up, the journal and the ledger do with a commit."""
