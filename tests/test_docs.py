@@ -104,9 +104,10 @@ def returned_keys(path: str, function: str) -> set[object]:
 
 
 def test_keys_of_info() -> None:
-    """The peer's own keys, and those of the status that it spreads."""
-    files = ("atom/daemon/peer/peer.py", "atom/daemon/peer/status.py")
-    keys = set[object]().union(*(returned_keys(file, "info") for file in files))
+    """Compare the keys of the peer, and of the status and the reach whose keys it includes."""
+    sources = (("peer", "info"), ("status", "info"), ("reach", "figures"))
+    found = (returned_keys(f"atom/daemon/peer/{file}.py", name) for file, name in sources)
+    keys = set[object]().union(*found)
     assert first_cells(section_of("reference.md", "## Keys of `atom info --json`")) == keys
 
 

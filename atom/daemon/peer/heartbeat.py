@@ -120,9 +120,7 @@ class Heartbeat:
     def __init__(
         self,
         thread: DirectoryThread,
-        describe: Callable[[], Lease],
         on_leases: Callable[[dict[str, Lease]], None],
-        pause: Callable[[], float],
         on_failure: Callable[[BaseException], None],
         events: EventSink,
         clock: Clock,
@@ -132,14 +130,14 @@ class Heartbeat:
         """Start nothing yet. The callables run on the directory's thread.
 
         Args:
-            describe: returns our lease as it is now.
             on_leases: takes all known leases, by peer id, whenever some lease is newer.
-            pause: returns the seconds until the next reading of the DHT.
             on_failure: takes the exception that ended the heartbeat.
             send: sends a message to a peer id, and does not block; called on any thread.
         """
         self._thread, self._directory = thread, thread.directory
-        self._describe, self._on_leases, self._pause = describe, on_leases, pause
+        self._describe: Callable[[], Lease]
+        self._pause: Callable[[], float]
+        self._on_leases = on_leases
         self._on_failure, self._events, self._clock = on_failure, events, clock
         self._exchange, self._send = exchange, send
         self._news = asyncio.Event()
@@ -149,8 +147,14 @@ class Heartbeat:
         self._tasks: list[asyncio.Task[None]] = []
         self._blind = False
 
-    def start(self) -> None:
-        """Begin to publish, store, read and share leases, on the directory's thread."""
+    def start(self, describe: Callable[[], Lease], pause: Callable[[], float]) -> None:
+        """Begin to publish, store, read and share leases, on the directory's thread.
+
+        Args:
+            describe: returns our lease as it is now.
+            pause: returns the seconds until the next reading of the DHT.
+        """
+        self._describe, self._pause = describe, pause
 
         async def begin() -> None:
             for rhythm in (self._publish(), self._store(), self._read(), self._share()):

@@ -7,6 +7,7 @@ counted work is committed and the other peers can go on without it. The decision
 of `Facts`, and `Life` holds the current facts.
 """
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,12 @@ from atom.daemon.console import ending_signals
 from atom.swarm.records.lease import PeerState
 from atom.training.round.events import Phase
 
+HANG_UP = "SIGHUP"
+"""Signal that requests a graceful leave; neither it nor the next signal forces an exit.
+
+When a terminal is closed, the kernel sends SIGHUP, the shell sends it again, and the program that
+ends the login's processes sends SIGTERM. The user has asked only once.
+"""
 LINGER_S = 10.0
 """Longest time that a peer stays after its end, so that others can fetch the last round from it."""
 
@@ -82,13 +89,14 @@ class Facts:
     settled_at: float | None = None
     """Time at which, after the request to leave, no uncommitted work of ours was left."""
     others_stuck: bool = False
-    """True if the peers that stay could decide no round without us. Always kept up to date, because
-    the worker's thread sets `settled_at` at any time."""
+    """True if the peers that stay could decide no round without us."""
+    gone: bool = False
+    """True if the peer has left."""
 
 
 def peer_state(facts: Facts) -> PeerState:
     """Return the state that the peer's lease announces."""
-    state = _STATE_OF_PHASE[facts.phase]
+    state = PeerState.LEFT if facts.gone else _STATE_OF_PHASE[facts.phase]
     if state is not PeerState.ACCUMULATING:
         return state
     if not facts.started:
@@ -142,17 +150,20 @@ LEAVE_S = 60.0
 
 
 class Life:
-    """Current facts about a peer, changed atomically by several threads.
-
-    The main thread and the control API's threads request a leave, and the worker's thread settles
-    it. `others_stuck` is known before that: `ending` needs both facts as of one moment.
-    """
+    """Current facts about a peer, changed atomically by the main thread and the control API's."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self.facts = Facts(Phase.SYNCING, clock.now())
-        self._dropped_before = 0
-        self._told = False
+        self.stands_by = False
+        """True while the peer leaves because the month's traffic allowance is used up."""
+        self._stay_was_said = False
+        self._may_insist = True
+        self._looked_since = math.inf
+
+    def now(self) -> float:
+        """Return the time of the monotonic clock. Thread-safe."""
+        return self._clock.now()
 
     def update(self, **changes: Any) -> Facts:
         """Change fields of the facts, and return the new facts as of now. Thread-safe."""
@@ -165,14 +176,8 @@ class Life:
         """True once a leave is requested."""
         return self.facts.leave_by is not None
 
-    def leave(self, deadline_s: float, dropped: int) -> None:
-        """Request a leave.
-
-        Args:
-            deadline_s: seconds after which the peer ends in any case.
-            dropped: number of counted sequences that were lost until now.
-        """
-        self._dropped_before = dropped
+    def leave(self, deadline_s: float) -> None:
+        """Request a leave. The peer ends after `deadline_s` seconds in any case."""
         self.update(leave_by=self._clock.now() + deadline_s)
 
     def leave_sooner(self, deadline_s: float | None) -> tuple[bool, float]:
@@ -191,20 +196,29 @@ class Life:
             self.update(leave_by=due)
         return due < before, max(due - now, 0.0)
 
-    def settles(self, counted: int, dropped: int) -> bool:
-        """Return True, only once, when no uncommitted work of ours is left.
+    def settled(self) -> None:
+        """Note that a leaving peer has no uncommitted work left."""
+        if self.facts.settled_at is None:
+            self.update(settled_at=self._clock.now())
 
-        Args:
-            counted: number of our sequences that are not committed.
-            dropped: number of counted sequences that were lost until now; more than at the request
-                means that leaving lost work.
-        """
-        if dropped > self._dropped_before:
-            self.update(work_dropped=True)
-        if counted or self.facts.settled_at is not None:
-            return False
-        self.update(settled_at=self._clock.now())
-        return True
+    def finished(self) -> bool:
+        """Note that the run's last round is committed here. Return True the first time."""
+        is_first = self.facts.finished_at is None
+        if is_first:
+            self.update(finished_at=self._clock.now())
+        return is_first
+
+    def insists(self, signal_name: str) -> bool:
+        """Return True if this signal asks a leaving peer to end at once."""
+        insists = signal_name != HANG_UP and self._may_insist
+        self._may_insist = signal_name != HANG_UP
+        return insists
+
+    def may_begin(self, ahead: int, believed: int) -> bool:
+        """Return True if this new peer may begin to work: see the function `may_begin`."""
+        facts = self.facts
+        self._looked_since = min(self._looked_since, facts.now)
+        return may_begin(ahead, believed, facts.phase, facts.now - self._looked_since)
 
     def stays_for_others(self) -> str:
         """Return a line for the owner, once, when only the other peers' need delays the leave.
@@ -213,7 +227,7 @@ class Life:
             The line; empty if there is no such delay, or the owner has read it.
         """
         stays = self.facts.settled_at is not None and self.facts.others_stuck
-        first, self._told = stays and not self._told, stays
+        first, self._stay_was_said = stays and not self._stay_was_said, stays
         return "leaving as soon as the others can go on without this peer" * first
 
 

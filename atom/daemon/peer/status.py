@@ -9,8 +9,9 @@ from typing import Any
 from atom.daemon.peer.addresses import data_addresses
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
-from atom.daemon.peer.lifecycle import Facts, peer_state
-from atom.swarm.chain.commit import Value
+from atom.daemon.peer.lifecycle import Life, peer_state
+from atom.daemon.peer.training import Training
+from atom.swarm.chain.commit import Head, Value
 from atom.swarm.records.lease import (
     MAX_LINKS,
     SHOWN,
@@ -20,9 +21,7 @@ from atom.swarm.records.lease import (
 from atom.swarm.records.view import validation_told, void_text
 from atom.swarm.transport.outreach import Outreach
 from atom.training.replica.pacing import READ_S, reading_pause
-from atom.training.round import RoundMachine
-from atom.training.round.events import Phase, View
-from atom.training.round_executor import RoundExecutor
+from atom.training.round.events import Phase
 from atom.training.storage.checkpoints import figures
 
 
@@ -32,48 +31,51 @@ class Status:
 
     box: Box
     member: Membership
-    executor: RoundExecutor
-    machine: RoundMachine
+    training: Training
     outreach: Outreach
+    life: Life
+
+    @property
+    def head(self) -> Head:
+        """Head of our chain."""
+        return self.training.machine.head
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses "host:port" for other peers' data; empty if this peer only dials."""
-        transport, network = self.executor.transport, self.box.peer.network
+        transport, network = self.training.executor.transport, self.box.peer.network
         return data_addresses(network, transport.address) if transport.listens else ()
 
-    @property
-    def own_sequences(self) -> int:
-        """Number of sequences that we counted for the round that follows our head."""
-        return self.executor.shared.sequences_at(self.machine.head.digest)
-
-    def lease(self, facts: Facts, serial: int, gone: bool) -> Lease:
+    def lease(self, serial: int) -> Lease:
         """Return our current lease, unsigned.
 
         Args:
-            facts: facts about the peer; their phase is replaced by the current one.
             serial: number of the lease, larger than any number before.
-            gone: True if the peer has left.
         """
-        head, stats, worker = self.machine.head, self.executor.stats, self.executor.worker
+        training, me = self.training, self.box.me
+        head, stats, worker = (
+            training.machine.head,
+            training.executor.stats,
+            training.worker,
+        )
         rate = worker.rate()
         return Lease(
-            peer_id=self.executor.shared.me.peer_id,
-            incarnation=self.executor.shared.me.incarnation,
+            peer_id=me.peer_id,
+            incarnation=me.incarnation,
             serial=serial,
             issued_at=time.time(),
-            state=PeerState.LEFT if gone else self._state(facts),
+            state=self._state(),
             head=head.digest,
             round=head.round,
-            sequences=self.executor.shared.sequences_at(head.digest),
+            sequences=training.sequences,
             sequences_per_s=rate,
             tokens_per_s=rate * self.member.samples.tokens_per_sample,
             pass_seconds=worker.pass_seconds,
             loss=_loss_of(stats.last, head.round),
-            state_digest=self.machine.state_digest,
+            state_digest=training.machine.state_digest,
             addresses=self.addresses,
             reached=self.outreach.reached,
-            links=tuple(self.executor.exchange.speeds.links(MAX_LINKS).values()),
+            links=tuple(training.executor.exchange.speeds.links(MAX_LINKS).values()),
             branches=head.branches[-SHOWN:],
             branches_before=len(head.branches[:-SHOWN]),
             void_passes=stats.void_in_a_row,
@@ -84,22 +86,23 @@ class Status:
             name=self.box.peer.network.name or "",
         )
 
-    def info(self, facts: Facts, view: View) -> Mapping[str, Any]:
-        """Return the figures of `atom info` about the peer and its run, JSON-serialisable.
-
-        Args:
-            facts: facts about the peer; their phase is replaced by the current one.
-            view: the other peers' leases.
-        """
-        run, stats, head = self.member.run, self.executor.stats, self.machine.head
-        rate, engines = self.executor.worker.rate(), self.executor.shared.replica.engines
+    def info(self) -> Mapping[str, Any]:
+        """Return the figures of `atom info` about the peer and its run, JSON-serialisable."""
+        training = self.training
+        run, stats, head, view = (
+            self.member.run,
+            training.executor.stats,
+            training.machine.head,
+            training.loop.view,
+        )
+        rate, engines = training.worker.rate(), training.shared.replica.engines
         return {
             "run": self.member.manifest.run,
-            "peer_id": self.executor.shared.me.peer_id,
+            "peer_id": self.box.me.peer_id,
             "name": self.box.peer.network.name,
-            "state": self._state(facts).value,
+            "state": self._state().value,
             "trouble": void_text(stats.void_in_a_row, stats.void_cause) or None,
-            "paused": self.executor.worker.gate.why_not or None,
+            "paused": training.worker.gate.why_not or None,
             "round": head.round,
             "rounds": run.run.rounds,
             "global_batch": run.batch.global_sequences,
@@ -109,7 +112,7 @@ class Status:
             "optimizer_state": run.optimizer.state,
             "gradients": run.optimizer.gradients,
             "codec": run.swarm.codec,
-            "sequences": self.own_sequences,
+            "sequences": training.sequences,
             "rounds_joined": stats.rounds_joined,
             "sequences_committed": stats.sequences_committed,
             "sequences_per_s": round(rate, 3),
@@ -117,14 +120,14 @@ class Status:
             "loss": stats.last and stats.last.loss,
             "validation": validation_told(stats.validation, run.data),
             "sample": stats.sample and stats.sample._asdict(),
-            "sent_bytes": self.executor.transport.bandwidth.sent_bytes,
-            "received_bytes": self.executor.transport.bandwidth.received_bytes,
+            "sent_bytes": training.executor.transport.bandwidth.sent_bytes,
+            "received_bytes": training.executor.transport.bandwidth.received_bytes,
             "passes_voided": dict(stats.void_passes),
             "last_round": stats.use and stats.use._asdict(),
-            "last_pass": self.executor.shared.replica.watch.figures(),
+            "last_pass": training.shared.replica.watch.figures(),
             "devices": dict(engines.devices),
             "disk": self._disk(),
-            "digest": self.machine.state_digest.hex(),
+            "digest": training.machine.state_digest.hex(),
             "voters": [voter.peer_id for voter in head.voters],
             "peers": sorted(view.fresh),
             "peer_names": {peer: each.name for peer, each in view.fresh.items() if each.name},
@@ -137,25 +140,25 @@ class Status:
                     if math.isfinite(link.bytes_per_s)
                     else None,
                 }
-                for peer_id, link in self.executor.exchange.speeds.links(MAX_LINKS).items()
+                for peer_id, link in training.executor.exchange.speeds.links(MAX_LINKS).items()
             },
         }
 
     def reading_pause_s(self) -> float:
         """Return the seconds until the other peers' leases should be read again."""
-        if self.machine.phase is not Phase.ACCUMULATING:
+        machine, worker = self.training.machine, self.training.worker
+        if machine.phase is not Phase.ACCUMULATING:
             return READ_S
-        worker = self.executor.worker
-        return reading_pause(
-            self.own_sequences, worker.rate(), worker.swarm, self.machine.global_batch
-        )
+        counted = self.training.sequences
+        return reading_pause(counted, worker.rate(), worker.swarm, machine.global_batch)
 
-    def _state(self, facts: Facts) -> PeerState:
-        return peer_state(replace(facts, phase=self.machine.phase))
+    def _state(self) -> PeerState:
+        return peer_state(replace(self.life.facts, phase=self.training.machine.phase))
 
     def _disk(self) -> Mapping[str, Any]:
         """Return the kept rounds, the free bytes, and the reasons why files are not written."""
-        storage, checkpoints = self.executor.shared.storage, self.executor.checkpoints
+        training = self.training
+        storage, checkpoints = training.shared.storage, training.executor.checkpoints
         return {
             "snapshots": [snapshot.round for snapshot in storage.snapshots()],
             "checkpoints": figures(checkpoints.listed()),

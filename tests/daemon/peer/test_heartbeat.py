@@ -110,12 +110,12 @@ def test_news_at_the_moment_of_leaving_keep_nobody(
     events, failures = EventList(), list[BaseException]()
     sent = list[str]()
     heartbeat = Heartbeat(
-        thread, lambda: LEASE, lambda leases: None, lambda: 60.0, failures.append, events, clock,
+        thread, lambda leases: None, failures.append, events, clock,
         LeaseExchange("us", "place"), lambda peer_id, raw: sent.append(peer_id),
     )  # fmt: skip
     heartbeat.close()
     assert directory.published == [], "who showed nothing says no last word"
-    heartbeat.start()
+    heartbeat.start(lambda: LEASE, lambda: 60.0)
     assert thread.call(end_with_news(heartbeat)) == 0
     heartbeat.close()
     assert directory.published[-1] is LEASE
@@ -146,10 +146,10 @@ def test_leases_are_sent_and_handed_on_while_the_dht_keeps_silent(
     thread = on_thread(SilentDirectory(), clock)
     try:
         heartbeat = Heartbeat(
-            thread, lambda: a_lease(ours.peer_id), seen.put, lambda: 60.0, failures.append,
+            thread, seen.put, failures.append,
             EventList(), clock, exchange, lambda peer_id, raw: sent.put((peer_id, raw)),
         )  # fmt: skip
-        heartbeat.start()
+        heartbeat.start(lambda: a_lease(ours.peer_id), lambda: 60.0)
         receiver, raw = sent.get(timeout=WAIT_S)
         assert (receiver, type(decode(raw)), type(raw)) == (theirs.peer_id, Leases, Hint)
         lease, ends = a_lease(theirs.peer_id), time.time() + 8.0

@@ -90,7 +90,7 @@ def test_claims_that_nobody_can_prove_keep_nobody_from_work_for_ever(
 
 def test_who_stays_for_the_others_sake_says_so_once() -> None:
     life = Life(ManualClock())
-    life.leave(60.0, dropped=0)
+    life.leave(60.0)
     told = list[bool]()
     for settled_at in (None, 1.0, 1.0):
         life.update(others_stuck=True, settled_at=settled_at)
@@ -98,11 +98,16 @@ def test_who_stays_for_the_others_sake_says_so_once() -> None:
     assert told == [False, True, False]
 
 
-def test_a_leave_is_settled_once_and_what_a_round_dropped_is_known() -> None:
+def test_a_leave_is_settled_when_the_last_counted_work_is_committed() -> None:
+    clock = ManualClock()
+    life = Life(clock)
+    life.leave(60.0)
+    for _ in range(2):
+        clock.advance(1.0)
+        life.settled()
+    assert life.facts.settled_at == 1.0
+
+
+def test_a_run_is_finished_once() -> None:
     life = Life(ManualClock())
-    life.leave(60.0, dropped=8)
-    assert not life.settles(counted=4, dropped=8)
-    assert not life.facts.work_dropped
-    assert life.settles(counted=0, dropped=12)
-    assert life.facts.work_dropped
-    assert not life.settles(counted=0, dropped=12)
+    assert [life.finished(), life.finished()] == [True, False]

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -12,11 +13,18 @@ from typing import Any
 
 import pytest
 
-from atom.base.errors import AllowanceError, ConfigError, ShortageError, StorageError
+from atom.base.errors import (
+    AllowanceError,
+    ConfigError,
+    IdentityError,
+    ShortageError,
+    StorageError,
+)
 from atom.daemon.owner.traffic import require_allowance
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lifecycle import LEAVE_S, Ending, noted_signals
-from atom.daemon.peer.peer import TWIN_HINT, TWIN_S, TWIN_WORDS, Peer
+from atom.daemon.peer.peer import Peer
+from atom.daemon.peer.reach import TWIN_HINT, TWIN_S, TWIN_WORDS
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.addresses import RecentHead, parse_join_address
 from atom.swarm.records.lease import PeerState
@@ -48,7 +56,14 @@ def peer(tmp_path: Path, member: Membership, notes: Notes, clock: ManualClock) -
 
 
 def counted(peer: Peer, sequences: int) -> None:
-    peer._replica = SimpleNamespace(sequences=sequences, watch=peer._replica.watch)  # type: ignore[assignment]
+    shared = peer._training.shared
+    shared.replica = SimpleNamespace(sequences=sequences, watch=shared.replica.watch)  # type: ignore[assignment]
+
+
+def react(peer: Peer) -> None:
+    """Handle the events that wait for the main loop."""
+    while not peer._events.empty():
+        peer._react(peer._events.get())
 
 
 def events_of(root: Path) -> list[dict[str, Any]]:
@@ -65,7 +80,7 @@ def test_a_peer_trains_its_rounds_says_goodbye_and_goes_on_from_its_disk(tmp_pat
         with small_peer(tmp_path / "state", member, Notes()) as peer:
             assert peer.run() is Ending.ROUNDS_REACHED
             assert peer.info()["round"] == 2
-            directory: Any = peer._directory
+            directory: Any = peer._reach._directory
         assert directory.published[-1].state is PeerState.LEFT
         assert directory.published[0].round == first, "nothing is shown before it is rebuilt"
     events = events_of(tmp_path / "state")
@@ -84,7 +99,7 @@ def test_a_peer_tells_what_its_rounds_write(tmp_path: Path) -> None:
     notes = Notes()
     with small_peer(tmp_path / "state", found_in(tmp_path, text, more=wanted), notes) as peer:
         assert peer.run() is Ending.ROUNDS_REACHED
-        sample, directory = peer.info()["sample"], peer._directory
+        sample, directory = peer.info()["sample"], peer._reach._directory
     told = [each for each in events_of(tmp_path / "state") if each["event"] == "sample"]
     assert told
     for each in told:
@@ -126,10 +141,10 @@ def test_a_peer_whose_month_is_used_up_leaves_in_order(tmp_path: Path, owner: st
             peer.leave(None)
         elif owner == "signals":
             peer._obey([signal.SIGTERM])
-            assert (peer._life.facts.leave_by or 0.0) > peer._clock.now(), "in order"
+            assert (peer._life.facts.leave_by or 0.0) > peer._life.now(), "in order"
         ended = peer.run()
         assert peer.info()["traffic"]["per_month_bytes"] == 1000
-        published: list[Any] = peer._directory.published  # type: ignore[attr-defined]
+        published: list[Any] = peer._reach._directory.published  # type: ignore[attr-defined]
     assert ended is (Ending.LEFT if owner else Ending.MONTH_USED)
     assert all(each.state is PeerState.LEFT for each in published[-1:])
     assert any(note.startswith("leaving: its 1000 B a month") for note in notes.notes)
@@ -140,12 +155,12 @@ def test_a_peer_whose_month_is_used_up_leaves_in_order(tmp_path: Path, owner: st
 def test_what_a_part_fails_with_ends_the_peer_and_it_says_goodbye(tmp_path: Path) -> None:
     notes = Notes()
     with small_peer(tmp_path / "state", found_in(tmp_path, TINY_RUN), notes) as peer:
-        directory: Any = peer._directory
+        directory: Any = peer._reach._directory
         fault = StorageError("the disk is gone", "look for it")
-        notes.note = lambda text: peer.fail(fault)  # type: ignore[method-assign]
+        notes.note = lambda text: peer._events.fail(fault)  # type: ignore[method-assign]
         with pytest.raises(StorageError) as raised:
             peer.run()
-        peer.fail(ShortageError("what follows from it"))
+        peer._events.fail(ShortageError("what follows from it"))
     assert raised.value is fault
     assert directory.published[-1].state is PeerState.LEFT
     assert not [each for each in events_of(tmp_path / "state") if each["event"] == "left"]
@@ -162,11 +177,28 @@ def test_fetching_ends_for_who_has_no_part_in_any_round(
 ) -> None:
     counted(peer, sequences)
     if not syncs:
-        peer._machine.handle(CaughtUp(peer._machine.head, b"s" * 32), 0.0)
+        peer._training.machine.handle(CaughtUp(peer._training.machine.head, b"s" * 32), 0.0)
     peer.leave(None)
-    assert peer._shared.stop.is_set() is ends
+    assert peer._training.shared.stop.is_set() is ends
     said = "fetching ends here; what has arrived is kept for the next start"
     assert notes.notes == [said] * ends
+
+
+def test_a_leaving_peer_settles_once_its_work_is_committed_and_knows_what_was_lost(
+    peer: Peer,
+) -> None:
+    counted(peer, 4)
+    peer.leave(None)
+    peer._training._on_round_begun()
+    react(peer)
+    assert peer._life.facts.settled_at is None
+    peer._training.executor.stats.sequences_dropped += 4
+    counted(peer, 0)
+    peer._training._on_round_begun()
+    react(peer)
+    peer._look()
+    assert peer._life.facts.settled_at is not None
+    assert peer._life.facts.work_dropped
 
 
 def test_an_earlier_deadline_holds_and_a_later_one_does_not(peer: Peer) -> None:
@@ -220,10 +252,9 @@ def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
 
 
 @pytest.mark.timeout(30)
-def test_a_signal_waits_for_nothing_that_the_main_thread_holds(peer: Peer) -> None:
-    """A second signal counts, too, although the main loop has not polled since the first."""
+def test_two_signals_between_two_looks_both_count(peer: Peer) -> None:
     counted(peer, 4)
-    with noted_signals() as signals, peer._wake._cond:  # as in the midst of a wait for it
+    with noted_signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
     peer._obey(signals)
@@ -248,15 +279,16 @@ def test_nohup_has_its_way(peer: Peer) -> None:
 def test_who_began_later_ends_and_who_was_there_is_told_once(
     peer: Peer, notes: Notes, clock: ManualClock, tmp_path: Path, is_new: bool
 ) -> None:
-    peer._transport.start()
-    peer._watching_since = 0.0
+    peer._reach.transport.start()
+    peer._reach._own, peer._reach._watching_since = peer._status, 0.0
     clock.advance(TWIN_S if is_new else TWIN_S + 1)
-    lease = peer._status.lease(peer._life.facts, 1, gone=False)
+    lease = peer._status.lease(1)
     for serial in range(9):
         twin = SimpleNamespace(**(vars(lease) | {"incarnation": b"t" * 16, "serial": serial}))
-        peer._take_leases({peer._me.peer_id: twin})  # type: ignore[dict-item]
+        peer._reach._take({peer._box.me.peer_id: twin})  # type: ignore[dict-item]
     assert [each["event"] for each in events_of(tmp_path)] == ["same-identity"]
-    assert (str(peer._failure) if peer._failure else "") == (TWIN_WORDS if is_new else "")
+    with pytest.raises(IdentityError, match=TWIN_WORDS) if is_new else nullcontext():
+        react(peer)
     assert notes.notes == ([] if is_new else [f"{TWIN_WORDS}; {TWIN_HINT}"])
 
 
@@ -265,7 +297,10 @@ def test_who_began_later_ends_and_who_was_there_is_told_once(
 
 def test_of_many_void_passes_for_one_cause_few_are_said(peer: Peer, notes: Notes) -> None:
     for most in (4, 2, 1):
-        peer._on_void(PassVoided(Cause.MEMORY, "no room", hint=f"at most {most} per pass"))
+        peer._training._on_void(
+            PassVoided(Cause.MEMORY, "no room", hint=f"at most {most} per pass")
+        )
+    react(peer)
     assert notes.notes == [
         f"the pass is void, out-of-memory: no room; at most {most} per pass" for most in (4, 2)
     ]
@@ -282,8 +317,8 @@ def test_before_its_state_is_rebuilt_it_is_at_the_beginning(peer: Peer, member: 
 
 def test_only_the_owner_s_peer_signs_the_head_in_its_address(peer: Peer) -> None:
     head = parse_join_address(peer.info()["pinned_address"]).head
-    assert head == RecentHead(0, peer._machine.head.digest)
-    peer._entrance = replace(peer._entrance, owner=peer._me.peer_id)
+    assert head == RecentHead(0, peer._training.machine.head.digest)
+    peer._reach._entrance = replace(peer._reach._entrance, owner=peer._box.me.peer_id)
     signed = parse_join_address(peer.info()["pinned_address"]).head
     assert signed is not None
     assert signed[:2] == head[:2]
@@ -297,8 +332,7 @@ def test_rates_count_what_a_sample_has(
     """A dataset of one's own has samples, whatever its run file says of tokens (see its test)."""
     status = replace(peer._status, member=replace(peer._status.member, samples=replace(
         peer._status.member.samples, tokens_per_sample=tokens)))  # fmt: skip
-    monkeypatch.setattr(peer._worker, "rate", lambda: 12.5)
-    peer._transport.start()
-    facts = peer._life.facts
-    assert status.lease(facts, 1, gone=False).tokens_per_s == 12.5 * tokens
-    assert status.info(facts, peer._loop.view)["tokens_per_s"] == 12.5 * tokens
+    monkeypatch.setattr(peer._training.worker, "rate", lambda: 12.5)
+    peer._reach.transport.start()
+    assert status.lease(1).tokens_per_s == 12.5 * tokens
+    assert status.info()["tokens_per_s"] == 12.5 * tokens
