@@ -338,7 +338,8 @@ class Replica:
     ) -> None:
         """Begin the update rule's step with a decided mean; the step runs on its own thread.
 
-        The update rule decides which accumulated gradients the step uses up.
+        The update rule decides which accumulated gradients the step uses up. A call for the round
+        that the replica has already reached does nothing.
 
         Args:
             mean: Mean contribution [elements]; not changed. The step reads it until `finish_step`
@@ -355,6 +356,8 @@ class Replica:
             StepFailed: The step before failed.
         """
         self._stepper.require_whole()
+        if round == self._round:
+            return
         if round != self._round + 1:
             raise ValueError(f"round {round} does not follow round {self._round}")
         if self._store.on_device is not None:
