@@ -8,7 +8,7 @@ running pass is cancelled, unless that would lose gradients of earlier passes.
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -128,7 +128,8 @@ class BatchLoader:
         self._peer_id = peer_id
         self.micro_batch = micro_batch
         self.sequence_tokens = samples.tokens_per_sample
-        self._head: Head
+        self._dealt: tuple[int, Sequence[str], str]
+        """Cursor and members of the round that samples are drawn for, and this peer."""
         self._drawn = 0
 
     def deal(self, head: Head, goes_on: bool = False) -> None:
@@ -139,7 +140,7 @@ class BatchLoader:
             goes_on: True if sequences drawn earlier count for this round, so they are not repeated.
         """
         first = self._first_after_drawn(head) if goes_on and self._drawn else 0
-        self._head, self._drawn = head, first
+        self._dealt, self._drawn = (head.cursor, head.members, self._peer_id), first
 
     def _first_after_drawn(self, head: Head) -> int:
         """Return the number of the first draw at `head` that lies beyond all earlier draws.
@@ -147,11 +148,11 @@ class BatchLoader:
         A peer outside `head.members` (a guest) draws from other positions, so a peer begins with
         draw 0 if it was or is a guest.
         """
-        before, peer = self._head, self._peer_id
-        if peer not in before.members or peer not in head.members:
+        _, members, peer = self._dealt
+        if peer not in members or peer not in head.members:
             return 0
         draw = self._samples.sampler.draw_position
-        last = draw(before.cursor, before.members, peer, self._drawn - 1)
+        last = draw(*self._dealt, self._drawn - 1)
         beyond = last - draw(head.cursor, head.members, peer, 0)
         return max(beyond // len(head.members) + 1, 0)
 
@@ -162,10 +163,9 @@ class BatchLoader:
             PiecesMissing: Some text is not here yet; nothing is drawn.
             SourceError: The dataset failed.
         """
-        dealt = (self._head.cursor, self._head.members, self._peer_id)
         stop = self._drawn + micro_batches * self.micro_batch
         draws = range(self._drawn, stop)
-        positions = [self._samples.sampler.draw_position(*dealt, place) for place in draws]
+        positions = [self._samples.sampler.draw_position(*self._dealt, place) for place in draws]
         self._samples.need(self._samples.pieces(positions))
         starts = range(0, len(positions), self.micro_batch)
         batches = [self._samples.batch(positions[at : at + self.micro_batch]) for at in starts]
