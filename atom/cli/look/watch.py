@@ -1,15 +1,13 @@
 """`atom watch` and `atom dashboard`: a live view of a swarm on a terminal or in a browser.
 
-The view comes from the DHT and the proven chain.
+Both views come from the DHT; the page also shows the proven chain.
 """
 
 import asyncio
 import contextlib
 import errno
-import math
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -23,19 +21,16 @@ from atom.cli.look.status import headline, swarm
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import draws, stderr_console, stdout_console
 from atom.config.address import parse_interface
-from atom.extras.dashboard.chart import Point, thinned
 from atom.extras.dashboard.feed import Seen, SwarmFeed
 from atom.extras.dashboard.server import LOOPBACK, serve
 from atom.swarm.addresses import ListenAddress
 from atom.swarm.records.lease import SampleText
-from atom.swarm.records.view import loss_unit
 
 DEFAULT_PORT = 8700
 """Port of the page. It is fixed, so that an open page works again after a restart."""
 _MARGIN = 2
-_OTHER_ROWS, _CURVE_ROWS = 9, 4
-"""Rows of headline, bar, table head, last line and blank lines; rows of the loss curve."""
-_BLOCKS = "▁▂▃▄▅▆▇█"
+_OTHER_ROWS = 9
+"""Rows of headline, bar, table head, last line and blank lines."""
 
 
 def watch_swarm(address: str | None, state: Path | None) -> None:
@@ -59,7 +54,7 @@ async def _watch(address: str, state: Path | None, console: Console) -> None:
     try:
         async with onlooking(address, state) as onlooker, asyncio.TaskGroup() as group:
             feed = SwarmFeed(onlooker, await onlooker.first_view(), onlooker.rounds)
-            group.create_task(feed.follow())
+            group.create_task(feed.follow_views())
             await show(feed, console)
     except ExceptionGroup as several:
         if several.subgroup(BrokenPipeError) is None:
@@ -99,8 +94,7 @@ async def _watch_plain(feed: SwarmFeed, console: Console) -> None:
 def screen(seen: Seen, width: int, height: int) -> RenderableType:
     """Return the display for a terminal of the given size.
 
-    Each peer takes one row. If there are too many peers, the curve is left out first; then further
-    peers are only counted.
+    Each peer takes one row. If there are too many peers, further peers are only counted.
 
     Args:
         seen: Latest state of the swarm.
@@ -112,33 +106,12 @@ def screen(seen: Seen, width: int, height: int) -> RenderableType:
     rows, peers = height - besides, len(seen.view.peers)
     listed = peers if peers <= rows else max(1, rows - 1)
     parts: list[RenderableType] = [swarm(seen.view, seen.rounds, room, listed), Text()]
-    if len(seen.losses) > 1 and peers + _CURVE_ROWS <= rows:
-        parts += [curve(seen.losses, room, loss_unit(seen.view.data_amount)), Text()]
     if seen.view.sample is not None:
         parts.append(written(seen.view.sample))
     footer = Text("Ctrl-C ends the display", "quiet")
     shown = Padding(Group(*parts, footer), (1, _MARGIN, 0, _MARGIN))
     # A problem comes first, because a terminal that is too small cuts off the bottom.
     return Group(Text(f"  {seen.problem}", "yellow"), shown) if seen.problem else shown
-
-
-def curve(losses: Sequence[Point], width: int, unit: str) -> Text:
-    """Return the losses as a line of blocks, with a title above and the range below.
-
-    Args:
-        losses: At least one point.
-        width: Width in columns.
-        unit: Unit of the losses; may be empty.
-    """
-    (first, _), (last, newest) = losses[0], losses[-1]
-    values = [loss for _, loss in thinned(losses, max(width, 3)) if math.isfinite(loss)]
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    steps = (high - low) / (len(_BLOCKS) - 1) or 1.0
-    drawn = "".join(_BLOCKS[round((value - low) / steps)] for value in values)
-    title = f"loss ({unit}) by round" if unit else "loss by round"
-    span = f"rounds {first:,} to {last:,}: {high:.4f} to {low:.4f}, now {newest:.4f}"
-    lines = ((title, "bold"), "\n", (drawn, "bar.complete"), "\n", (span, "quiet"))
-    return Text.assemble(*lines, no_wrap=True, overflow="ellipsis")
 
 
 def written(sample: SampleText) -> Text:

@@ -90,10 +90,11 @@ class SwarmFeed:
         Two tasks do so, because reading a long chain must not delay the views.
         """
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_view(every_s))
+            group.create_task(self.follow_views(every_s))
             group.create_task(self._follow_chain())
 
-    async def _follow_view(self, every_s: float) -> None:
+    async def follow_views(self, every_s: float = LOOK_EVERY_S) -> None:
+        """Read views until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             await self.look()

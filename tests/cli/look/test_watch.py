@@ -1,6 +1,5 @@
 import asyncio
 import io
-import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,17 +7,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from atom.cli.look.watch import _watch_plain, curve, screen
+from atom.cli.look.watch import _watch_plain, screen
 from atom.cli.shell.terminal import THEME, draws
 from atom.extras.dashboard.feed import Seen
 from atom.swarm.chain.commit import Head
-from atom.swarm.chain.commit_chain import Ledger, Round
+from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.records.lease import PeerState, SampleText
 from tests.cli.swarm_sights import Sight, sight
 
-FALLING = tuple((number, 5.0 / number) for number in range(1, 30))
-START = Head(b"h" * 32, 0, 0, 0, (), ())
-LEDGER = Ledger(START, tuple(Round(number, loss, 8, 1, 0, 0) for number, loss in FALLING))
+LEDGER = Ledger(Head(b"h" * 32, 0, 0, 0, (), ()))
 
 
 def lines(renderable: object, width: int, height: int) -> list[str]:
@@ -84,7 +81,6 @@ def test_the_last_line_stays_on_the_screen_whatever_is_wrong_with_peers(
     assert len(shown) <= height
     assert "Ctrl-C" in shown[-1]
     assert any("void" in line for line in shown)
-    assert any("loss (nats per token) by round" in line for line in shown) == (peers + 13 <= height)
 
 
 def test_a_crowd_is_cut_and_counted_and_who_has_left_goes_first() -> None:
@@ -105,20 +101,6 @@ def test_a_dumb_terminal_is_written_to_as_a_file(kind: str) -> None:
     assert draws(console) == (kind == "xterm")
 
 
-def test_a_curve_falls_and_ends_with_what_is_there() -> None:
-    title, blocks, span = str(curve(FALLING, 10, "")).splitlines()
-    assert title == "loss by round"
-    assert len(blocks) == 10
-    assert (blocks[0], blocks[-1]) == ("█", "▁")
-    assert span == "rounds 1 to 29: 5.0000 to 0.1724, now 0.1724"
-
-
-@pytest.mark.parametrize("losses", [[2.0, 2.0], [math.nan, math.nan], [math.inf, 3.0]])
-def test_a_curve_of_odd_losses_is_drawn(losses: list[float]) -> None:
-    title, _, _ = str(curve(list(enumerate(losses)), 20, "nats per token")).splitlines()
-    assert title == "loss (nats per token) by round"
-
-
 def test_a_reader_that_goes_ends_the_lines_quietly() -> None:
     """As `atom watch | head`; else what a group of tasks raises is a fault of ours."""
     program = """
@@ -137,7 +119,7 @@ async def onlooking(*_):
 
 class Feed:
     def __init__(self, *_): ...
-    async def follow(self):
+    async def follow_views(self):
         await asyncio.sleep(0)
 
 async def said(*_):
