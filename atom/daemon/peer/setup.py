@@ -10,13 +10,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 
-from atom.base.errors import UserError
 from atom.base.events import EventFan
-from atom.config.load import check_checkpoints, check_listen, run_from_text
+from atom.config.load import check_checkpoints, check_listen
 from atom.daemon.console import Console
 from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Info
 from atom.daemon.model.devices import require_devices
-from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.model_source import trust_value
 from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.model.run_optimizer import load_run
@@ -32,11 +30,10 @@ from atom.daemon.peer.box import (
     StartOptions,
     check_member,
     open_box,
-    read_manifest,
 )
 from atom.daemon.peer.founding import enter_run, found_run, run_of
 from atom.daemon.peer.heartbeat import DirectoryThread, enter_dht
-from atom.daemon.peer.lifecycle import Ending, ending_note
+from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from atom.daemon.peer.peer import Peer
 from atom.swarm.addresses import (
@@ -51,7 +48,6 @@ from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.exchange.codec import chunk_kernels
 from atom.swarm.records.manifest import listed_peers
 from atom.swarm.transport.listener import data_door
-from atom.training.storage.run_storage import Snapshot, list_snapshots
 
 __all__ = ["run_join", "run_start"]
 
@@ -81,9 +77,7 @@ def run_start(
         stack.callback(box.state.unlock)
         check_checkpoints(box.peer, run)
         address = JoinAddress(initial, name, box.identity.peer_id)
-        if (opened := _opened(stack, box, address, run.run.rounds, extensions)) is None:
-            return Ending.ROUNDS_REACHED
-        box, begin_monitors, thread = opened
+        box, begin_monitors, thread = _opened(stack, box, address, extensions)
         require_devices(box.peer.device.use, PRECISIONS[run.model.precision])
         member = found_run(options, box, run)
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
@@ -120,9 +114,7 @@ def run_join(
     box = open_box(address.run, options.peer_file, options.state, console)
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
-        if (opened := _opened(stack, box, address, None, extensions)) is None:
-            return Ending.ROUNDS_REACHED
-        box, begin_monitors, thread = opened
+        box, begin_monitors, thread = _opened(stack, box, address, extensions)
         manifest, record = thread.ask(thread.directory.read_manifest)
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
         run = run_of(manifest, box)
@@ -143,25 +135,24 @@ def run_join(
 
 
 def _opened(
-    stack: ExitStack, box: Box, address: JoinAddress, rounds: int | None, extensions: Extensions
-) -> tuple[Box, Callable[[Info], None], DirectoryThread] | None:
+    stack: ExitStack, box: Box, address: JoinAddress, extensions: Extensions
+) -> tuple[Box, Callable[[Info], None], DirectoryThread]:
     """Check what the run needs of this machine, open the monitors, and enter the DHT.
 
     Args:
         stack: closes all that is opened here.
-        rounds: number of rounds in the run file that was given; None: no run file.
+        box: this machine.
+        address: address of the run.
+        extensions: constructors of monitors and wishes.
 
     Returns:
-        (box whose events reach the monitors, function that starts the monitors, directory), or None
-        if the run is finished on this disk.
+        (box whose events reach the monitors, function that starts the monitors, directory).
 
     Raises:
         UserError: a check failed, a port is in use, or the DHT cannot be reached.
     """
     _raise_file_limit()
     chunk_kernels()  # raises now if they cannot be built, and not only when there is a replica
-    if says_finished(box, address.run, address.owner, rounds):
-        return None
     require_allowance(box.state.traffic, box.peer.network.per_month_bytes, datetime.now())
     box = replace(box, entrances=address.bootstrap)
     box, begin_monitors = _at_the_door(stack, box, extensions)
@@ -217,49 +208,3 @@ def _raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-# ---- a run whose last state is on this disk
-
-
-def says_finished(box: Box, name: str, owner: str, rounds: int | None) -> bool:
-    """Return True, and report the end, if the state directory holds the run's last state undamaged.
-
-    Without this check the peer would enter the DHT, trace the model and fill its memory in vain. A
-    joiner of a run without any remaining peer would only learn that the run cannot be reached.
-
-    Args:
-        name: name of the run.
-        owner: peer id of the run's owner.
-        rounds: number of rounds in the run file that was given; None: no run file. A changed number
-            is refused later, with the reason.
-    """
-    try:
-        last = _last_state(box, name, owner)
-    except UserError:
-        return False  # continuing the run repairs the damage, or names it
-    if last is None or rounds not in (None, last.round):
-        return False
-    told = {"round": last.round, "head": last.head.hex(), "digest": last.state_digest.hex()}
-    box.events.emit("left", ending=Ending.ROUNDS_REACHED.value, **told)
-    box.console.note(ending_note(Ending.ROUNDS_REACHED, last.round))
-    return True
-
-
-def _last_state(box: Box, name: str, owner: str) -> Snapshot | None:
-    """Return the checked snapshot of the run's last round; None if this directory has none.
-
-    Raises:
-        UserError: files of the run are damaged.
-    """
-    known = read_manifest(box, name)
-    if known is None or owner != known[0].owner:
-        return None
-    rounds = run_from_text(known[0].run_file).run.rounds
-    if rounds not in {snapshot.round for snapshot in list_snapshots(box.state.snapshots)}:
-        return None  # without reading the chain, which may be long
-    kept = KeptRun.read(box.state.root, box.console.note)
-    last = next((each for each in kept.snapshots() if each.round == rounds), None)
-    if last is not None:
-        kept.arenas(last)
-    return last

@@ -1,16 +1,19 @@
-"""A port that another program has is said before there is a node, an address or a state."""
+"""A used port, month or manifest is reported before there is a node, an address or a state."""
 
 import socket
 from pathlib import Path
 
 import pytest
 
-from atom.base.errors import ConfigError, PortInUseError
+from atom.base.errors import AllowanceError, ConfigError, PortInUseError, StorageError
 from atom.cli.train.daemons import ALL_EXTENSIONS
-from atom.daemon.peer.box import JoinOptions, StartOptions
+from atom.daemon.peer.box import JoinOptions, StartOptions, open_box, read_manifest
+from atom.daemon.peer.founding import run_of
 from atom.daemon.peer.setup import run_join, run_start
+from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import JoinAddress, format_join_address
 from atom.swarm.identity import Identity
+from tests.daemon.peer.small_peer import found_in
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import TINY_RUN
 
@@ -55,3 +58,26 @@ def test_one_number_for_two_ports_is_said_first(tmp_path: Path) -> None:
         run_start(options, Silence())
     assert "0 for any free one" in twice.value.hint
     assert not (tmp_path / "state" / "manifest.bin").exists()
+
+
+def test_a_used_up_month_is_reported_first(tmp_path: Path) -> None:
+    box, state = peer_file(tmp_path, 'per_month = "1 kB"'), StateDirectory(tmp_path / "state")
+    state.traffic.parent.mkdir()
+    state.traffic.write_text('{"days": {}, "round_bytes": 900, "per_month": 1000}')
+    with pytest.raises(AllowanceError, match="its 1000 B a month"):
+        run_start(StartOptions(tmp_path / "run.toml", box, state.root), Silence())
+    assert not state.manifest.exists()
+
+
+def test_a_manifest_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    found_in(tmp_path)
+    box = open_box("tiny", None, tmp_path / "state", Silence())
+    try:
+        manifest, _ = read_manifest(box, "tiny") or pytest.fail("it is kept")
+        box.state.manifest.unlink()
+        box.state.manifest.mkdir()
+        with pytest.raises(StorageError, match="cannot be read: Is a directory") as caught:
+            run_of(manifest, box)
+    finally:
+        box.state.unlock()
+    assert "--state DIR" in caught.value.hint
