@@ -28,7 +28,6 @@ from torch.optim.adamw import adamw as torch_adamw
 from atom.base.clock import BootClock
 from atom.graph.ir import ParameterLayout
 from atom.optim.adamw import MOMENTS, AdamW, AdamW8Bit
-from atom.optim.layerwise import LAMB, LARS
 from atom.optim.muon import orthogonal
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.stepper import Stepper
@@ -142,8 +141,6 @@ def _sides(arenas: Arenas) -> Iterator[Side]:
             title = f"ours {form.value}, {name} gradient"
             yield _ours(title, arenas, form, narrow, dtype)
     yield _other(arenas, AdamW8Bit(), 2 * 2)
-    yield _other(arenas, LAMB(), 2 * 8)
-    yield _other(arenas, LARS(), 2 * 4)
 
 
 def _ours(

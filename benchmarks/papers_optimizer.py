@@ -1,4 +1,4 @@
-"""Rows of `papers.py` about optimizer steps: offloaded in buckets, hidden, and on large batches."""
+"""Rows of `papers.py` about optimizer steps: offloaded in buckets, and hidden."""
 
 import argparse
 import contextlib
@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import large_batch
 import optimizer as optimizers
 import torch
 import torch.distributed as dist
 from after_commit import Round
 from member_processes import PATIENCE_S, found_by
 from papers_alone import FLOAT32_BYTES_PER_PARAMETER, MEGABYTE, Result, told
-from parity_model import Size
 from ring_links import shaped
 from ring_member import Job, join_group
 
@@ -170,18 +168,4 @@ def _reduce_and_step(rank: int, job: Job, parent: Connection, gate: Any) -> None
         gate.wait(PATIENCE_S)
 
 
-def large_batches(_: argparse.Namespace) -> list[Result]:
-    """HotChips 2020: LAMB and LARS at up to 32 times the batch; a quarter of an hour of a core."""
-    setting, names = large_batch.Setting(Size(2, 64), 1200 * 12, 1), list(large_batch.OPTIMIZERS)
-    losses, bases = large_batch.compared(setting, names, 12, (2, 4, 8, 16, 32), ("square root",))
-    return [
-        told(
-            f"{row.optimizer}, {row.batch // 12} x 12 sequences, rate {row.rate:.3g}: loss",
-            f"{loss:.3f}: {loss / losses[bases[0]] - 1:+.1%} beside {bases[0].optimizer}'s at 1 x",
-        )
-        for row, loss in losses.items()
-        if row in bases or row.batch > 12
-    ]
-
-
-ROWS = {"buckets": buckets, "coarsening": coarsening, "large-batch": large_batches}
+ROWS = {"buckets": buckets, "coarsening": coarsening}

@@ -82,8 +82,6 @@ OPTIMIZERS = {
     "adamw": "atom.optim.adamw:AdamW",
     "adamw-8bit": "atom.optim.adamw:AdamW8Bit",
     "muon": "atom.optim.muon:Muon",
-    "lamb": "atom.optim.layerwise:LAMB",
-    "lars": "atom.optim.layerwise:LARS",
 }
 """Name → "module:class" of an `Optimizer`, built from betas, epsilon, weight_decay and seed."""
 CODECS = {
@@ -106,8 +104,7 @@ class Optimizer(Section):
     """Section [optimizer]: the optimizer, its learning-rate schedule and number formats."""
 
     name: str = Field(default="adamw", pattern=one_of(OPTIMIZERS))
-    """Optimizer: adamw; adamw-8bit, with moments in 8 bits; muon, for local-steps only; lamb and
-    lars, for large batches."""
+    """Optimizer: adamw; adamw-8bit, with moments in 8 bits; muon, for local-steps only."""
     learning_rate: float = Field(gt=0, le=1e3)
     """Highest learning rate, reached after the warmup."""
     final_learning_rate: float = Field(default=0.0, ge=0, le=1e3)

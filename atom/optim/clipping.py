@@ -103,18 +103,6 @@ class LandingSquares:
         return _sum_of_squares(self._flat[start : start + BLOCK_ELEMENTS])
 
 
-def norm_of_pieces(pieces: Iterable[torch.Tensor]) -> float:
-    """Return the Euclidean norm of all `pieces` together, with the same bits on every machine.
-
-    Runs on the calling thread only, for data that is too small to be shared among threads. Equals
-    `gradient_norm` if the pieces are its blocks.
-
-    Args:
-        pieces: Flat host tensors, float32 or bfloat16; each is summed as one block, in order.
-    """
-    return _root_of_sum(map(_sum_of_squares, pieces))
-
-
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:
     """Return the factor that clips a gradient, as `torch.nn.utils.clip_grad_norm_` computes it.
 

@@ -14,7 +14,6 @@ from toy_sign_sgd import SignSGD
 
 from atom.graph.ir import ParameterLayout, ParameterSpec
 from atom.optim.adamw import AdamW, AdamW8Bit
-from atom.optim.layerwise import LAMB, LARS
 from atom.optim.muon import Muon
 from atom.optim.optimizer import (
     Optimizer,
@@ -49,9 +48,10 @@ def test_one_name_has_one_type() -> None:
 
 SEED = {"betas": (0.8, 0.9), "weight_decay": 0.2, "seed": 5}
 OWING = {
-    "AdamW8Bit": AdamW8Bit(**SEED), "LAMB": LAMB(**SEED), "LARS": LARS(**SEED),
-    "Muon": Muon(**SEED), "SignSGD": SignSGD(betas=(0.8, 0.9)),
-}  # fmt: skip
+    "AdamW8Bit": AdamW8Bit(**SEED),
+    "Muon": Muon(**SEED),
+    "SignSGD": SignSGD(betas=(0.8, 0.9)),
+}
 """All optimizers but AdamW, whose forms have a separate test."""
 SEVERAL = ParameterLayout.of(
     {"still": (20, 30), "odd": (37, 53), "bias": (7,), "long": (2, 700)}, {"odd"}, {"still"}
