@@ -154,9 +154,6 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Write the generated source of the sub-models here."),
     ] = None,
-    chart: Annotated[
-        bool, typer.Option("--chart", help="Draw the pass: what is at work when.")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether a run fits this box, and what it and a swarm would make of it.
@@ -169,14 +166,11 @@ def plan(
     atom plan ADDRESS --peer my-box.toml
     atom plan peers/gpt3-2.7b.toml --assume rtx3060-12g --network "100 Mbit/s"
     atom plan peers/demo.toml --source submodels.py
-    atom plan peers/demo.toml --assume rtx3060-12g --chart
     """
     end_at_once_on_signals("interrupted")
     from atom.cli.train.plan import parse_network, show_plan
     from atom.daemon.fitting.planning import DEFAULT_PEERS, PlanRequest
 
-    if chart and as_json:
-        raise typer.BadParameter("JSON has no drawing: leave one out", param_hint="--chart")
     bits_per_s, sharing = parse_network(network), peers or DEFAULT_PEERS
     request = PlanRequest(Path(run), peer, assume, bits_per_s, sharing, measure_again)
     if "/p2p/" in run and not Path(run).exists():
@@ -186,7 +180,7 @@ def plan(
         swarm = run_to_the_end(looked_at(run))
         its, there = agreed_run(swarm.manifest), len(swarm.alive)
         request = replace(request, run=its, text=swarm.manifest.text, peers=peers or there + 1)
-    show_plan(request, as_json, source, chart)
+    show_plan(request, as_json, source)
 
 
 @commands.command()

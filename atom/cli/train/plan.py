@@ -34,16 +34,13 @@ def make_plan(request: PlanRequest) -> Plan:
         return plan_run(request, note)
 
 
-def show_plan(
-    request: PlanRequest, as_json: bool, source: Path | None, chart: bool = False
-) -> None:
+def show_plan(request: PlanRequest, as_json: bool, source: Path | None) -> None:
     """Print the plan of a run.
 
     Args:
         request: Arguments of the plan.
         as_json: If True, print JSON instead of a page.
         source: File for the generated source of the sub-models; None: not written.
-        chart: If True, draw the pass.
 
     Raises:
         ConfigError, ModelError, TrustError: Raised by `make_plan`.
@@ -59,7 +56,7 @@ def show_plan(
     if as_json:
         typer.echo(json.dumps(plan_json(plan), indent=2))
     else:
-        print_plainly(plan_text(plan, stdout_console().width, chart))
+        print_plainly(plan_text(plan, stdout_console().width))
     _require_room(plan)
 
 

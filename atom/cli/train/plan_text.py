@@ -11,7 +11,6 @@ from rich.text import Text
 from atom.base.units import format_bytes, format_seconds
 from atom.cli.shell.terminal import fitting
 from atom.daemon.fitting.planning import Plan
-from atom.extras.pass_chart import pass_chart
 from atom.placement.prediction import RoundPrediction
 
 MAX_SUB_MODELS = 12
@@ -26,13 +25,12 @@ _WAITS = {
 _FIRST_TO_GO = ("hands on", "backward", "forward", "activations", "stays", "weights")
 
 
-def plan_text(plan: Plan, columns: int, chart: bool = False) -> RenderableType:
+def plan_text(plan: Plan, columns: int) -> RenderableType:
     """Return the page of a plan.
 
     Args:
         plan: Plan to show.
         columns: Width of the terminal.
-        chart: If True, draw the pass.
     """
     return Group(
         _headline(plan),
@@ -40,7 +38,6 @@ def plan_text(plan: Plan, columns: int, chart: bool = False) -> RenderableType:
         *_section("does it fit", _fit(plan)),
         *_section(_cut_title(plan), _sub_models(plan, columns - 2)),
         *_section(_pass_title(plan), _pass(plan)),
-        *(_section("the pass, drawn", _drawn(plan, columns - 2)) if chart else ()),
         *_section(_round_title(plan), _round(plan)),
     )
 
@@ -230,12 +227,6 @@ def _pass(plan: Plan) -> RenderableType:
     words = (f"{format_seconds(waits_s[r])} for {_WAITS[r]}" for r in longest if waits_s[r] > 0)
     table.add_row("waits", format_seconds(sum(waits_s.values())), ", ".join(words))
     return table
-
-
-def _drawn(plan: Plan, columns: int) -> RenderableType:
-    choice = plan.choice
-    rows, legend = pass_chart(choice.timeline, len(choice.cut.pieces), columns)
-    return Group(*(Text(row, no_wrap=True) for row in rows), Text(legend, "quiet"))
 
 
 def _round_title(plan: Plan) -> str:

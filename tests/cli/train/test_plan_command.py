@@ -73,8 +73,7 @@ def test_no_line_is_wider_than_the_terminal(
     monkeypatch.setattr(plan, "plan_run", lambda request, note: made)
     for columns in (40, 60, 80, 200):
         monkeypatch.setenv("COLUMNS", str(columns))
-        lines = lines_of(capsys, "--chart")
-        assert any("computing" in line and "│" in line for line in lines), "the pass is drawn"
+        lines = lines_of(capsys)
         assert max(map(len, lines)) <= columns
         assert any("embedding" in line for line in lines), "sub-models have their whole names"
         assert not any("\x1b" in line for line in lines)
@@ -148,7 +147,6 @@ def test_a_swarm_that_is_slower_than_one_box_says_so(
     [
         (["/ip4/1.2.3.4/tcp/1/p2p/me"], ExitCode.ADDRESS, "is not a join address"),
         ([DEMO, "--assume", "rtx5090"], ExitCode.DEVICE, "known are rtx4090-24g"),
-        ([DEMO, *ASSUME, "--chart", "--json"], ExitCode.USAGE, "JSON has no drawing"),
         (
             [str(PEERS / "gpt3-small.toml"), "--assume", "gtx1080ti-11g"],
             ExitCode.DEVICE,
@@ -195,11 +193,9 @@ def test_devices_that_work_better_in_groups_are_told_so(
     run = tmp_path / "deep.toml"
     run.write_text(Path(DEMO).read_text().replace("layers = 4 ", "layers = 12 "))
     slow = "--assume", "tflops=10,memory=24 GiB,link=20 MB/s", "--peer", str(box)
-    assert main(["plan", str(run), *slow, "--chart"]) == ExitCode.OK
+    assert main(["plan", str(run), *slow]) == ExitCode.OK
     text = capsys.readouterr().out
     assert re.search(r"shape +1 group of 2 devices [\d,]+ \(.+\); each by itself [\d,]+: ", text)
-    assert re.search(r"^  device 0\n  loads .*%\n  computing .*%\n", text, re.MULTILINE)
-    assert "  device 1\n" in text
     assert main(["plan", str(run), *slow, "--json"]) == ExitCode.OK
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["groups"], plan["group_devices"]) == (1, 2)
