@@ -150,10 +150,6 @@ def plan(
     measure_again: Annotated[
         bool, typer.Option("--measure-again", help="Keep no older figures of this device.")
     ] = False,
-    source: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the generated source of the sub-models here."),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether a run fits this box, and what it and a swarm would make of it.
@@ -165,7 +161,6 @@ def plan(
     [bold]Examples[/]
     atom plan ADDRESS --peer my-box.toml
     atom plan peers/gpt3-2.7b.toml --assume rtx3060-12g --network "100 Mbit/s"
-    atom plan peers/demo.toml --source submodels.py
     """
     end_at_once_on_signals("interrupted")
     from atom.cli.train.plan import parse_network, show_plan
@@ -180,7 +175,7 @@ def plan(
         swarm = run_to_the_end(looked_at(run))
         its, there = agreed_run(swarm.manifest), len(swarm.alive)
         request = replace(request, run=its, text=swarm.manifest.text, peers=peers or there + 1)
-    show_plan(request, as_json, source)
+    show_plan(request, as_json)
 
 
 @commands.command()

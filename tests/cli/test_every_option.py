@@ -31,7 +31,6 @@ NO_FILE: Bad = (
     (CONFIG, ("absent.toml", "folder", "binary", "long", "loop", "file/x", "text")),
     (USAGE, ("",)),
 )
-NO_PLACE: Bad = ((STORAGE, ("folder.png", "absent/x.png")), (USAGE, ("",)))
 NO_RUN: Bad = (
     (NO_ADDRESS, ("nonsense",)),
     (USAGE, ("",)),
@@ -54,7 +53,6 @@ OF_ANY_COMMAND: dict[str, Bad] = {
     "assume": ((ExitCode.DEVICE, ("abacus", *NO_DEVICE)),),
     "network": ((USAGE, ("fast", "0 bit/s")),),
     "peers": ((USAGE, ("few", "0", "1e9", "999999")),),
-    "source": NO_PLACE,
     "directory": ((STORAGE, ("folder", "file", "file/x")),),
     "port": ((USAGE, ("99999", "http")),),
     "host": ((USAGE, ("a b", "a..b")),),
@@ -119,8 +117,7 @@ def spoilt(command: str, parameter: typer.core.TyperOption) -> Iterator[tuple[li
 @pytest.fixture(autouse=True)
 def traps(folder: Path) -> None:
     """What no file or folder should be."""
-    for name in ("folder/mine", "folder.png"):
-        (folder / name).mkdir(parents=True)
+    (folder / "folder/mine").mkdir(parents=True)
     (folder / "file").write_text("")
     (folder / "text").write_text("Dear reader,\n")
     (folder / "binary").write_bytes(bytes(range(256)))

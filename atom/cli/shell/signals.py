@@ -9,12 +9,9 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Coroutine
-from pathlib import Path
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from atom.base.errors import StorageError
-from atom.base.files import why_not_written
 from atom.cli.shell.failures import Terminated
 from atom.daemon.console import hang_up
 
@@ -100,46 +97,3 @@ async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
         if received:
             raise Terminated(received[0]) from None
         raise
-
-
-def refuse_folders(file: Path, example: str) -> None:
-    """Check that a file can be created at a path. Call this before long work.
-
-    Args:
-        file: Path of the file.
-        example: Name of a file, for the hint.
-
-    Raises:
-        StorageError: The path is a folder, or its parent folder does not exist.
-    """
-    if file.is_dir():
-        raise StorageError(f"{file} is a folder", f"name a file, such as {example}")
-    if not file.absolute().parent.is_dir():
-        raise StorageError(f"there is no folder {file.parent}", "choose another place")
-
-
-def write_whole(file: Path, write: Callable[[Path], object]) -> None:
-    """Write a file completely or not at all, by way of a temporary file in the same folder.
-
-    This calls `raise_on_signals`, which stays in force afterwards.
-
-    Args:
-        file: Path of the file.
-        write: Function that writes the content to the path that it is given.
-
-    Raises:
-        StorageError: The file cannot be written.
-    """
-    raise_on_signals()
-    aside = file.with_name(f".partial-{file.name}")
-    try:
-        write(aside)
-        aside.replace(file)
-    except BaseException as problem:  # also on signals: no temporary file stays
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        if not isinstance(problem, OSError):
-            raise
-        raise StorageError(
-            f"cannot write {file}: {why_not_written(problem)}", "choose another place"
-        ) from problem

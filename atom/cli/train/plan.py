@@ -2,14 +2,12 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from atom.base.errors import DeviceError, StorageError
 from atom.base.units import format_bytes, parse_bits_per_s
-from atom.cli.shell.signals import refuse_folders, write_whole
 from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_console
 from atom.cli.train.plan_text import plan_text
 from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
@@ -34,25 +32,19 @@ def make_plan(request: PlanRequest) -> Plan:
         return plan_run(request, note)
 
 
-def show_plan(request: PlanRequest, as_json: bool, source: Path | None) -> None:
+def show_plan(request: PlanRequest, as_json: bool) -> None:
     """Print the plan of a run.
 
     Args:
         request: Arguments of the plan.
         as_json: If True, print JSON instead of a page.
-        source: File for the generated source of the sub-models; None: not written.
 
     Raises:
         ConfigError, ModelError, TrustError: Raised by `make_plan`.
         DeviceError: Raised by `make_plan`, or, after printing, if host memory is too small.
-        StorageError: `source` cannot be written, or, after printing, if the disk is too small.
+        StorageError: After printing, if the disk is too small.
     """
-    if source is not None:
-        refuse_folders(source, "submodels.py")  # before the plan, which may take minutes
     plan = make_plan(request)
-    if source is not None:
-        text = plan.program.source
-        write_whole(source, lambda place: place.write_text(text, encoding="utf-8"))
     if as_json:
         typer.echo(json.dumps(plan_json(plan), indent=2))
     else:
