@@ -71,7 +71,7 @@ browser: $(TOOLS)
 
 # Prometheus' own checker on the daemon's metrics: promtool must be installed (Debian: prometheus).
 promtool: $(TOOLS)
-	$(BIN)/python -m pytest tests/extras/monitors/promtool_check.py
+	$(BIN)/python -m pytest tests/daemon/owner/promtool_check.py
 
 # The image and a swarm of four containers: a Docker engine with compose (2.23.1 or later) must run.
 docker: $(TOOLS)

@@ -64,9 +64,7 @@ WITHIN: dict[str, dict[str, set[str]]] = {
     "extras": {
         "doctor": set(),
         "dashboard": set(),
-        "monitors": set(),
-        "owner": set(),
-        "": {"doctor", "monitors", "owner"},
+        "": set(),
     },
     "cli": {
         "shell": set(),
@@ -91,7 +89,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "grpc": ("atom/daemon/control.py",),
     "pydantic": ("atom/config/",),
     "pydantic_core": ("atom/config/",),
-    "prometheus_client": ("atom/extras/monitors/metrics.py",),
+    "prometheus_client": ("atom/daemon/owner/metrics.py",),
     "rich": ("atom/cli/",),
     "typer": ("atom/cli/",),
     "tokenizers": ("atom/models/data/tokenizer.py",),

@@ -1,1 +1,1 @@
-"""Optional packages on top of a peer. Each has one entry point; the core imports none of them."""
+"""Packages beside a peer: its page and its doctor. The daemon imports neither."""

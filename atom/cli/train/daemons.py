@@ -15,23 +15,17 @@ from atom.cli.shell.options import parse_trust
 from atom.cli.shell.signals import run_to_the_end
 from atom.config.load import load_peer_file
 from atom.config.places import default_state_directory, named_state_directory
-from atom.daemon.extensions import Extensions
 from atom.daemon.peer.addresses import announced_multiaddrs
 from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.setup import run_join, run_start
 from atom.daemon.state_directory import StateDirectory
-from atom.extras.monitors.metrics import open_monitors
-from atom.extras.owner.wishes import OwnersWishes
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.dht.directory import entrance
 from atom.swarm.dht.p2pd import NodeSettings
 
 DEFAULT_LISTEN = "0.0.0.0:31337"
 """Address of a bootstrap node; its port is fixed, because people write the address down."""
-
-
-ALL_EXTENSIONS = Extensions(open_monitors, OwnersWishes)
 
 
 def start_daemon(options: StartOptions) -> ExitCode:
@@ -41,7 +35,7 @@ def start_daemon(options: StartOptions) -> ExitCode:
         UserError: Any kind of it.
     """
     console = TerminalConsole()
-    return _to_the_end(lambda: run_start(options, console, ALL_EXTENSIONS), console)
+    return _to_the_end(lambda: run_start(options, console), console)
 
 
 def _to_the_end(run: Callable[[], Ending], console: TerminalConsole) -> ExitCode:
@@ -61,7 +55,7 @@ def join_daemon(options: JoinOptions) -> ExitCode:
     """
     parse_trust(options.trust)
     console = TerminalConsole()
-    return _to_the_end(lambda: run_join(options, console, ALL_EXTENSIONS), console)
+    return _to_the_end(lambda: run_join(options, console), console)
 
 
 def code_of(ending: Ending) -> ExitCode:

@@ -1,1 +1,1 @@
-"""Owner's control of a running daemon: pauses, changed settings and the traffic allowance."""
+"""Owner's control of a running daemon: pauses, schedule, settings, allowance and metrics."""

@@ -10,7 +10,7 @@ import torch
 from atom.base.errors import ConfigError
 from atom.config.load import load_peer_file
 from atom.config.peer_file import Network, PeerFile
-from atom.daemon.extensions import Wishes
+from atom.daemon.owner.wishes import OwnersWishes
 from atom.swarm.stream.bandwidth import Bandwidth
 
 THREADS_UNLESS_TOLD = torch.get_num_threads()
@@ -26,7 +26,7 @@ class Settings:
         self,
         path: Path,
         peer: PeerFile,
-        wishes: Wishes,
+        wishes: OwnersWishes,
         bandwidth: Bandwidth,
         on_worker: Callable[[Callable[[], None]], None],
     ) -> None:
@@ -56,7 +56,7 @@ class Settings:
             needs a restart.
 
         Raises:
-            UserError: the file or a setting is refused, and nothing was changed.
+            UserError: the file is refused, and nothing was changed.
         """
         with self._lock:
             if not self._path.is_file():  # reading a pipe could block forever
@@ -70,11 +70,7 @@ class Settings:
             return [{"key": key, "live": is_live(key)} for key in changed]
 
     def _put_in_force(self, peer: PeerFile, keys: list[str]) -> None:
-        """Apply the changes. The change that may be refused comes first, so that all apply or none.
-
-        Raises:
-            UserError: the schedule is refused, and nothing was changed.
-        """
+        """Apply the changes."""
         changed, network = set(keys), peer.network
         if any(_is_wish(key) for key in changed):
             self._wishes.change(peer)

@@ -13,10 +13,10 @@ from typing import Any
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
 from atom.daemon.control import ControlServer
-from atom.daemon.extensions import OpenWishes
 from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import Settings
 from atom.daemon.owner.traffic import TrafficCounter, most_round_bytes
+from atom.daemon.owner.wishes import OwnersWishes
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.events import (
     Changed,
@@ -61,7 +61,6 @@ class Peer:
         box: Box,
         member: Membership,
         directory: DirectoryThread,
-        open_wishes: OpenWishes,
         entrance: JoinAddress,
         clock: Clock | None = None,
     ) -> None:
@@ -82,7 +81,7 @@ class Peer:
         self._status = Status(box, member, training, reach.outreach, self._life)
         self._traffic = TrafficCounter(box.state.traffic, line.both_ways, clock)
         self._pauses = Pauses(training.worker.gate, box.events, box.state.paused)
-        self._wishes = open_wishes(box.peer, self._pauses.wish, events.fail)
+        self._wishes = OwnersWishes(box.peer, self._pauses.wish, events.fail)
         self._settings = Settings(
             box.peer_file, box.peer, self._wishes, line, training.worker.submit
         )

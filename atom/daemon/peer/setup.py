@@ -13,11 +13,11 @@ from datetime import datetime
 from atom.base.events import EventFan
 from atom.config.load import check_checkpoints, check_listen
 from atom.daemon.console import Console
-from atom.daemon.extensions import NO_EXTENSIONS, Extensions, Info
 from atom.daemon.model.devices import require_devices
 from atom.daemon.model.model_source import trust_value
 from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.model.run_optimizer import load_run
+from atom.daemon.owner.metrics import Info, open_metrics
 from atom.daemon.owner.traffic import require_allowance
 from atom.daemon.peer.addresses import (
     announced_multiaddrs,
@@ -52,15 +52,12 @@ from atom.swarm.transport.listener import data_door
 __all__ = ["run_join", "run_start"]
 
 
-def run_start(
-    options: StartOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
-) -> Ending:
+def run_start(options: StartOptions, console: Console) -> Ending:
     """Found a run, or continue the one founded in this state directory, and train until it ends.
 
     Args:
         options: options of `atom start`.
         console: shows messages and progress to the owner.
-        extensions: constructors of monitors and wishes.
 
     Returns:
         Why the daemon ended.
@@ -77,15 +74,15 @@ def run_start(
         stack.callback(box.state.unlock)
         check_checkpoints(box.peer, run)
         address = JoinAddress(initial, name, box.identity.peer_id)
-        box, begin_monitors, thread = _opened(stack, box, address, extensions)
+        box, begin_metrics, thread = _opened(stack, box, address)
         require_devices(box.peer.device.use, PRECISIONS[run.model.precision])
         member = found_run(options, box, run)
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         entrance = initial or thread.ask(thread.directory.visible_addresses)
         address = replace(address, bootstrap=tuple(entrance[:1]))
-        peer = Peer(box, member, thread, extensions.wishes, address)
+        peer = Peer(box, member, thread, address)
         stack.callback(peer.close)
-        begin_monitors(peer.info)
+        begin_metrics(peer.info)
         contacts = thread.directory.contacts()
         console.join_address(format_join_address(with_entrances(address, contacts)))
         if member.code is not None:
@@ -94,15 +91,12 @@ def run_start(
         return peer.run()
 
 
-def run_join(
-    options: JoinOptions, console: Console, extensions: Extensions = NO_EXTENSIONS
-) -> Ending:
+def run_join(options: JoinOptions, console: Console) -> Ending:
     """Join a run by its address, and train until it ends.
 
     Args:
         options: options of `atom join`.
         console: shows messages and progress to the owner.
-        extensions: constructors of monitors and wishes.
 
     Returns:
         Why the daemon ended.
@@ -114,7 +108,7 @@ def run_join(
     box = open_box(address.run, options.peer_file, options.state, console)
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
-        box, begin_monitors, thread = _opened(stack, box, address, extensions)
+        box, begin_metrics, thread = _opened(stack, box, address)
         manifest, record = thread.ask(thread.directory.read_manifest)
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
         run = run_of(manifest, box)
@@ -128,25 +122,24 @@ def run_join(
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         entrance = tuple(thread.ask(thread.directory.visible_addresses)[:1]) or address.bootstrap
         ours = replace(address, bootstrap=entrance)
-        peer = Peer(box, member, thread, extensions.wishes, ours)
+        peer = Peer(box, member, thread, ours)
         stack.callback(peer.close)
-        begin_monitors(peer.info)
+        begin_metrics(peer.info)
         return peer.run(f"others may join through this peer: {format_join_address(ours)}")
 
 
 def _opened(
-    stack: ExitStack, box: Box, address: JoinAddress, extensions: Extensions
+    stack: ExitStack, box: Box, address: JoinAddress
 ) -> tuple[Box, Callable[[Info], None], DirectoryThread]:
-    """Check what the run needs of this machine, open the monitors, and enter the DHT.
+    """Check what the run needs of this machine, open the port of metrics, and enter the DHT.
 
     Args:
         stack: closes all that is opened here.
         box: this machine.
         address: address of the run.
-        extensions: constructors of monitors and wishes.
 
     Returns:
-        (box whose events reach the monitors, function that starts the monitors, directory).
+        (box whose events reach the metrics, function that starts the metrics, directory).
 
     Raises:
         UserError: a check failed, a port is in use, or the DHT cannot be reached.
@@ -155,17 +148,15 @@ def _opened(
     chunk_kernels()  # raises now if they cannot be built, and not only when there is a replica
     require_allowance(box.state.traffic, box.peer.network.per_month_bytes, datetime.now())
     box = replace(box, entrances=address.bootstrap)
-    box, begin_monitors = _at_the_door(stack, box, extensions)
-    return box, begin_monitors, _enter_dht(stack, box, address)
+    box, begin_metrics = _at_the_door(stack, box)
+    return box, begin_metrics, _enter_dht(stack, box, address)
 
 
-def _at_the_door(
-    stack: ExitStack, box: Box, extensions: Extensions
-) -> tuple[Box, Callable[[Info], None]]:
-    """Check the ports and open the monitors, before a state is built, which may take hours.
+def _at_the_door(stack: ExitStack, box: Box) -> tuple[Box, Callable[[Info], None]]:
+    """Check the ports and open the port of metrics, before a state is built, which may take hours.
 
     Returns:
-        (box whose events reach the monitors, function that starts the monitors).
+        (box whose events reach the metrics, function that starts the metrics).
 
     Raises:
         PortInUseError: another program uses a port.
@@ -177,7 +168,7 @@ def _at_the_door(
     place = data_place(network, box.listen)
     if place is not None:
         data_door(place).close()
-    sinks, begin = extensions.monitors(box.peer, stack, box.console)
+    sinks, begin = open_metrics(box.peer, stack, box.console)
     return replace(box, events=EventFan(box.events, *sinks)), begin
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.base.errors import ConfigError, DeviceError, UserError
+from atom.base.errors import ConfigError
 from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.daemon.owner.settings import THREADS_UNLESS_TOLD, Settings
@@ -18,16 +18,13 @@ TEXT = '# my box\n[network]\nupload = "400 Mbit/s" # evenings\n'
 
 
 class SmallWishes:
-    """Takes up to 300 W."""
+    """Conditions of the schedule that keep what they are given."""
 
     def __init__(self, peer: PeerFile) -> None:
         self.on_battery = [peer.schedule.pause_on_battery]
 
     def change(self, peer: PeerFile) -> None:
-        on_battery = peer.schedule.pause_on_battery
-        if peer.schedule.hours:
-            raise DeviceError("too much", "take less")
-        self.on_battery += [on_battery] if on_battery != self.on_battery[-1] else []
+        self.on_battery.append(peer.schedule.pause_on_battery)
 
 
 class Scene:
@@ -39,9 +36,9 @@ class Scene:
         self.settings = Settings(
             path,
             peer,
-            self.wishes,
+            self.wishes,  # type: ignore[arg-type]
             self.bandwidth,
-            self.commands.append,  # type: ignore[arg-type]
+            self.commands.append,
         )
 
     def change(self, **values: str | None) -> dict[str, bool]:
@@ -83,19 +80,12 @@ def test_what_has_changed_is_in_force(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "hint"),
-    [
-        ({"network__uploads": "1"}, ConfigError, "did you mean upload"),
-        ({"schedule__hours": '["daily 00:00-24:00"]'}, DeviceError, "take less"),
-        ({"network__upload": "["}, ConfigError, "strings need quotes"),
-    ],
+    "change",
+    [{"network__uploads": "1"}, {"schedule__hours": '["sometimes"]'}, {"network__upload": "["}],
 )
-def test_all_or_nothing(
-    scene: Scene, change: dict[str, str], error: type[UserError], hint: str
-) -> None:
-    with pytest.raises(error) as refused:
+def test_all_or_nothing(scene: Scene, change: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
         scene.change(**{"network__upload": '"8 Mbit/s"'} | change)
-    assert hint in refused.value.hint
     assert scene.bandwidth.upload.take(12_500_000, 0.0) == 0.0
     assert scene.wishes.on_battery == [True]
     scene.path.write_text(TEXT)

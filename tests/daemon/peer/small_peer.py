@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from atom.config.peer_file import Schedule
 from atom.daemon.console import Console
-from atom.daemon.extensions import NO_EXTENSIONS
 from atom.daemon.model.run_optimizer import load_run
 from atom.daemon.peer.box import StartOptions, open_box
 from atom.daemon.peer.founding import Membership, found_run
@@ -99,10 +99,12 @@ def small_peer(
         clock: monotonic clock; None: the machine's.
     """
     box = open_box(member.run.run.name, None, root, console, "127.0.0.1:0")
-    box = replace(box, incarnation=member.manifest.founder_incarnation)  # the voter of round 0
+    peer_file = box.peer.model_copy(update={"schedule": Schedule(pause_on_battery=False)})
+    incarnation = member.manifest.founder_incarnation  # the voter of round 0
+    box = replace(box, peer=peer_file, incarnation=incarnation)
     thread = on_thread(SmallDirectory(), clock)
     try:
-        peer = Peer(box, member, thread, NO_EXTENSIONS.wishes, ENTRANCE, clock)
+        peer = Peer(box, member, thread, ENTRANCE, clock)
         try:
             yield peer
         finally:

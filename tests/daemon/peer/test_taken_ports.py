@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import AllowanceError, ConfigError, PortInUseError, StorageError
-from atom.cli.train.daemons import ALL_EXTENSIONS
 from atom.daemon.peer.box import JoinOptions, StartOptions, open_box, read_manifest
 from atom.daemon.peer.founding import run_of
 from atom.daemon.peer.setup import run_join, run_start
@@ -39,10 +38,10 @@ def test_a_taken_port_is_said_first(tmp_path: Path, settings: str, said: str, hi
         box = peer_file(tmp_path, settings.format(other.getsockname()[1]))
         start = StartOptions(tmp_path / "run.toml", box, state)
         with pytest.raises(PortInUseError, match=said) as started:
-            run_start(start, Silence(), ALL_EXTENSIONS)
+            run_start(start, Silence())
         join = JoinOptions(format_join_address(nowhere), box, state)
         with pytest.raises(PortInUseError, match=said):
-            run_join(join, Silence(), ALL_EXTENSIONS)
+            run_join(join, Silence())
     assert hint in started.value.hint
     assert sorted(path.name for path in state.iterdir()) == ["daemon.lock", "identity.key"]
 

@@ -8,9 +8,9 @@ from datetime import datetime
 import pytest
 
 from atom.config.peer_file import PeerFile, Schedule
-from atom.extras.owner import machine, wishes
-from atom.extras.owner.machine import idle_hint_s, sessions_idle_s
-from atom.extras.owner.wishes import (
+from atom.daemon.owner import machine, wishes
+from atom.daemon.owner.machine import idle_hint_s, sessions_idle_s
+from atom.daemon.owner.wishes import (
     Observations,
     OwnersWishes,
     wall_clock,

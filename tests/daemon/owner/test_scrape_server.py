@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from atom.extras.monitors import metrics
-from atom.extras.monitors.metrics import Metrics
+from atom.daemon.owner import metrics
+from atom.daemon.owner.metrics import Metrics
 
 HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
 

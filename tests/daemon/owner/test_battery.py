@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.extras.owner.machine import on_battery
+from atom.daemon.owner.machine import on_battery
 
 Supplies = dict[str, dict[str, str]]
 BATTERY = {"type": "Battery", "status": "Discharging"}

@@ -10,9 +10,9 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from atom.config.load import parse_peer_text
-from atom.extras.monitors.metrics import Metrics, open_monitors
+from atom.daemon.owner.metrics import Metrics, open_metrics
+from tests.daemon.owner.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
 from tests.daemon.silence import Silence
-from tests.extras.monitors.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
 
 ROOT = Path(__file__).parents[3]
 SCRAPE = a_whole_scrape()
@@ -103,7 +103,7 @@ class Said(Silence):
 def test_nothing_listens_and_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:
     said = Said()
     with ExitStack() as stack:
-        sinks, begin = open_monitors(parse_peer_text("", tmp_path), stack, said)
+        sinks, begin = open_metrics(parse_peer_text("", tmp_path), stack, said)
         begin(lambda: INFO)
         assert not sinks
     assert said.notes == []
@@ -113,7 +113,7 @@ def test_nothing_listens_and_nothing_is_written_unless_asked_for(tmp_path: Path)
 def test_metrics_are_served_when_the_peer_file_asks_for_them(tmp_path: Path) -> None:
     said, peer = Said(), parse_peer_text("[metrics]\nport = 0\n", tmp_path)
     with ExitStack() as stack:
-        sinks, begin = open_monitors(peer, stack, said)
+        sinks, begin = open_metrics(peer, stack, said)
         begin(lambda: INFO)
         for sink in sinks:
             sink.emit("left")

@@ -4,7 +4,7 @@ Names follow Prometheus' rules: base units in the name, `_total` on counters. La
 values, whatever strangers send: states, named reasons, Atom's own names of events.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +22,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from atom.base import __version__
+from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.config.peer_file import PeerFile
 from atom.daemon.console import Console
-from atom.daemon.extensions import Info, Monitors
 from atom.swarm.addresses import listening
 from atom.swarm.records.lease import PeerState
 
+Info = Callable[[], Mapping[str, Any]]
+"""Function that returns the figures of `atom info`."""
 SILENCE_S = 2.0
 """Seconds after which a silent connection is closed; a scrape takes milliseconds."""
 _REASONS = frozenset(reason.value for reason in Reason)
@@ -212,7 +214,9 @@ class _InfoCollector(Collector):
         return family
 
 
-def open_monitors(peer: PeerFile, stack: ExitStack, console: Console) -> Monitors:
+def open_metrics(
+    peer: PeerFile, stack: ExitStack, console: Console
+) -> tuple[Sequence[EventSink], Callable[[Info], None]]:
     """Take the port of metrics if the peer file asks for them, before any step that takes hours.
 
     Args:

@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from atom.base.units import format_seconds
 from atom.config.hours import next_opening
 from atom.config.peer_file import PeerFile, Schedule
-from atom.daemon.extensions import Wishes
-from atom.extras.owner.machine import on_battery, sessions_idle_s
+from atom.daemon.owner.machine import on_battery, sessions_idle_s
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,11 @@ def wall_clock() -> datetime:
     return datetime.now()  # naive on purpose: see `atom.config.hours.next_opening`
 
 
-class OwnersWishes(Wishes):
-    """Conditions of [schedule], which a thread checks. Thread-safe."""
+class OwnersWishes:
+    """Conditions of [schedule] under which the machine may work; a thread checks them.
+
+    Thread-safe.
+    """
 
     def __init__(
         self,

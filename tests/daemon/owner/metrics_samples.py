@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.request import urlopen
 
-from atom.extras.monitors.metrics import Metrics
+from atom.daemon.owner.metrics import Metrics
 
 INFO: dict[str, Any] = {
     "run": 'quoted "run"\n',

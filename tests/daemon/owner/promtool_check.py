@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.extras.monitors.metrics_samples import a_whole_scrape
+from tests.daemon.owner.metrics_samples import a_whole_scrape
 
 ALERTS = Path(__file__).parents[3] / "docker" / "alerts.yml"
 LATER = "3h"

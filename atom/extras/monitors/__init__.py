@@ -1,1 +1,0 @@
-"""Receivers of a daemon's events, in addition to its log."""

@@ -1,1 +1,0 @@
-"""Conditions of this machine's owner for work, compared with observations of the machine."""
