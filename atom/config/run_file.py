@@ -30,11 +30,10 @@ class Run(Section):
 
 
 class Train(Section):
-    """Section [train]: the trained part of the model; omitted: all parameters are trained."""
+    """Section [train]: adapters are trained, and the model is frozen; omitted: the whole model."""
 
-    what: Literal["adapters", "last-layers"] = "adapters"
-    """Trained part: "adapters", low-rank ones (LoRA) on linear layers, as in peft; "last-layers",
-    the last layers and all parameters after them. All other parameters are frozen."""
+    what: Literal["adapters"] = "adapters"
+    """Trained part: low-rank adapters (LoRA) on linear layers, as in peft."""
     rank: int = Field(default=8, ge=1, le=4096)
     """Rank of an adapter: the width of its inner representation."""
     alpha: float = Field(default=16.0, gt=0, le=1e6)
@@ -44,22 +43,6 @@ class Train(Section):
     targets: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
     """Layers with adapters, by the whole name or its end, with wildcards; omitted: all linear
     layers except the head."""
-    layers: int | None = Field(default=None, ge=1, le=4096)
-    """Number of last layers to train with what = "last-layers"."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "Train":
-        if self.what == "last-layers" and self.layers is None:
-            refuse("layers", 'is missing: what = "last-layers" needs their number', "layers = 2")
-        for key in sorted(self.foreign_keys() & self.model_fields_set):
-            if getattr(self, key) is not None:
-                refuse(key, f'has no effect with what = "{self.what}"', "remove it")
-        return self
-
-    def foreign_keys(self) -> set[str]:
-        """Return the keys that do not apply to the chosen part."""
-        last = self.what == "last-layers"
-        return {"rank", "alpha", "dropout", "targets"} if last else {"layers"}
 
 
 class Batch(Section):
@@ -355,8 +338,6 @@ class RunFile(Section):
         model = set() if self.model.family is not None else self.model.foreign_keys()
         local = {"inner_sequences", "outer_rate", "outer_momentum"}
         unused = {"model": model, "update": local if self.update.rule == EVERY_STEP else set()}
-        if self.train is not None:
-            unused["train"] = self.train.foreign_keys()
         if self.data.source == "module":
             unused |= {"model": model | {"sequence_tokens"}, "data": {"tokenizer"}}
         return unused

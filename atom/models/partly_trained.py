@@ -1,4 +1,4 @@
-"""Models of which only a part is trained: adapters on their linear layers, or their last layers.
+"""Models of which only adapters on their linear layers are trained.
 
 An adapter (LoRA: Hu et al. 2021, arXiv 2106.09685) adds to the output of a linear layer for x
 
@@ -25,37 +25,6 @@ from atom.models.source import Answer, Batch, InitialValue, ModelSource, Outside
 DOWN, UP = "lora_A", "lora_B"
 """Names of an adapter's matrices A and B as submodules of the layer, as in `peft`."""
 _SHOWN = 8
-
-
-@dataclass(frozen=True)
-class LastLayers:
-    """Training of the last `count` layers and of all parameters after them."""
-
-    count: int
-
-    def choose(self, model: nn.Module) -> None:
-        """Freeze all other parameters of the model.
-
-        Raises: SourceError if the model has fewer layers.
-        """
-        lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
-        layers = max(lists, key=len, default=nn.ModuleList())
-        if self.count > len(layers):
-            raise SourceError(
-                f"the model has {len(layers)} layers, and the last {self.count} are to be trained",
-                "lower [train] layers",
-            )
-        trained = {
-            id(p) for layer in layers[len(layers) - self.count :] for p in layer.parameters()
-        }
-        reached = False
-        for parameter in model.parameters():
-            reached = reached or id(parameter) in trained
-            parameter.requires_grad_(reached)
-
-    def shrunk(self) -> "LastLayers":
-        """Return the counterpart for a shrunk model, which has few layers."""
-        return LastLayers(1)
 
 
 @dataclass(frozen=True)
@@ -125,14 +94,10 @@ class Adapters:
         }
 
 
-TrainedPart = LastLayers | Adapters
-"""Choice of the part of a model that is trained."""
-
-
 class PartlyTrained(ModelSource):
-    """`ModelSource` of another source's model, of which only a part is trained."""
+    """`ModelSource` of another source's model with adapters, which alone are trained."""
 
-    def __init__(self, whole: ModelSource, part: TrainedPart) -> None:
+    def __init__(self, whole: ModelSource, part: Adapters) -> None:
         self.whole, self.part = whole, part
         self.name, self.packages = whole.name, whole.packages
         self.vocabulary_size = whole.vocabulary_size
@@ -172,7 +137,6 @@ class PartlyTrained(ModelSource):
         layer = name.removesuffix(".weight")
         if layer == name or layer not in self.adapted:
             return None
-        assert isinstance(self.part, Adapters)
         down, up = (value_of(f"{layer}.{each}.weight") for each in (DOWN, UP))
         added = (up @ down) * self.part.scale
         return added.t() if self.adapted[layer] else added
@@ -181,11 +145,7 @@ class PartlyTrained(ModelSource):
         """Return the contents of a `peft` folder with the adapters only.
 
         Returns: the tensors of adapter_model.safetensors, and the adapter_config.json.
-
-        Raises: SourceError if the run trains no adapters.
         """
-        if not isinstance(self.part, Adapters):
-            raise SourceError("the run trains no adapters", "export the whole model")
         model, places, layers = self.build(torch.float32), list[Place](), list[str]()
         of_base = {place.parameter: place for place in self.outside(torch.float32).places}
         for layer in self.adapted:

@@ -89,7 +89,6 @@ BAD_OF_A_RUN: dict[str, tuple[str, ...]] = {
     "train.alpha": number("0", "1e7"),
     "train.dropout": number("-0.1", "1.0"),
     "train.targets": ('"q_proj"', "[3]", '[""]'),
-    "train.layers": count(4096),
     "batch.global_sequences": count(2**24),
     "batch.micro_batch_sequences": (*count(2**16), "5"),
     "update.rule": CHOICE,

@@ -1,4 +1,4 @@
-"""Partly trained models: adapters, last layers and refusals."""
+"""Partly trained models: adapters and refusals."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
 from atom.models.huggingface import HuggingFaceSource
-from atom.models.partly_trained import Adapters, LastLayers, PartlyTrained, TrainedPart
+from atom.models.partly_trained import Adapters, PartlyTrained
 from atom.models.source import ModelSource, SourceError, materialised
 
 LLAMA = {
@@ -39,7 +39,7 @@ MODELS = {
 ADAPTERS = Adapters(rank=4, alpha=6.0, dropout=0.0, targets=())
 
 
-def trained(source: ModelSource, part: TrainedPart) -> set[str]:
+def trained(source: ModelSource, part: Adapters) -> set[str]:
     model = PartlyTrained(source, part).build(torch.float32)
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -82,17 +82,3 @@ def test_the_shrunk_model_has_adapters_where_its_layers_allow() -> None:
     assert {name.split(".")[4] for name in names} == {"up_proj", "k_proj"}
     assert isinstance(small, PartlyTrained)
     assert small.shrunk() is small
-
-
-def test_the_last_layers_and_what_is_behind_them() -> None:
-    names = trained(MODELS["gpt3"], LastLayers(1))
-    assert {name.rpartition(".")[0].partition(".")[0] for name in names} == {"blocks", "final_norm"}
-    assert all(name.startswith(("blocks.2.", "final_norm")) for name in names)
-    assert trained(MODELS["llama"], LastLayers(3)) > trained(MODELS["llama"], LastLayers(2))
-    with pytest.raises(SourceError, match="has 3 layers, and the last 4"):
-        trained(MODELS["llama"], LastLayers(4))
-
-
-def test_only_adapters_are_an_adapter() -> None:
-    with pytest.raises(SourceError, match="trains no adapters"):
-        PartlyTrained(MODELS["llama"], LastLayers(1)).adapter()

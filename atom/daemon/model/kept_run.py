@@ -242,7 +242,7 @@ class KeptRun:
             StorageError: no state is kept, or it is damaged.
             UserError: as `source` and `layout`.
         """
-        if self.run.train is not None and self.run.train.what == "adapters":
+        if self.run.train is not None:
             raise ConfigError(
                 f"{self.state.root} holds adapters beside a model",
                 "put them into it with `atom export FOLDER`, then begin with --from FOLDER",

@@ -17,7 +17,7 @@ from atom.models.huggingface import HuggingFaceSource
 from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config, read_config
 from atom.models.module_source import ModuleSource
 from atom.models.own_code import OwnCode, find_code, read_code
-from atom.models.partly_trained import Adapters, LastLayers, PartlyTrained
+from atom.models.partly_trained import Adapters, PartlyTrained
 from atom.models.source import DataUnreachable, ModelSource, SourceError
 from atom.swarm.records.manifest import Manifest
 
@@ -139,8 +139,6 @@ def open_source(run: RunFile, code: OwnCode | None) -> ModelSource:
     whole, train = _whole_source(run, code), run.train
     if train is None:
         return whole
-    if train.layers is not None:
-        return PartlyTrained(whole, LastLayers(train.layers))
     adapters = Adapters(train.rank, train.alpha, train.dropout, train.targets)
     return PartlyTrained(whole, adapters)
 

@@ -118,9 +118,7 @@ class Membership:
         Returns:
             True if the replica now equals the run's round 0 bit for bit.
         """
-        train = self.run.train
-        added = train is not None and train.what == "adapters"
-        if self.run.model.weights is not None and not added:
+        if self.run.model.weights is not None and self.run.train is None:
             return False
         with source_errors(self.run):
             initialise(self.replica, self.recipe, self.console)

@@ -18,7 +18,6 @@ from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import LLAMA
 
 ADAPTERS = '[train]\nwhat = "adapters"\nrank = 2\ntargets = ["q_proj", "mlp.*"]'
-LAST = '[train]\nwhat = "last-layers"\nlayers = 1'
 
 
 @pytest.fixture
@@ -33,12 +32,6 @@ def a_base(folder: Folder) -> tuple[Path, Any]:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
     model.save_pretrained(folder.root / "base")
     return folder.root / "base", model
-
-
-def logits(model: Any) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = model.eval()(input_ids=torch.arange(8).unsqueeze(0)).logits
-    return found
 
 
 def test_a_joiner_makes_the_adapters_and_fetches_the_base(folder: Folder) -> None:
@@ -71,40 +64,23 @@ def test_a_joiner_makes_the_adapters_and_fetches_the_base(folder: Folder) -> Non
     assert folder.found(LLAMA, weights=path, more=ADAPTERS).weights == path, "for a damaged file"
 
 
-def test_last_layers_are_trained_from_given_weights(folder: Folder) -> None:
-    path, base = a_base(folder)
-    member = folder.found(LLAMA, weights=path, more=LAST)
-    joiner = folder.enter(member)
-    assert not joiner.initialise()
-    folder.snapshot(member)
-    export_run(folder.root / "out", folder.root / "a", Silence())
-    found = transformers.LlamaForCausalLM.from_pretrained(folder.root / "out")
-    assert torch.equal(logits(found), logits(base))
-    with pytest.raises(ConfigError, match="trains no adapters"):
-        export_run(folder.root / "x", folder.root / "a", Silence(), adapter=True)
-
-
 def test_a_part_that_is_not_there_is_refused(folder: Folder) -> None:
-    for more, what in (
-        (ADAPTERS.replace("q_proj", "nothing"), "'nothing' names none"),
-        (LAST.replace("1", "3"), "has 2 layers, and the last 3"),
-    ):
-        with pytest.raises(ConfigError, match=what):
-            folder.found(LLAMA, more=more)
+    with pytest.raises(ConfigError, match="'nothing' names none"):
+        folder.found(LLAMA, more=ADAPTERS.replace("q_proj", "nothing"))
     with pytest.raises(ConfigError, match="names none") as caught:
         folder.found(WORDS, more=ADAPTERS)
     assert caught.value.hint == "the model has none"
 
 
-def test_a_state_directory_continues_with_its_frozen_layers_but_without_adapters(
-    folder: Folder,
-) -> None:
-    path, base = a_base(folder)
-    folder.found(LLAMA, weights=path, more=LAST)
-    weights = folder.found(LLAMA, "b", folder.root / "a", LAST).replica.export_parameters()
-    for name, value in base.named_parameters():
-        assert torch.equal(weights[name], value), name
-    folder.found(LLAMA, "c", path, ADAPTERS)
+def test_a_state_directory_with_adapters_is_no_beginning(folder: Folder) -> None:
+    path, _ = a_base(folder)
+    folder.found(LLAMA, weights=path, more=ADAPTERS)
     with pytest.raises(ConfigError, match="holds adapters beside a model") as caught:
-        folder.found(LLAMA, "d", folder.root / "c", ADAPTERS)
+        folder.found(LLAMA, "b", folder.root / "a", ADAPTERS)
     assert "`atom export FOLDER`" in caught.value.hint
+
+
+def test_a_run_of_the_whole_model_exports_no_adapters(folder: Folder) -> None:
+    folder.snapshot(folder.found(LLAMA))
+    with pytest.raises(ConfigError, match="trains no adapters"):
+        export_run(folder.root / "x", folder.root / "a", Silence(), adapter=True)
