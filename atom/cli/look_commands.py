@@ -34,10 +34,7 @@ def status(
 
 
 @commands.command()
-def watch(
-    address: LookedAtArgument = None,
-    state: MemberOption = None,
-) -> None:
+def watch(address: LookedAtArgument = None, state: DaemonStateOption = None) -> None:
     """Show a swarm as it lives, without joining it, until Ctrl-C.
 
     In a pipe it prints a line for each round, and when peers come or go.

@@ -38,7 +38,7 @@ def watch_swarm(address: str | None, state: Path | None) -> None:
 
     Args:
         address: Join address of the run; None: the run of the daemon on this machine.
-        state: State directory of the daemon, or of the peer to ask as.
+        state: State directory of the daemon.
 
     Raises:
         AddressError: The run cannot be read.
