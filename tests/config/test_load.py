@@ -43,32 +43,38 @@ def test_every_ready_file_loads(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "place", "hint"),
+    ("old", "new", "key"),
     [
-        ("heads = 4", "haeds = 4", "model.haeds: unknown key", "did you mean heads?"),
-        ("[batch]", "[bacth]", "bacth: unknown section", "did you mean batch?"),
-        ("seed =", "epsilon = 1\nseed =", "run.epsilon: unknown key", "under [optimizer]"),
-        ("[run]", "[device]\n[run]\nlisten = 1", "device: unknown section", "--peer"),
-        ("layers = 4", "", "model.layers: a family takes a size, or all", 'size = "small"'),
-        ("layers = 4", 'size = "small"', "model.heads: a family takes a size, or all", ""),
-        ("heads = 4", "heads = 3", "model.model_dim: 128 is not divisible by heads = 3", ""),
-        ("rounds = 2000", "", "optimizer.decay: cosine needs a last round", "constant"),
-        (
-            'decay = "cosine"',
-            'decay = "linear"\ndecay_rounds = 1900',
-            "optimizer.decay_rounds: with the warmup they are 2000 of the run's 2000 rounds",
-            "shorten it",
-        ),
-        ('["input.txt"]', "[]", "data.paths: missing", "input.txt"),
-        ("[optimizer]", "[[optimizer]]", "optimizer: should be a section", "[optimizer]"),
+        ("heads = 4", "haeds = 4", "model.haeds"),
+        ("[batch]", "[bacth]", "bacth"),
+        ("seed =", "epsilon = 1\nseed =", "run.epsilon"),
+        ("[run]", "[device]\n[run]\nlisten = 1", "device"),
+        ("layers = 4", "", "model.layers"),
+        ("layers = 4", 'size = "small"', "model.heads"),
+        ("heads = 4", "heads = 3", "model.model_dim"),
+        ("rounds = 2000", "", "optimizer.decay"),
+        ('"cosine"', '"linear"\ndecay_rounds = 1900', "optimizer.decay_rounds"),
+        ('["input.txt"]', "[]", "data.paths"),
+        ("[optimizer]", "[[optimizer]]", "optimizer"),
     ],
 )
-def test_mistakes_in_a_run_file_are_named(old: str, new: str, place: str, hint: str) -> None:
+def test_a_wrong_key_of_a_run_file_is_named_with_a_hint(old: str, new: str, key: str) -> None:
     error = complaint(old, new)
-    assert error.message.startswith("r.toml: ")
-    assert place in error.message
-    assert hint in error.hint
+    assert error.message.startswith(f"r.toml: {key}: ")
+    assert error.hint
     assert "pydantic" not in error.message
+
+
+def test_an_unknown_key_is_refused_with_the_one_that_is_near() -> None:
+    for old, new, near in (
+        ("heads = 4", "haeds = 4", "heads"),
+        ("[batch]", "[bacth]", "batch"),
+        ("seed =", "epsilon = 1\nseed =", "[optimizer]"),
+        ("[run]", "[device]\n[run]", "--peer"),
+    ):
+        error = complaint(old, new)
+        assert ": unknown " in error.message
+        assert near in error.hint
 
 
 def test_several_mistakes_are_told_at_once() -> None:
@@ -83,32 +89,23 @@ def test_malformed_toml_names_the_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "hint"),
+    ("text", "key"),
     [
-        ('[device]\nmemory_bytes = "1 B"', "device.memory_bytes: unknown key", "memory?"),
-        ('[device]\nuse = ["cuda", "cuda:0"]', "device.use: a GPU is named twice", "once"),
-        ('[device]\nuse = ["cuda", "cpu"]', "a CPU and GPUs round differently", "separate peer"),
-        ('[device]\nuse = ["all", "cpu"]', '"auto" and "all" must stand alone', 'use = "all"'),
-        ("[device]\nuse = []", "device.use: cannot be []", '"cuda:1"]'),
-        (
-            '[network]\nlisten = "[::1]:7"\ndata_port = 7',
-            "network.data_port: 7 is the port of network.listen",
-            "0 ",
-        ),
-        (
-            "[network]\ndata_port = 7\n[metrics]\nport = 7",
-            "metrics.port: 7 is the port of network.data",
-            "0 ",
-        ),
-        ('[run]\nname = "x"', "run: unknown section", "run file"),
-        ("[networq]", "networq: unknown section", "network"),
+        ('[device]\nmemory_bytes = "1 B"', "device.memory_bytes"),
+        ('[device]\nuse = ["cuda", "cuda:0"]', "device.use"),
+        ('[device]\nuse = ["cuda", "cpu"]', "device.use"),
+        ('[device]\nuse = ["all", "cpu"]', "device.use"),
+        ("[device]\nuse = []", "device.use"),
+        ('[network]\nlisten = "[::1]:7"\ndata_port = 7', "network.data_port"),
+        ("[network]\ndata_port = 7\n[metrics]\nport = 7", "metrics.port"),
+        ('[run]\nname = "x"', "run"),
+        ("[networq]", "networq"),
     ],
 )
-def test_mistakes_in_a_peer_file_are_named(text: str, place: str, hint: str) -> None:
+def test_a_wrong_key_of_a_peer_file_is_named_with_a_hint(text: str, key: str) -> None:
     error = peer_complaint(text)
-    assert error.message.startswith("p.toml: ")
-    assert place in error.message
-    assert hint in error.hint
+    assert error.message.startswith(f"p.toml: {key}: ")
+    assert error.hint
 
 
 def test_an_empty_peer_file_is_valid_and_so_is_none() -> None:
