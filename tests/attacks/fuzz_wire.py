@@ -25,7 +25,7 @@ from atom.base.reasons import Reason
 from atom.swarm import schema
 from atom.swarm.chain import messages
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import page_of, pages_beyond
+from atom.swarm.chain.commit_chain import pages_beyond
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, Link, Reached, SampleText, Validation
@@ -53,6 +53,7 @@ from tests.swarm.chain_samples import (
     VOTERS,
     a_commit,
     beginning,
+    page_of,
 )
 from tests.swarm.swarm_samples import a_lease, a_manifest, payload_of
 

@@ -10,10 +10,10 @@ from atom.base.reasons import Reason
 from atom.cli.look.chain_reader import LedgerReader
 from atom.swarm.chain import commit_chain
 from atom.swarm.chain.commit import Commit
-from atom.swarm.chain.commit_chain import PAGE_BYTES, Ask, page_of, pages_beyond
+from atom.swarm.chain.commit_chain import PAGE_BYTES, Ask, pages_beyond
 from atom.swarm.records.lease import Lease
 from atom.swarm.state.blobs import Content, plain_bytes
-from tests.swarm.chain_samples import a_commit
+from tests.swarm.chain_samples import a_commit, page_of
 from tests.swarm.swarm_samples import a_lease
 from tests.training.catching_peer import PAGE_COMMITS, Make, Served, peer_of
 from tests.training.small_history import FOUNDER, ROUNDS, chain_bytes, run

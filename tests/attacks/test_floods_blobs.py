@@ -5,16 +5,28 @@ from pathlib import Path
 
 import pytest
 
+from atom.base.reasons import Reason
+from atom.swarm import schema
 from atom.swarm.chain import commit_chain
 from atom.swarm.chain.commit import Commit
-from atom.swarm.chain.commit_chain import EncodedRecords, page_of, parse_commits
-from atom.swarm.state.blobs import BYTES_PER_ANSWER, BlobServer, plain_bytes
+from atom.swarm.chain.commit_chain import EncodedRecords, parse_commits
+from atom.swarm.state.arenas import (
+    CHUNK_BYTES,
+    ArenaManifest,
+    BlobManifest,
+    decode_manifest,
+    max_manifest_bytes,
+)
+from atom.swarm.state.blobs import BYTES_PER_ANSWER, UPLOADS, BlobServer, plain_bytes
+from atom.swarm.state.fetch import Donor
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.transport.limits import KnownPeers
 from atom.training.storage import run_storage
 from atom.wire import transport_pb2 as wire
 from tests.manual_clock import ManualClock
-from tests.swarm.stream_pairs import stream_pair, streams_end
+from tests.swarm.chain_samples import page_of
+from tests.swarm.refusals import refusal
+from tests.swarm.stream_pairs import HEADER, stream_pair, streams_end
 from tests.training.catching_peer import Make, peer_of, state_name
 from tests.training.small_history import ROUNDS, run
 
@@ -60,7 +72,37 @@ def test_small_questions_are_answered_at_a_rate() -> None:
     assert set(waits_of(server, "voter", 2 * free)) == {0.0}
 
 
+def test_one_host_with_many_ids_leaves_a_place_to_another_host() -> None:
+    server, asked = BlobServer(lambda name: plain_bytes(b"hello")), list[Channel]()
+
+    def admitted(peer_id: str, host: str) -> bool:
+        channel = Channel(stream_pair()[1])
+        channel.peer_id, channel.remote = peer_id, (host, 1)
+        asked.append(channel)
+        return server._admits(channel)
+
+    flood = [admitted(f"id {number // 2}", "203.0.113.9") for number in range(UPLOADS)]
+    assert flood == [True] * (UPLOADS // 2) + [False] * (UPLOADS // 2)
+    assert admitted("newcomer", "198.51.100.7"), "the oldest upload of the other host ends"
+    assert [channel.closed.is_set() for channel in asked] == [True] + [False] * UPLOADS
+    assert not admitted("id 99", "203.0.113.9"), "it does not push out the newcomer"
+
+
 # ---- what an answer costs
+
+
+def test_a_manifest_has_no_room_for_millions_of_arenas() -> None:
+    """An empty arena has two bytes on the wire, and takes 80 bytes when it is parsed."""
+    donor, asker = stream_pair()
+    patience, state_bytes = Patience(SOON), 10**9
+    header = HEADER.pack(16 * MIB, Kind.BLOB)
+    donor.send_all(memoryview(header + bytes.fromhex("0a00") * 1000), patience)
+    asking = Donor(Channel(asker), "state/x", patience)
+    assert refusal(asking.manifest, state_bytes) is Reason.TOO_LARGE
+    assert max_manifest_bytes(state_bytes) < 2 * MIB
+    chunks = -(-(10**12) // CHUNK_BYTES)
+    large = ArenaManifest("x" * 256, "uint8", 10**12, bytes(32 * chunks))
+    assert decode_manifest(schema.encode(BlobManifest((large,))), 10**12).byte_count == 10**12
 
 
 @pytest.fixture

@@ -19,10 +19,16 @@ from atom.swarm.chain.commit import (
     signed_by,
     vote_payload,
 )
+from atom.swarm.chain.commit_chain import EncodedRecords
 from atom.swarm.chain.succession import Evidence, next_voters
 from atom.swarm.identity import Identity, peer_id_of
 
 INCARNATION = b"i" * 16
+
+
+def page_of(commits: Sequence[Commit], since: int) -> bytes:
+    """Return one page of a chain, as it is served."""
+    return EncodedRecords().page(commits, since)
 
 
 def voter_of(identity: Identity) -> Voter:

@@ -138,11 +138,6 @@ class EncodedRecords:
             return self._records[index]
 
 
-def page_of(commits: Sequence[Commit], since: int) -> bytes:
-    """Return one page, as `EncodedRecords` does, and keep nothing."""
-    return EncodedRecords().page(commits, since)
-
-
 def pages_beyond(
     heads: Sequence[Head], ask: Ask, ours: Head | None = None, claimed_round: float = math.inf
 ) -> Iterator[tuple[list[Head], list[Commit]]]:

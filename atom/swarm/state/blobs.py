@@ -62,7 +62,8 @@ class BlobServer:
     """Contents that this peer serves by name.
 
     The channels of each purpose are bounded: in all, for each peer, and half of all for strangers,
-    so that a voter finds a place in any crowd. Answers have a rate for each peer. Thread-safe.
+    so that a voter finds a place in any crowd. A host group with many channels of strangers gives
+    up one for another host. Answers have a rate for each peer. Thread-safe.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class BlobServer:
         )
         self._lock = threading.Lock()
         self._manifests: dict[str, BlobManifest] = {}
-        self._serving = defaultdict[Purpose, list[str]](list)
-        """Peer id of each open channel."""
+        self._serving = defaultdict[Purpose, list[Channel]](list)
+        """Channels that are served, oldest first."""
 
     def manifest(self, name: str) -> BlobManifest:
         """Return the manifest of a content, and remember a large content's manifest.
@@ -139,7 +140,7 @@ class BlobServer:
                 self._answer(channel)
         finally:
             with self._lock:
-                self._serving[channel.purpose].remove(channel.peer_id)
+                self._serving[channel.purpose].remove(channel)
 
     def _content(self, name: str) -> Content | PieceStore:
         content = self._find(name)
@@ -149,10 +150,10 @@ class BlobServer:
 
     def _admits(self, channel: Channel) -> bool:
         with self._lock:
-            serving, peer_id = self._serving[channel.purpose], channel.peer_id
-            few = serving.count(peer_id) < UPLOADS_PER_PEER
-            free = few and self._known.has_room(peer_id, serving, UPLOADS)
-            serving += [peer_id] * free
+            serving = [each for each in self._serving[channel.purpose] if not each.closed.is_set()]
+            few = [each.peer_id for each in serving].count(channel.peer_id) < UPLOADS_PER_PEER
+            free = few and self._known.makes_room(channel, serving, UPLOADS)
+            self._serving[channel.purpose] += [channel] * free
             return free
 
     def _answer(self, channel: Channel) -> None:

@@ -23,13 +23,13 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit_chain import Ask
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
-    MAX_MANIFEST_BYTES,
     BlobManifest,
     MemoryTarget,
     Piece,
     Target,
     chunk_digest,
     decode_manifest,
+    max_manifest_bytes,
 )
 from atom.swarm.state.piece_store import PieceStore, StoreTarget
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
@@ -188,7 +188,7 @@ class Donor:
         self._ask(wire.BlobRequest(name=self._name, manifest=True))
         hashing_s = min(SILENCE_S + max_bytes / HASHED_BYTES_PER_S, _PIECE_S)
         patience = replace(self._patience, silence_s=hashing_s)
-        return decode_manifest(self.take_whole(MAX_MANIFEST_BYTES, patience), max_bytes)
+        return decode_manifest(self.take_whole(max_manifest_bytes(max_bytes), patience), max_bytes)
 
     def ask(self, piece: Piece) -> None:
         """Ask for a piece. Answers arrive in the order of requests."""

@@ -91,6 +91,17 @@ class KnownPeers:
             return False
         return peer_id in self or sum(other not in self for other in holders) < places // 2
 
+    def makes_room(self, channel: Channel, others: Collection[Channel], places: int) -> bool:
+        """Return True if `channel` may take one of `places`, of which `others` have one each.
+
+        If strangers have their half, a stranger's channel may be closed for it: the host group that
+        has the most loses its oldest one (`made_room`).
+        """
+        if self.has_room(channel.peer_id, [other.peer_id for other in others], places):
+            return True
+        groups = {each: host_group(each.remote[0]) for each in others if each.peer_id not in self}
+        return made_room(groups, [*groups.values()].count(host_group(channel.remote[0])))
+
     def seen_at(self, group: str, peer_id: str) -> None:
         """Remember the host group if the peer, which has proven its id there, is known."""
         if group and peer_id in self and group not in self._hosts:
@@ -165,8 +176,8 @@ class ConnectionLimiter:
         self._lock = threading.RLock()  # closing a connection calls `leave`
         self._unproven: dict[Channel, str] = {}
         """Host group of each connection that has proven no peer id, oldest first."""
-        self._proven: dict[Channel, tuple[str, str]] = {}
-        """Host group and peer id of each other connection, oldest first."""
+        self._proven: dict[Channel, str] = {}
+        """Host group of each other connection, oldest first."""
 
     def enter(self, channel: Channel, host: str) -> bool:
         """Return True, and count the connection, if it may start its handshake."""
@@ -182,19 +193,17 @@ class ConnectionLimiter:
             self._unproven[channel] = group
             return True
 
-    def identify(self, channel: Channel, peer_id: str) -> bool:
-        """Move a connection to the places of `peer_id`; False if there is no room for it."""
+    def identify(self, channel: Channel) -> bool:
+        """Move a connection to the places of its peer; False if there is no room for it."""
         with self._lock:
-            group = self._unproven.get(channel)
-            holders = [peer for _, peer in self._proven.values()]
+            group, peer_id = self._unproven.get(channel), channel.peer_id
+            holders = [other.peer_id for other in self._proven]
             if group is None or holders.count(peer_id) >= MAX_CONNECTIONS_PER_PEER:
                 return False
-            if not self._known.has_room(peer_id, holders, MAX_CONNECTIONS):
-                strangers = {c: g for c, (g, p) in self._proven.items() if p not in self._known}
-                if not made_room(strangers, [*strangers.values()].count(group)):
-                    return False
+            if not self._known.makes_room(channel, self._proven, MAX_CONNECTIONS):
+                return False
             del self._unproven[channel]
-            self._proven[channel] = group, peer_id
+            self._proven[channel] = group
             self._known.seen_at(group, peer_id)
             return True
 
@@ -202,8 +211,8 @@ class ConnectionLimiter:
         """Return the host group of each peer whose newest connection has a public address."""
         with self._lock:
             return {
-                peer_id: group
-                for channel, (group, peer_id) in self._proven.items()
+                channel.peer_id: group
+                for channel, group in self._proven.items()
                 if class_of(channel.remote[0]) is AddressClass.PUBLIC
             }
 

@@ -224,7 +224,7 @@ class Listener:
         handshake.receive(channel, end.local, self._certificate, patience)
         if channel.purpose not in self._served:
             raise PeerRefused(Reason.NOT_FOUND, f"no {channel.purpose.name.lower()} served here")
-        if not self._limiter.identify(channel, channel.peer_id):
+        if not self._limiter.identify(channel):
             raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
         handshake.welcome(channel, end.local, patience)
         channel.bandwidth = end.bandwidth

@@ -21,7 +21,6 @@ from functools import partial
 from blake3 import blake3
 
 from atom.base.errors import PeerRefused
-from atom.swarm.addresses import host_group
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.tls import SocketStream
 from atom.swarm.transport import limits
@@ -71,7 +70,8 @@ class ReverseConnections:
         """
         peer_id, line = channel.peer_id, (channel, threading.Lock())
         with self._lock:
-            if not self._has_room(channel):
+            others = [line for peer, (line, _) in self._lines.items() if peer != peer_id]
+            if not self._endpoint.known.makes_room(channel, others, limits.PLACES_FOR_LINES):
                 return
             before, self._lines[peer_id] = self._lines.get(peer_id), line
         if before:
@@ -83,21 +83,6 @@ class ReverseConnections:
             with self._lock:
                 if self._lines.get(peer_id) is line:
                     del self._lines[peer_id]
-
-    def _has_room(self, channel: Channel) -> bool:
-        """Return True if there is a place for this line; a stranger's line may end for it.
-
-        The host that has the most lines of strangers loses one, as at the door.
-        """
-        known = self._endpoint.known
-        others = {peer: line for peer, (line, _) in self._lines.items() if peer != channel.peer_id}
-        if known.has_room(channel.peer_id, others, limits.PLACES_FOR_LINES):
-            return True
-        groups = {
-            line: host_group(line.remote[0]) for peer, line in others.items() if peer not in known
-        }
-        group = host_group(channel.remote[0])
-        return limits.made_room(groups, [*groups.values()].count(group))
 
     def call(self, peer_id: str, seconds: float) -> SocketStream:
         """Call a peer over its line; return the connection that it opens.

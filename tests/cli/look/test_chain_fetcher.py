@@ -10,7 +10,7 @@ from atom.base.events import EventFan
 from atom.cli.look import chain_reader
 from atom.cli.look.chain_reader import ChainFetcher, LedgerReader
 from atom.config.load import normalised_run_text, parse_run_text
-from atom.swarm.chain.commit_chain import Share, page_of
+from atom.swarm.chain.commit_chain import Share
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head, manifest_digest, seen_from_outside
@@ -19,7 +19,7 @@ from atom.swarm.stream.frames import Pace
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import Handlers
 from atom.swarm.transport.transport import Transport
-from tests.swarm.chain_samples import a_commit, heads_along
+from tests.swarm.chain_samples import a_commit, heads_along, page_of
 from tests.swarm.swarm_samples import TINY_RUN, a_lease, a_manifest
 from tests.swarm.trickle import Trickle
 

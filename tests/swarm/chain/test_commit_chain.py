@@ -15,14 +15,13 @@ from atom.swarm.chain.commit_chain import (
     Ledger,
     Round,
     Share,
-    page_of,
     pages_beyond,
     parse_commits,
     record_of,
     verified_heads,
 )
 from atom.swarm.identity import Identity
-from tests.swarm.chain_samples import a_commit, beginning, heads_along, voter_of
+from tests.swarm.chain_samples import a_commit, beginning, heads_along, page_of, voter_of
 from tests.swarm.refusals import refusal
 
 ME, ANN, BOB = Identity.create(), Identity.create(), Identity.create()

@@ -43,7 +43,8 @@ def test_silent_hosts_leave_half_of_the_places_to_those_of_known_peers() -> None
     known.at_head({"voter"})
     door, first = ConnectionLimiter(known), connection()
     assert door.enter(first, "home")
-    assert door.identify(first, "voter")
+    first.peer_id = "voter"
+    assert door.identify(first)
     crowd = [connection() for _ in range(200)]
     entered = [door.enter(each, f"host {n % 40}") for n, each in enumerate(crowd)]
     assert sum(entered) == 32
