@@ -60,6 +60,21 @@ def class_of(host: str) -> AddressClass:
     return next(kinds, AddressClass.FORBIDDEN)
 
 
+def answers_to(host: str, named: str) -> bool:
+    """Return True if an HTTP server at `host` answers a request for the host name `named`.
+
+    A server on loopback answers to its own names alone. By DNS rebinding, a stranger's site in a
+    browser could otherwise make the server a part of itself, and read what it serves.
+
+    Args:
+        host: Address, or name, that the server listens on.
+        named: Host header of the request, with or without a port.
+    """
+    is_local = host == "localhost" or class_of(host) is AddressClass.LOOPBACK
+    name = named.rpartition(":")[0] if ":" in named and not named.endswith("]") else named
+    return not is_local or name in {"127.0.0.1", "localhost", "[::1]", host}
+
+
 def may_dial(
     host: str, dialled: Collection[AddressClass], is_neighbour: bool = False
 ) -> Reason | None:

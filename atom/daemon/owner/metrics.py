@@ -27,6 +27,7 @@ from atom.base.reasons import Reason
 from atom.config.peer_file import PeerFile
 from atom.daemon.console import Console
 from atom.swarm.addresses import listening
+from atom.swarm.dial_rules import answers_to
 from atom.swarm.records.lease import PeerState
 
 Info = Callable[[], Mapping[str, Any]]
@@ -152,7 +153,8 @@ class Metrics:
     def serve(self, host: str, port: int) -> WSGIServer:
         """Start to answer scrapes, in threads.
 
-        Errors of a connection are ignored, such as a client that hangs up.
+        Errors of a connection are ignored, such as a client that hangs up. Requests for another
+        host name are refused (see `answers_to`).
 
         Raises:
             PortInUseError: Another program has the port.
@@ -162,6 +164,15 @@ class Metrics:
         listening(host, port, "[metrics] port and host in a peer file").close()
         server, _ = start_http_server(port, host, self.registry)
         changed: Any = server
+        scrape = changed.get_app()
+
+        def guarded(request: Any, start: Any) -> Any:
+            if answers_to(host, request.get("HTTP_HOST", host)):
+                return scrape(request, start)
+            start("421 Misdirected Request", [])
+            return []
+
+        server.set_app(guarded)
         changed.RequestHandlerClass.timeout = SILENCE_S
         changed.handle_error = lambda request, client_address: None
         return server

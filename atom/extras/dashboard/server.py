@@ -1,6 +1,5 @@
 """HTTP server of the page. It serves the state of a feed, by GET only, and takes no input."""
 
-import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -12,6 +11,7 @@ from aiohttp.http import HttpProcessingError
 from atom.extras.dashboard.feed import LOOK_EVERY_S, SwarmFeed
 from atom.extras.dashboard.page import content, page
 from atom.swarm.addresses import ListenAddress, listening
+from atom.swarm.dial_rules import answers_to
 
 LOOPBACK = "127.0.0.1"
 
@@ -34,7 +34,6 @@ _STATIC = files("atom.extras.dashboard") / "static"
 _STATIC_KINDS = {
     "style.css": "text/css", "script.js": "text/javascript", "icon.svg": "image/svg+xml",
 }  # fmt: skip
-_LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -72,9 +71,13 @@ async def serve(
 
 
 def _application(feed: SwarmFeed, where: ListenAddress) -> web.Application:
-    names = _own_names(where.host)
-    guards = [web.middleware(partial(_own_name_only, names))] if names else []
-    application = web.Application(middlewares=guards)
+    @web.middleware
+    async def own_name_only(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if not answers_to(where.host, request.host):
+            raise web.HTTPMisdirectedRequest(text="open the address that atom dashboard printed")
+        return await handler(request)
+
+    application = web.Application(middlewares=[own_name_only])
     application.on_response_prepare.append(_add_headers)
     application.add_routes(
         [
@@ -117,32 +120,6 @@ def _serving(text: Callable[[], str], content_type: str) -> _Handler:
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
     # aiohttp calls this for every answer, refusals included.
     response.headers.update(_HEADERS)
-
-
-def _own_names(host: str) -> frozenset[str]:
-    """Return the host names to answer; empty for all, if other machines may open the page."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return _LOOPBACK_NAMES if host == "localhost" else frozenset()
-    return _LOOPBACK_NAMES | {host} if address.is_loopback else frozenset()
-
-
-async def _own_name_only(
-    names: frozenset[str], request: web.Request, handler: _Handler
-) -> web.StreamResponse:
-    """Refuse requests for other host names.
-
-    By DNS rebinding, a stranger's site could otherwise make us a part of itself and read the page.
-    """
-    name = request.host.rpartition(":")[0] if _has_port(request.host) else request.host
-    if name not in names:
-        raise web.HTTPMisdirectedRequest(text="open the address that atom dashboard printed")
-    return await handler(request)
-
-
-def _has_port(host: str) -> bool:
-    return ":" in host and not host.endswith("]")
 
 
 __all__ = ["LOOPBACK", "serve"]
