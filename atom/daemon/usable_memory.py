@@ -1,6 +1,8 @@
 """Memory that this process may use: the machine's, or less in a container or a service."""
 
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,10 @@ _CACHED = ("active_file", "inactive_file")
 _LIMITS = ("memory.max", "memory.high")
 """Files with limits of a group. Beyond the second the kernel kills no process but slows them down
 to almost a standstill, so it counts as a limit, too."""
+
+ALWAYS_ALLOWED_BYTES = 2 * 2**30
+"""Memory that `bounded_memory` allows at least. Importing and tracing a usual model take 0.5 GiB, a
+model of 1,000 layers about 1.6 GiB."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,24 @@ def usable_memory(root: Path = _ROOT) -> UsableMemory:
         limited = limited or limit < total
         total, available = min(total, limit), min(available, free)
     return UsableMemory(total, available, limited)
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Let this process take at most half of the free memory within the context.
+
+    Code in the context that takes more gets a MemoryError, or a RuntimeError from PyTorch, and the
+    kernel kills no process. RLIMIT_DATA counts memory of this process that it can write to.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    allowed_bytes = max(usable_memory().available_bytes // 2, ALWAYS_ALLOWED_BYTES)
+    bounds = psutil.Process().memory_info().data + allowed_bytes, soft, hard
+    bound = min(each for each in bounds if each != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _allowed(root: Path) -> Iterator[tuple[int, int]]:

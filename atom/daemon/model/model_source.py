@@ -9,6 +9,7 @@ from atom.base.errors import AddressError, ConfigError, MismatchError
 from atom.config.load import run_from_text
 from atom.config.places import model_place
 from atom.config.run_file import RunFile
+from atom.daemon.usable_memory import bounded_memory
 from atom.models.data.samples import Samples, own_samples
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
@@ -150,7 +151,8 @@ def _whole_source(run: RunFile, code: OwnCode | None) -> ModelSource:
         has = {"target_share": run.data.learns_answers, "positions": bool(run.data.attention)}
         entries = [name for name, is_there in has.items() if is_there]
         config = read_config(model.huggingface_config)
-        return HuggingFaceSource(config, model.sequence_tokens, entries)
+        with bounded_memory():  # the library makes lists as long as a config says
+            return HuggingFaceSource(config, model.sequence_tokens, entries)
     if model.module is not None:
         assert code is not None, "fetched before"
         sequence_tokens = None if run.data.source == "module" else model.sequence_tokens

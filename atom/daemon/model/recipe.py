@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -13,7 +14,7 @@ from atom.base.errors import MismatchError, ModelError
 from atom.config.run_file import RunFile
 from atom.config.section import PRECISION_NAMES
 from atom.daemon.console import Console
-from atom.daemon.usable_memory import usable_memory
+from atom.daemon.usable_memory import bounded_memory, usable_memory
 from atom.graph.program import compile_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, drawing_place
@@ -186,6 +187,9 @@ def _counted(value_of: InitialValue, total: int, console: Console) -> InitialVal
 def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph:
     """Return the graph of a pinned run's model.
 
+    Memory is bounded, unless the model is code that the user trusts: a few numbers of an owner's
+    config can ask for any amount.
+
     Args:
         run: the run, pinned.
         source: builds the model.
@@ -195,8 +199,9 @@ def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph
         SourceError: the model cannot be built.
         ModelError: the model cannot be traced.
     """
-    model = source.build(PRECISIONS[run.model.precision])
-    return trace(model, source.example_batch(run.batch.micro_batch_sequences), training)
+    with bounded_memory() if run.model.module is None else nullcontext():
+        model = source.build(PRECISIONS[run.model.precision])
+        return trace(model, source.example_batch(run.batch.micro_batch_sequences), training)
 
 
 def verify_recipe(recipe: Recipe, samples: Samples, console: Console) -> None:

@@ -1,0 +1,84 @@
+"""Attack by the owner of a run: a config.json whose few numbers ask for more memory than there is.
+
+Every peer that joins builds the model of such a config before it can tell how large the model is.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from atom.config.load import parse_run_text
+from atom.daemon import usable_memory
+from atom.daemon.model.model_source import open_source
+from atom.daemon.model.recipe import trace_run
+from tests.daemon.tiny_run import LLAMA, run_text
+
+pytestmark = pytest.mark.timeout(300)
+MIB = 2**20
+MOST_MIB = 800
+"""Bound on the memory that a child takes: libraries, and what this test allows."""
+CHILD = """
+import json, resource, sys
+from atom.models.source import SourceError
+from tests.attacks import test_model_configs as attack
+
+GIB = 2**30
+resource.setrlimit(resource.RLIMIT_AS, (6 * GIB, 6 * GIB))  # code without a bound takes so much
+try:
+    attack.read_as_a_joiner(json.loads(sys.argv[1]))
+except SourceError as refusal:
+    print("refused:", refusal.message)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+NEO = {
+    "model_type": "gpt_neo",
+    "hidden_size": 64,
+    "num_heads": 4,
+    "attention_types": [[["global"], 2]],
+}
+CONFIGS: Mapping[str, dict[str, object]] = {
+    "a list of 2 ** 31 entries": NEO
+    | {"num_layers": 2, "attention_types": [[["global"], 2**31 - 1]]},
+    "4,096 masks of 64 MB": NEO
+    | {
+        "num_layers": 4096,
+        "attention_types": [[["global"], 4096]],
+        "max_position_embeddings": 8000,
+    },
+}
+
+
+def no_free_memory(root: Path = Path("/")) -> usable_memory.UsableMemory:
+    return usable_memory.UsableMemory(total_bytes=2**30, available_bytes=0)
+
+
+def read_as_a_joiner(config: object) -> None:
+    """Build and trace the model of a run file, as a joiner does, on a machine without free memory.
+
+    Args:
+        config: Content of the run's config.json.
+    """
+    plain = parse_run_text(run_text("huge", LLAMA))
+    small = plain.with_source(config=json.dumps(NEO | {"num_layers": 2, "vocab_size": 64}))
+    trace_run(small, open_source(small, None))  # imports the library
+    usable_memory.ALWAYS_ALLOWED_BYTES = 128 * MIB
+    usable_memory.usable_memory = no_free_memory
+    run = plain.with_source(config=json.dumps(config))
+    trace_run(run, open_source(run, None))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_config_takes_no_more_memory_than_is_allowed(kind: str) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(CONFIGS[kind])],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    refused, most_mib = child.stdout.splitlines()
+    assert refused.startswith("refused: transformers"), child.stderr
+    assert int(most_mib) < MOST_MIB
