@@ -211,6 +211,21 @@ def test_a_folder_opens_its_own_files_only(tmp_path: Path, place: str) -> None:
         contents(StoredDataset(str(table)).corpus())
 
 
+def test_a_saved_table_opens_its_own_files_only(tmp_path: Path) -> None:
+    """Such a folder may name a private table: it would become the run's text."""
+    private, given = tmp_path / "private", tmp_path / "given"
+    for folder, text in ((private, "secret"), (given, "hello")):
+        datasets.Dataset.from_dict({"text": [text]}).save_to_disk(folder)
+    assert contents(StoredDataset(str(given)).corpus()) == [b"hello"]
+    state = json.loads((given / "state.json").read_text())
+    (own,) = state["_data_files"]
+    for place in (str(private), "../private"):
+        named = state | {"_data_files": [{"filename": f"{place}/{own['filename']}"}]}
+        (given / "state.json").write_text(json.dumps(named))
+        with pytest.raises(DataError, match="not its own"):
+            contents(StoredDataset(str(given)).corpus())
+
+
 def test_a_folder_of_a_hubs_name_is_not_read_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

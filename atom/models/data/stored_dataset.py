@@ -4,9 +4,10 @@ No code of a dataset is executed: the library dropped dataset scripts in its ver
 """
 
 import errno
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -122,6 +123,7 @@ def _table(stored: StoredDataset) -> Any:
     if not sys.stderr.isatty():
         library.disable_progress_bars()
     if stored.folder and any((stored.folder / name).exists() for name in _SAVED):
+        _check_files(stored, _named_by_saved(stored.folder), f"{stored.folder}/")
         table = _split_of(library.load_from_disk(stored.path), stored)
         # A saved table keeps an output format, which may convert rows and hide columns.
         return table.with_format(None)
@@ -137,27 +139,39 @@ def _table(stored: StoredDataset) -> Any:
         )
     revision = None if stored.folder else stored.revision
     builder = library.load_dataset_builder(stored.path, stored.name, revision=revision)
-    _check_files(builder, stored)
+    own = f"{stored.folder.resolve()}/" if stored.folder else f"hf://datasets/{stored.path}@"
+    files = (builder.config.data_files or {}).values()
+    _check_files(stored, (str(file) for each in files for file in each), own)
     builder.download_and_prepare()
     return builder.as_dataset(split=stored.split)
 
 
-def _check_files(builder: Any, stored: StoredDataset) -> None:
+def _check_files(stored: StoredDataset, named: Iterable[str], own: str) -> None:
     """Refuse a dataset that names files outside its own folder, or repository on the hub.
 
-    Its README may name any file, including private ones on this machine. The run's text goes to all
-    peers, or leaves traces in the gradients that a peer sends.
+    Its files may name any other file, including private ones on this machine. The run's text goes
+    to all peers, or leaves traces in the gradients that a peer sends.
 
-    Raises: DataError naming the first such file.
+    Args:
+        stored: The dataset.
+        named: Files that it names.
+        own: Beginning of the names of its own files.
+
+    Raises: DataError naming the first file that is not its own.
     """
-    own = f"{stored.folder.resolve()}/" if stored.folder else f"hf://datasets/{stored.path}@"
-    for files in (builder.config.data_files or {}).values():
-        for file in files:
-            if not (str(file).startswith(own) and "/../" not in str(file)):
-                raise DataError(
-                    f"the dataset {stored.path} names a file that is not its own: {file}",
-                    "use the dataset's current name on the hub, or another dataset",
-                )
+    for file in named:
+        if not (file.startswith(own) and "/../" not in file):
+            raise DataError(
+                f"the dataset {stored.path} names a file that is not its own: {file}",
+                "use the dataset's current name on the hub, or another dataset",
+            )
+
+
+def _named_by_saved(folder: Path) -> Iterator[str]:
+    """Yield the files that a saved table names, as the library joins their paths."""
+    for path in folder.rglob("state.json"):
+        for file in json.loads(path.read_bytes())["_data_files"]:
+            yield os.path.join(path.parent, file["filename"])
 
 
 def _split_of(saved: Any, stored: StoredDataset) -> Any:
