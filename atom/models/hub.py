@@ -4,7 +4,7 @@ Only this module imports `huggingface_hub`. The library caches files and resumes
 downloads.
 """
 
-import re
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from atom.models.installing import install_extra
 from atom.models.source import DataError, DataUnreachable
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_PART = re.compile(r"model-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json")
 _WAIT_S = 30
 """Timeout of one request, in seconds."""
 _HINT = "check its name and the network; or name a local folder instead"
@@ -41,8 +40,7 @@ def fetch_config(name: str, revision: str) -> Path:
 def fetch_weights(name: str, revision: str, most_bytes: int, on_progress: ByteProgress) -> Path:
     """Fetch a model's safetensors and return their folder.
 
-    The weights are one file, or an index with several files; a file that the index names but the
-    hub lacks is not noticed here.
+    The weights are one file, or an index and the files that it names.
 
     Args:
         name: OWNER/NAME on the hub.
@@ -50,13 +48,19 @@ def fetch_weights(name: str, revision: str, most_bytes: int, on_progress: BytePr
         most_bytes: maximum total size of the weights.
         on_progress: called as bytes arrive.
 
-    Raises: DataError if the model has no safetensors, exceeds `most_bytes`, or cannot be fetched.
+    Raises: DataError if the model has no safetensors, lacks a file of its index, exceeds
+        `most_bytes`, or cannot be fetched.
     """
     sizes = _sizes(name, revision)
-    files = [WHOLE] if WHOLE in sizes else sorted(filter(_PART.fullmatch, sizes))
+    files = [each for each in (WHOLE, INDEX) if each in sizes][:1]
     if not files:
         what = f"the hub's model {name} has no weights as safetensors"
         raise DataError(what, "choose another model, or convert it into a local folder")
+    if files == [INDEX] and sizes[INDEX] <= most_bytes:
+        files += read_index(_fetched(name, revision, INDEX))
+    if missing := sorted({*files} - sizes.keys()):
+        what = f"the hub's model {name} lacks {missing[0]}, which its index names"
+        raise DataError(what, "choose another revision, or another model")
     total = sum(sizes[file] for file in files)
     if total > most_bytes:
         what = f"the hub's model {name} has {total:,} bytes of weights, more than {most_bytes:,}"
@@ -67,6 +71,23 @@ def fetch_weights(name: str, revision: str, most_bytes: int, on_progress: BytePr
         done += sizes[file]
         on_progress(done, total)
     return folder
+
+
+def read_index(path: Path) -> dict[str, list[str]]:
+    """Return file name → names of its tensors, as an index of weights lists them.
+
+    Raises: DataError if it is no index, or names anything but safetensors files beside it.
+    """
+    hint, files = "the folder is not whole: get it again", dict[str, list[str]]()
+    try:
+        for name, file in json.loads(path.read_text(encoding="utf-8"))["weight_map"].items():
+            files.setdefault(str(file), []).append(str(name))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise DataError(f"{path.name} is no index of weights: {problem}", hint) from problem
+    for file in files:
+        if Path(file).name != file or not file.endswith(".safetensors") or not file.isprintable():
+            raise DataError(f"{path.name} names {file!r}, no safetensors file beside it", hint)
+    return files
 
 
 def _report(on_progress: ByteProgress, before: int, total: int, of_file: int) -> None:

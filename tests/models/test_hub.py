@@ -57,6 +57,19 @@ def test_several_files_and_their_index(played: Hub) -> None:
     assert told[-1] == (len(index) + 21,) * 2
 
 
+def test_a_file_of_the_index_that_the_hub_lacks_is_named_before_any_is_fetched(
+    played: Hub,
+) -> None:
+    first, second = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    index = json.dumps({"weight_map": {"a": first, "b": second}})
+    put(played, model__safetensors__index__json=index.encode())
+    (played.models[NAME] / first).write_bytes(b"w" * 10)
+    with pytest.raises(DataError, match=f"lacks {second}, which its index names") as caught:
+        fetched()
+    assert caught.value.hint
+    assert not [path for path in played.asked if path.endswith(first)]
+
+
 def test_what_no_run_could_use_is_refused_before_it_is_fetched(played: Hub) -> None:
     put(played, pytorch_model__bin=b"x")
     with pytest.raises(DataError, match="no weights as safetensors"):

@@ -26,8 +26,8 @@ from atom.base.errors import ConfigError, StorageError
 from atom.base.files import why_not_written
 from atom.daemon.model.model_source import config_text
 from atom.daemon.model.recipe import Recipe
-from atom.models.hub import CONFIG, INDEX, WHOLE
-from atom.models.source import InitialValue, ModelSource, Outside, Place
+from atom.models.hub import CONFIG, INDEX, WHOLE, read_index
+from atom.models.source import DataError, InitialValue, ModelSource, Outside, Place
 from atom.training.storage.disk import sync
 
 SHARD_BYTES = 2 * 10**9
@@ -152,7 +152,8 @@ def _files_in(folder: Path) -> dict[Path, list[str]]:
     if (folder / WHOLE).is_file():
         return {folder / WHOLE: []}
     if (folder / INDEX).exists():
-        return _read_index(folder / INDEX)
+        with _read_errors(folder / INDEX):
+            return {folder / file: names for file, names in read_index(folder / INDEX).items()}
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder", "name one that holds model.safetensors")
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
@@ -164,25 +165,11 @@ def _files_in(folder: Path) -> dict[Path, list[str]]:
     raise ConfigError(f"{folder} holds no {WHOLE}", "name a folder with weights as safetensors")
 
 
-def _read_index(path: Path) -> dict[Path, list[str]]:
-    hint = "the folder is not whole: get it again"
-    files: dict[str, list[str]] = {}
-    try:
-        for name, file in json.loads(path.read_text(encoding="utf-8"))["weight_map"].items():
-            files.setdefault(str(file), []).append(str(name))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        raise ConfigError(f"{path} is no index of weights: {problem}", hint) from problem
-    for file in files:
-        if Path(file).name != file or not file.endswith(".safetensors") or not file.isprintable():
-            raise ConfigError(f"{path} names {file!r}, no safetensors file beside it", hint)
-    return {path.parent / file: names for file, names in files.items()}
-
-
 @contextmanager
 def _read_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError) as problem:
+    except (OSError, SafetensorError, DataError) as problem:
         raise ConfigError(
             f"{path} cannot be read: {problem}", "the folder is not whole: get it again"
         ) from problem
