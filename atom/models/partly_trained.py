@@ -79,7 +79,7 @@ class Adapters:
 
         Args:
             layers: names of the adapted layers in the exported model.
-            transposed: True if the layers' weights are [inputs, outputs].
+            transposed: True if the weight of any layer is [inputs, outputs].
         """
         return {
             "peft_type": "LORA",
@@ -146,17 +146,17 @@ class PartlyTrained(ModelSource):
 
         Returns: the tensors of adapter_model.safetensors, and the adapter_config.json.
         """
-        model, places, layers = self.build(torch.float32), list[Place](), list[str]()
+        model, places, layers = self.build(torch.float32), list[Place](), dict[str, bool]()
         of_base = {place.parameter: place for place in self.outside(torch.float32).places}
-        for layer in self.adapted:
+        for layer, is_transposed in self.adapted.items():
             base = of_base[f"{layer}.weight"]
-            layers.append(base.name.removesuffix(".weight"))
+            outside = base.name.removesuffix(".weight")
+            layers[outside] = base.transposed or is_transposed
             for each in (DOWN, UP):
                 own = f"{layer}.{each}.weight"
                 shape = tuple(model.get_parameter(own).shape)
-                places.append(Place(f"base_model.model.{layers[-1]}.{each}.weight", own, shape))
-        transposed = base.transposed or self.adapted[layer]
-        return tuple(places), self.part.peft_config(layers, transposed)
+                places.append(Place(f"base_model.model.{outside}.{each}.weight", own, shape))
+        return tuple(places), self.part.peft_config(list(layers), any(layers.values()))
 
     @cached_property
     def adapted(self) -> Mapping[str, bool]:

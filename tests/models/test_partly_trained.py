@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.partly_trained import Adapters, PartlyTrained
-from atom.models.source import ModelSource, SourceError, materialised
+from atom.models.source import ModelSource, Outside, SourceError, materialised, outside_of
 
 LLAMA = {
     "model_type": "llama",
@@ -82,3 +83,27 @@ def test_the_shrunk_model_has_adapters_where_its_layers_allow() -> None:
     assert {name.split(".")[4] for name in names} == {"up_proj", "k_proj"}
     assert isinstance(small, PartlyTrained)
     assert small.shrunk() is small
+
+
+class Conv1D(nn.Module):
+    """Linear layer with weight [inputs, outputs], named and shaped as in `transformers`."""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.nf, self.weight = outputs, nn.Parameter(torch.empty(inputs, outputs, device="meta"))
+
+
+class Mixed(GPT3Source):
+    """Model with both kinds of linear layers; the last one is an ordinary one."""
+
+    def build(self, dtype: torch.dtype) -> nn.Module:
+        return nn.Sequential(Conv1D(4, 8), nn.Linear(4, 2, device="meta"))
+
+    def outside(self, dtype: torch.dtype) -> Outside:
+        return outside_of(self.build(dtype))
+
+
+def test_one_transposed_layer_is_told_wherever_it_is() -> None:
+    """`peft` reads the key for every layer, and corrects it where the weight is not transposed."""
+    _, told = PartlyTrained(Mixed(PLAIN), ADAPTERS).adapter()
+    assert (told["target_modules"], told["fan_in_fan_out"]) == (["0", "1"], True)
