@@ -158,10 +158,14 @@ def pieces_of(
         graph: the traced model.
         layers: all layers of `graph`.
         ends: positions at which sub-models end: ascending legal cuts, the last one after all calls.
+
+    Raises:
+        ValueError: the cut is not one of this graph.
     """
     last = len(graph.calls)
     legal = {*range(1, last)} - graph.forbidden_cuts | {last}
-    assert [*ends] == sorted(legal.intersection([*ends, last])), f"no legal cut: {ends}"
+    if [*ends] != sorted(legal.intersection([*ends, last])):
+        raise ValueError(f"no legal cut of a graph of {last} calls: {[*ends]}")
     wanted, start = frozenset(ends), 0
     runs: list[tuple[Layer, ...]] = [()]
     for layer in layers:

@@ -38,6 +38,9 @@ def build_program(graph: Graph, ends: Sequence[int] | None = None) -> Program:
         ends: positions in `graph.calls` at which sub-models end: ascending, none of them in
             `graph.forbidden_cuts`, the last one `len(graph.calls)`. By default, each layer is a
             sub-model.
+
+    Raises:
+        ValueError: `ends` is no such cut.
     """
     layers = layers_of(graph)
     ends = layer_ends(layers) if ends is None else tuple(ends)

@@ -215,6 +215,9 @@ class Choice:
 
         Args:
             graph: The graph for which this choice was made.
+
+        Raises:
+            ValueError: This choice was made for another graph, which is cut at other positions.
         """
         # Split matrices first: the positions of the parts depend on the recomputed spans, which
         # `remembering` drops.

@@ -60,6 +60,13 @@ def budgets(precision: torch.dtype) -> tuple[int, ...]:
     return (least, 3 * least // 2, 2 * least, 4 * least, 1 << 40)
 
 
+def test_a_choice_cuts_no_other_graph_than_its_own() -> None:
+    shallow = GPT3(GPT3Config(1, 2, 48, sequence_tokens=16, vocabulary_size=128), device="meta")
+    choice = answer(torch.float32, 1 << 40)
+    with pytest.raises(ValueError, match="no legal cut of a graph of"):
+        choice.program(trace(shallow, {k: v.clone() for k, v in BATCH.items()}))
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_slots_are_what_the_engine_allocates(precision: torch.dtype) -> None:
     graph = graph_of(precision)
