@@ -1,7 +1,7 @@
 """A group of devices that run each pass together, with every sub-model on one of them.
 
-Each device has a thread, and an engine with its own sub-models. Computations and additions have the
-same order as on one device, so a group of any size gives the same bits.
+Each device has an engine with its own sub-models, and during a pass a thread. Computations and
+additions have the same order as on one device, so a group of any size gives the same bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ class EngineGroup:
     """Engines of one program on the devices of a group, with the interface of `Engine`."""
 
     def __init__(self, engines: Sequence[Engine], device: Device) -> None:
-        """Create one thread per engine.
+        """Start nothing.
 
         Args:
             engines: Engines of the group, one per device.
@@ -37,7 +37,6 @@ class EngineGroup:
         self._engines, self._device = engines, device
         self.loss_scale = 1.0
         self.observer: Observer | None = None
-        self._pool = ThreadPoolExecutor(len(engines), "atom-group")
 
     def run_pass(
         self,
@@ -91,7 +90,8 @@ class EngineGroup:
                 raise
 
         outside = self._device.random_state()
-        running = [self._pool.submit(run, engine) for engine in self._engines]
+        with ThreadPoolExecutor(len(self._engines), "atom-group") as pool:
+            running = [pool.submit(run, engine) for engine in self._engines]
         failures = [failure for each in running if (failure := each.exception()) is not None]
         with self._device.drawing(outside):  # restores the state, which engines changed
             pass

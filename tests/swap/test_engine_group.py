@@ -1,5 +1,7 @@
 """A group of devices gives the bits of a single device, with values that cross its cuts."""
 
+import threading
+
 import pytest
 import torch
 from crossing_models import batch
@@ -45,6 +47,8 @@ def trained(
             replica.reset_gradients()
             told.append(replica.evaluate([batch(9), batch(8)]))
     replica.finish_step()
+    threads = {thread.name.rpartition("_")[0] for thread in threading.enumerate()}
+    assert "atom-group" not in threads, "a pass leaves no thread behind"
     told.append(torch.cat([_flat(arena) for arena in replica.state_arenas().values()]).tolist())
     for each in opened:
         each.close()
