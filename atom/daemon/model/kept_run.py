@@ -98,13 +98,13 @@ class KeptRun:
         """
         state = StateDirectory(root)
         try:
-            record = state.manifest.read_bytes()
-        except OSError as problem:
-            raise StorageError(
-                f"{state.root} holds no run", "name the state directory of a peer with --state DIR"
-            ) from problem
+            manifest = decode_manifest(state.manifest.read_bytes(), None)
+        except (OSError, PeerRefused) as problem:
+            hint = "name the state directory of a peer with --state DIR"
+            if isinstance(problem, PeerRefused):
+                hint = f"{state.manifest} is damaged: delete it, then join the run again"
+            raise StorageError(f"{state.root} holds no run", hint) from problem
         try:
-            manifest = decode_manifest(record, None)
             journal = None
             if with_chain:
                 note(f"reading the chain of {manifest.run}")

@@ -263,6 +263,10 @@ def test_what_cannot_be_exported_is_said(kept: Kept, tmp_path: Path) -> None:
         exported(tmp_path)
     with pytest.raises(StorageError, match="holds no run"):
         export_run(tmp_path / "out", tmp_path, Silence())
+    (tmp_path / "a" / "manifest.bin").write_bytes(b"damaged")
+    with pytest.raises(StorageError, match="holds no run") as caught:
+        exported(tmp_path)
+    assert "manifest.bin is damaged: delete it, then join the run again" in caught.value.hint
     assert not (tmp_path / "out").exists()
 
 
