@@ -189,8 +189,8 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         if not task.speed:
             return Text()
-        unit = task.fields["unit"]
-        per_s = format_bytes(task.speed) if unit == BYTES else f"{task.speed:,.3g} {unit}"
+        unit, digits = task.fields["unit"], ".0f" if task.speed >= 100 else ".3g"
+        per_s = format_bytes(task.speed) if unit == BYTES else f"{task.speed:,{digits}} {unit}"
         return Text(f"{per_s}/s")
 
 

@@ -2,11 +2,14 @@
 
 import io
 from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.console import Console
+from rich.progress import Task
 
-from atom.cli.shell.console import Steps, TerminalConsole, private_host
+from atom.cli.shell.console import Steps, TerminalConsole, _Rate, private_host
 from atom.daemon.console import BYTES
 
 
@@ -44,6 +47,20 @@ def test_where_nobody_sees_a_bar_a_line_now_and_then_says_how_far() -> None:
     assert told(again) == ["checking: 90%"]
     broken_off = [(0, 0, 5), (3, 2, 0), (6, 0, 9), (9, 3, 9)]
     assert told(broken_off) == ["checking: broke off", "checking: 33%"]
+
+
+@pytest.mark.parametrize(
+    ("per_s", "unit", "shown"),
+    [
+        (1234.5, "rounds", "1,234 rounds/s"),
+        (99.96, "rounds", "100 rounds/s"),
+        (0.1234, "rounds", "0.123 rounds/s"),
+        (2048.0, BYTES, "2.0 KiB/s"),
+    ],
+)
+def test_rates_have_no_exponent(per_s: float, unit: str, shown: str) -> None:
+    task = SimpleNamespace(speed=per_s, fields={"unit": unit})
+    assert str(_Rate().render(cast(Task, task))) == shown
 
 
 @pytest.mark.parametrize("again", [False, True])
