@@ -99,9 +99,15 @@ class Acceptor:
     """Value that this replica vouched for, at each ballot: never two at one ballot."""
 
     def promise(self, survivors: Survivors, ballot: Ballot) -> bool:
-        """Promise to ignore lower ballots; return False unless `ballot` is the highest so far."""
-        before = self.promised.get(survivors)
-        if before is not None and ballot <= before:
+        """Promise to ignore lower ballots; return False unless `ballot` is the highest so far.
+
+        In the slot of a branch it must exceed the ordinary promise, too: each promise reports the
+        value that was accepted in the ordinary slot, and only a value of a lower ballot is believed
+        (`Coordinator._may_be_accepted`). To refuse is always safe, and tells the coordinator the
+        number that its next attempt has to exceed.
+        """
+        before = (self.promised.get(slot) for slot in (survivors, ORDINARY))
+        if any(each is not None and ballot <= each for each in before):
             return False
         self.promised[survivors] = ballot
         return True

@@ -108,10 +108,10 @@ def test_a_call_at_another_head_binds_nobody() -> None:
     assert len(scene.sent(Promise)) == 1
 
 
-def call_for_a_branch(scene: Scene) -> None:
+def call_for_a_branch(scene: Scene, attempt: int = 7) -> None:
     scene.now += 2.0  # a leader that calls again at once is ignored
     scene.machine._context.state.overdue = 2.0  # so no peer objects
-    scene.hear(Prepare(HEAD.digest, ballot(7), tuple(sorted([ME, MATE]))))
+    scene.hear(Prepare(HEAD.digest, ballot(attempt), tuple(sorted([ME, MATE]))))
 
 
 def test_counting_that_stands_still_for_another_ballot_is_no_promise() -> None:
@@ -131,6 +131,20 @@ def test_what_was_accepted_is_said_with_every_promise_and_a_branch_hears_of_it()
     told = [(said.accepted, said.accepted_before_branch) for said in scene.sent(Promise)]
     accepted = Accepted(ballot(5), VALUE, AT_FIVE)
     assert told == [(None, None), (accepted, None), (None, accepted)]
+
+
+def test_a_branch_call_below_the_ordinary_promise_gets_the_number_that_it_has_to_exceed() -> None:
+    """A promise would report a value of a higher ballot, which its coordinator takes for a lie."""
+    scene = promised()
+    scene.hear(Accept(HEAD.digest, ballot(5), VALUE, AT_FIVE, ballot(5)))
+    scene.tell(ResultFetched(RESULT, is_here=True, norm=NORM))
+    call_for_a_branch(scene, 3)
+    assert [(nack.promised, nack.reason) for nack in scene.sent(Nack)] == [
+        (ballot(5), Reason.BALLOT_TOO_LOW)
+    ]
+    assert len(scene.sent(Promise)) == 1
+    call_for_a_branch(scene, 6)
+    assert scene.sent(Promise)[-1].accepted_before_branch == Accepted(ballot(5), VALUE, AT_FIVE)
 
 
 def test_a_result_that_arrives_after_a_higher_promise_is_not_voted_for() -> None:
