@@ -2,9 +2,8 @@
 
 The module is traced and cut into sub-models. Weights, gradients and optimizer state stay in host
 memory, and the sub-models stream through the device. The code is shared with the swarm's peers
-(`graph`, `placement`, `swap`, `optim`, `training.replica`, `daemon.fitting`), so its guarantees
-hold here too: a step gives the same bits as plain PyTorch where the device rounds alike
-(docs/swap.md).
+(`graph`, `swap`, `optim`, `training.replica`, `plan`), so its guarantees hold here too: a step
+gives the same bits as plain PyTorch where the device rounds alike (docs/swap.md).
 """
 
 import math
@@ -17,28 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from atom.base.units import parse_bytes
-from atom.daemon.fitting.device_choice import (
-    allowed_bytes,
-    free_host_bytes,
-    has_kernels,
-    question,
-    trained_element_bytes,
-    usable_device_bytes,
-)
-from atom.daemon.fitting.profiling import profile_or_guess
-from atom.daemon.model.devices import open_devices
 from atom.graph.ir import Program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
-from atom.optim.optimizer import Optimizer, store_bytes
+from atom.optim.optimizer import Optimizer
 from atom.optim.rate import RateSettings
-from atom.placement.choice import Choice
-from atom.placement.choosing import choose
+from atom.plan.choice import Choice
+from atom.plan.choosing import Question, choose
+from atom.plan.devices import free_host_bytes, has_kernels, open_devices, usable_device_bytes
+from atom.plan.footprint import Footprint, trained_element_bytes
+from atom.plan.profiling import profile_or_guess
 from atom.swap.device import Device
-from atom.swap.state_form import StateForm
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
+from atom.training.run_optimizer import ReplicaTerms
 
 MicroBatch = tuple[Tensor, Tensor]
 """Inputs and targets of a micro-batch; the first dimension of both counts sequences (samples)."""
@@ -211,7 +203,7 @@ def offload(
     whole = _WithLoss(model, loss).train()
     batch = _entries(example)
     graph = trace(whole, batch)
-    (opened,) = open_devices([device], graph.parameter_dtype, allowed_bytes(limit_bytes))
+    (opened,) = open_devices([device], graph.parameter_dtype, limit_bytes)
     with ExitStack() as on_failure:
         on_failure.callback(opened.close)
         choice = _choice(graph, optimizer or AdamW(), opened, limit_bytes)
@@ -272,12 +264,13 @@ def _choice(graph: Graph, optimizer: Optimizer, device: Device, limit_bytes: int
     """Choose how to cut the model for this device. Raises: DeviceError if it does not fit."""
     kind = device.torch_device
     profile = profile_or_guess(graph, kind, lambda note: None, lambda done, total: None)
-    left = free_host_bytes(None) - store_bytes(optimizer, graph.layout, graph.parameter_dtype)
-    device_bytes = limit_bytes or usable_device_bytes([kind], left)
-    most = MAX_MICRO_BATCHES_PER_PASS
+    terms = ReplicaTerms(graph.layout, graph.parameter_dtype, optimizer)
+    left_bytes = Footprint.of(terms, free_host_bytes(None)).host.left_bytes
+    device_bytes = limit_bytes or usable_device_bytes([kind], left_bytes)
+    sizes = device_bytes, MAX_MICRO_BATCHES_PER_PASS, left_bytes
     kernels = has_kernels(kind, lambda note: None)
-    trained = trained_element_bytes(optimizer, graph, StateForm.EXACT) if kernels else 0
-    return choose(question(graph, profile, device_bytes, most, left, trained_element_bytes=trained))
+    trained = trained_element_bytes(terms) if kernels else 0
+    return choose(Question.of(graph, profile, *sizes, trained_element_bytes=trained))
 
 
 def _evaluation(

@@ -22,7 +22,7 @@ from atom.graph.profile.seconds import Profile, assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT2_VOCABULARY, GPT3, GPT3Config
-from atom.placement.choice import HostStep
+from atom.plan.choice import HostStep
 
 DEVICE_BYTES = {"h200": 138 << 30, "rtx4090-24g": 22 << 30, "rtx3090-24g": 22 << 30}
 STEPS = {"h200": HostStep(3.6e9, 30.0)}

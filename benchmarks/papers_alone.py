@@ -34,8 +34,8 @@ from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
-from atom.placement.choosing import enough_bytes
-from atom.placement.memory import Piece, pieces_of
+from atom.plan.choosing import enough_bytes
+from atom.plan.memory import Piece, pieces_of
 from atom.swap.device import CpuDevice
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Sums, Terms, all_reduce, open_exchange

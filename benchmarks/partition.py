@@ -25,16 +25,15 @@ from sides import machine as this_machine
 from sides import positive, publish
 
 from atom.base.errors import DeviceError
-from atom.daemon.fitting.device_choice import question
 from atom.graph.chain import Chain
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT2_VOCABULARY, GPT3, GPT3Config
-from atom.placement.choice import Choice
-from atom.placement.choosing import Question, choose
-from atom.placement.memory import Cut
-from atom.placement.residency import arrangements
+from atom.plan.choice import Choice
+from atom.plan.choosing import Question, choose
+from atom.plan.memory import Cut
+from atom.plan.residency import arrangements
 
 MEMORY_BYTES = {"rtx3060-12g": 11 << 30, "rtx4090-24g": 22 << 30, "h200": 138 << 30}
 """What a plan may hold: the card's, less what PyTorch and the driver take."""
@@ -161,7 +160,7 @@ def _problem(model: str, card: str, micro_batches: int, layers: int | None) -> P
     graph = _graph(model, layers)
     profile = assume_graph(graph, card)
     most = MEMORY_BYTES[card], micro_batches
-    return Problem(model, card, question(graph, profile, *most))
+    return Problem(model, card, Question.of(graph, profile, *most))
 
 
 @cache

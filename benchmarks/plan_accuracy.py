@@ -32,7 +32,7 @@ from atom.base.errors import UserError
 from atom.graph.profile.measured import Stopwatch, measure_layers, measure_link, now
 from atom.graph.profile.seconds import Profile, measured_graph
 from atom.graph.trace import trace
-from atom.placement.choice import Choice
+from atom.plan.choice import Choice
 
 USUAL = ["gpt3", "wide", "deep", "skips"]
 TITLES = ["model", "memory", "cut", "stay", "C", "foretold s", "measured s", "ratio", "quartiles",

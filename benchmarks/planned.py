@@ -8,9 +8,9 @@ import torch
 from atom.graph.layers import layers_of
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
-from atom.placement.choice import Choice
-from atom.placement.choosing import Question, choose
-from atom.placement.memory import Cut, Limits
+from atom.plan.choice import Choice
+from atom.plan.choosing import Question, choose
+from atom.plan.memory import Cut, Limits
 from atom.swap.arrangement import Arrangement
 
 UNLIMITED_BYTES = 1 << 50
@@ -35,7 +35,14 @@ class Planner:
         return choose(self.question(profile, device_bytes))
 
     def question(self, profile: Profile, device_bytes: int) -> Question:
-        return Question.of(self.graph, profile, self._limits(device_bytes))
+        return Question.of(
+            self.graph,
+            profile,
+            device_bytes,
+            self.micro_batches,
+            gradient_element_bytes=self.gradient_bytes,
+            trained_element_bytes=self.trained_element_bytes,
+        )
 
     def again(self, profile: Profile, choice: Choice) -> Choice:
         """The same cut and arrangement, its time foreseen from another profile."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from atom.graph.traced import Graph
 from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
-from atom.placement.choice import Choice
+from atom.plan.choice import Choice
 from atom.swap.device import CpuDevice, Device
 from atom.swap.schedule import (
     Backward,

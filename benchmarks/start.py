@@ -29,13 +29,14 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, SIZES, GPT3Config, initial_value, parameter_shapes
 from atom.optim.adamw import AdamW
-from atom.optim.optimizer import store_bytes
 from atom.optim.rate import RateSettings
+from atom.plan.footprint import Footprint
 from atom.swap.device import CpuDevice
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.run_optimizer import ReplicaTerms
 
 SEED, VOCABULARY, SEQUENCES = 1, 50304, 1
 TARGET, CORES, THREADS = "6.7b", 16, 8
@@ -63,7 +64,8 @@ class Sized:
 
     def host_bytes(self, elements: int) -> int:
         layout = ParameterLayout.of({"all": (elements,)})
-        return store_bytes(AdamW(), layout, torch.bfloat16, self.form, self.gradients)
+        terms = ReplicaTerms(layout, torch.bfloat16, AdamW(), self.form, self.gradients)
+        return Footprint.of(terms, 0).host.total_bytes
 
 
 def main() -> None:

@@ -36,10 +36,10 @@ from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, initial_value
 from atom.optim.adamw import AdamW
-from atom.optim.optimizer import store_bytes
 from atom.optim.rate import RateSettings
-from atom.placement.choice import Choice
-from atom.placement.memory import PLANNED_SHARE
+from atom.plan.choice import Choice
+from atom.plan.footprint import Footprint, trained_element_bytes
+from atom.plan.memory import PLANNED_SHARE
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice, Device
 from atom.swap.device_kernels import device_kernels
@@ -47,6 +47,7 @@ from atom.swap.pass_shares import PassShares
 from atom.swap.state_form import StateForm
 from atom.swap.timeline import Recording, Timeline
 from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.run_optimizer import ReplicaTerms
 
 MOST_THREADS = 8
 """That make first values, as in a daemon."""
@@ -103,7 +104,8 @@ class Atom:
     def _require_host_memory(self) -> None:
         """Before a byte is taken: a host that runs out ends whom it likes. Raises: SideMissing."""
         form, most = StateForm(self.setup.layout), self.setup.host_bytes
-        needs = store_bytes(AdamW(), self.program.layout, self.setup.dtype, form, self.gradients)
+        terms = ReplicaTerms(self.program.layout, self.setup.dtype, AdamW(), form, self.gradients)
+        needs = Footprint.of(terms, 0).host.total_bytes
         has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if most is None else most
         if needs > has:
             raise SideMissing(
@@ -240,13 +242,14 @@ def _choice(graph: Graph, setup: Setup) -> Choice | None:
     if setup.gpu_bytes is None:
         return None
     leaving = PRECISIONS[setup.gradients].itemsize
-    device, trained_element_bytes = setup.torch_device, 0
+    device, trained_bytes = setup.torch_device, 0
     if device.type == "cuda" and setup.gradients == "float32":
         with suppress(DeviceError):  # without NVRTC nothing is trained on it
             device_kernels(device)
-            needs = store_bytes(AdamW(), graph.layout, setup.dtype, StateForm(setup.layout))
-            trained_element_bytes = -(-needs // graph.layout.total_elements)
-    planner = Planner(graph, device, setup.micro_batches, leaving, trained_element_bytes)
+            form = StateForm(setup.layout)
+            terms = ReplicaTerms(graph.layout, setup.dtype, AdamW(), form)
+            trained_bytes = trained_element_bytes(terms)
+    planner = Planner(graph, device, setup.micro_batches, leaving, trained_bytes)
     layers, link = measure_layers(graph, device), measure_link(device)
     profile = measured_graph(graph, device, layers, link)
     return planner.choose(profile, int(setup.gpu_bytes * PLANNED_SHARE))

@@ -28,8 +28,8 @@ from atom.graph.profile.seconds import typical_graph
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
-from atom.placement.choosing import Question, enough_bytes
-from atom.placement.memory import Limits
+from atom.plan.choosing import Question, enough_bytes
+from atom.plan.memory import Limits
 from atom.swarm.dht.p2pd import die_with_parent
 from atom.swarm.identity import Identity
 

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 ATOM = ROOT / "atom"
 
-COLUMN = ["base", "config", "graph", "swap", "placement", "optim", "training", "daemon", "cli"]
+COLUMN = ["base", "config", "graph", "swap", "optim", "training", "plan", "daemon", "cli"]
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
     "wire": set(),
@@ -23,18 +23,15 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"base"},
     "graph": {"base"},
     "swap": {"base", "graph"},
-    "placement": {"base", "graph", "swap"},
     "optim": {"base", "graph", "swap"},
     "swarm": {"base", "wire", "config"},
     "training": {"base", "config", "models", "graph", "swap", "optim", "swarm"},
+    "plan": {"base", "config", "graph", "swap", "optim", "swarm", "training"},
     "daemon": {
-        "base", "wire", "config", "models", "graph", "swap", "placement", "optim", "swarm",
-        "training",
+        "base", "wire", "config", "models", "graph", "swap", "optim", "swarm", "training", "plan",
     },
-    "cli": {
-        "base", "config", "models", "placement", "swarm", "training", "daemon", "extras",
-    },
-    "extras": {"base", "config", "models", "swap", "swarm", "daemon"},
+    "cli": {"base", "config", "models", "swarm", "training", "plan", "daemon", "extras"},
+    "extras": {"base", "config", "models", "swap", "swarm", "plan", "daemon"},
 }  # fmt: skip
 
 WITHIN: dict[str, dict[str, set[str]]] = {
@@ -57,9 +54,8 @@ WITHIN: dict[str, dict[str, set[str]]] = {
     "daemon": {
         "": set(),
         "model": {""},
-        "fitting": {"", "model"},
-        "owner": {"", "fitting"},
-        "peer": {"", "model", "fitting", "owner"},
+        "owner": {""},
+        "peer": {"", "model", "owner"},
     },
     "extras": {
         "doctor": set(),
@@ -99,7 +95,9 @@ DOORS: dict[str, tuple[str, ...]] = {
     "transformers": ("atom/models/huggingface.py", "atom/models/data/conversations.py"),
     "ssl": ("atom/swarm/stream/",),
 }
-TORCH_ALONE = ("graph", "swap", "placement", "optim", "models")
+TORCH_ALONE = ("graph", "swap", "optim", "models")
+SEARCH = ("choice", "choosing", "cuts", "memory", "prediction", "residency")
+"""Files of `plan` that search for a cut: they need PyTorch, the graph and the swapper alone."""
 NOT_WITH_TORCH_ALONE = {
     "hivemind", "grpc", "pydantic", "blake3", "google", "cryptography", "base58", "psutil",
     "rich", "typer", "safetensors",
@@ -220,6 +218,18 @@ def test_the_models_column_needs_torch_alone() -> None:
         for path in sorted((ATOM / room).rglob("*.py"))
         for module in imported_modules(path)
         if module.split(".")[0] in NOT_WITH_TORCH_ALONE
+    ]
+    assert strays == []
+
+
+def test_the_search_for_a_cut_needs_torch_graph_and_swapper_alone() -> None:
+    search = {f"atom.plan.{name}" for name in SEARCH}
+    strays = [
+        f"{name}: {module}"
+        for name in SEARCH
+        for module in imported_modules(ATOM / "plan" / f"{name}.py")
+        if module.split(".")[0] in NOT_WITH_TORCH_ALONE
+        or (room_of(module) not in {None, "base", "graph", "swap"} and module not in search)
     ]
     assert strays == []
 

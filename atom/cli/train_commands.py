@@ -164,7 +164,7 @@ def plan(
     """
     end_at_once_on_signals("interrupted")
     from atom.cli.train.plan import parse_network, show_plan
-    from atom.daemon.fitting.planning import DEFAULT_PEERS, PlanRequest
+    from atom.plan.planning import DEFAULT_PEERS, PlanRequest
 
     bits_per_s, sharing = parse_network(network), peers or DEFAULT_PEERS
     request = PlanRequest(Path(run), peer, assume, bits_per_s, sharing, measure_again)

@@ -9,6 +9,7 @@ instead of searching.
 
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from contextlib import suppress
@@ -21,6 +22,7 @@ from atom.base.files import (
     is_claimed,
     is_held,
     lies_at,
+    nearest_folder,
     remove_leftover,
     rename_durably,
     why_not_written,
@@ -77,6 +79,11 @@ class StateDirectory:
         """
         folders = self.snapshots, self.checkpoints, self.results, self.tokens, self.downloads
         return disk_bytes(folders)
+
+    @property
+    def room_bytes(self) -> int:
+        """Disk space that is free now, or already taken by the folders of `kept_bytes`."""
+        return shutil.disk_usage(nearest_folder(self.root)).free + self.kept_bytes
 
     @property
     def control_socket(self) -> Path:

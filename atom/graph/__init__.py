@@ -9,6 +9,6 @@ profile/      graph → chain with seconds: measured here, or assumed from a tab
 source        graph and cut → Python source
 program       graph and cut → program; program → modules
 segment       forward and backward of one sub-model
-chain         input of the placement: operations, values and a machine
+chain         input of the search for a cut: operations, values and a machine
 verify        bit-by-bit comparison of the sub-models with the module
 """

@@ -17,8 +17,6 @@ from atom.optim.gradients import FlatNumbers
 from atom.swap.device_state import DeviceState
 from atom.swap.host_store import (
     HostStore,
-    beside_bytes,
-    state_arenas,
     store_weights,
     weights_of,
 )
@@ -168,20 +166,6 @@ def optimizer_state(
                 raise ValueError(f"optimizer state {name} is {tensor.dtype}, not in STATE_DTYPES")
             shapes.setdefault(name, {})[spec.name] = tensor.shape
     return {name: StateArena(dtypes[name], ParameterLayout.of(shapes[name])) for name in shapes}
-
-
-def store_bytes(
-    optimizer: Optimizer,
-    layout: ParameterLayout,
-    precision: torch.dtype,
-    form: StateForm = StateForm.EXACT,
-    gradients: torch.dtype = torch.float32,
-) -> int:
-    """Return the host memory in bytes that `HostStore.allocate` takes with this state."""
-    arenas = state_arenas(layout, form, optimizer_state(optimizer, layout, form))
-    state_bytes = sum(arena.size_bytes for arena in arenas.values())
-    sums_bytes = layout.trained_elements * gradients.itemsize
-    return state_bytes + sums_bytes + beside_bytes(layout, precision, form)
 
 
 def parts_of(optimizer: Optimizer, store: HostStore) -> list[Part]:

@@ -3,7 +3,7 @@
 import papers_alone as alone
 import pytest
 
-from atom.placement.memory import Piece
+from atom.plan.memory import Piece
 from atom.swap.crossing import Crossing
 
 

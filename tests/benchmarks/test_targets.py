@@ -11,11 +11,12 @@ from swap_cases import BY_NAME, CASES, Case, Kind, Target
 from swap_sides import BOUND, MEMORY
 
 from atom.optim.adamw import AdamW
-from atom.optim.optimizer import store_bytes
-from atom.placement.choice import HostStep
-from atom.placement.memory import PLANNED_SHARE
+from atom.plan.choice import HostStep
+from atom.plan.footprint import Footprint
+from atom.plan.memory import PLANNED_SHARE
 from atom.swap.host_store import beside_bytes
 from atom.swap.state_form import StateForm
+from atom.training.run_optimizer import ReplicaTerms
 
 CARD, NARROW = "h200", torch.bfloat16
 SLACK = 1.1
@@ -59,7 +60,8 @@ def _kept_bytes(case: Case) -> float:
     """Of a parameter, in all arenas."""
     layout = graph_of(case.size).layout
     form = StateForm(case.layout)
-    return store_bytes(AdamW(), layout, NARROW, form, _gradients(case)) / layout.total_elements
+    terms = ReplicaTerms(layout, NARROW, AdamW(), form, _gradients(case))
+    return Footprint.of(terms, 0).host.total_bytes / layout.total_elements
 
 
 def _step(case: Case) -> HostStep:

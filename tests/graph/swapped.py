@@ -13,8 +13,8 @@ from atom.graph.ir import Program
 from atom.graph.profile.seconds import typical_graph
 from atom.graph.program import build_program, load
 from atom.graph.traced import Graph
-from atom.placement.choosing import Question, choose, enough_bytes
-from atom.placement.memory import Limits
+from atom.plan.choosing import Question, choose, enough_bytes
+from atom.plan.memory import Limits
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine

@@ -8,14 +8,15 @@ from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
 from atom.config.run_file import RunFile
-from atom.daemon.fitting.device_choice import peer_bytes
 from atom.graph.ir import ParameterLayout, ParameterSpec, padded_elements
 from atom.optim import optimizer as optimizer_module
 from atom.optim import stepper as stepper_module
 from atom.optim.adamw import EXPONENTS, MOMENTS, AdamW8Bit, noise_key
 from atom.optim.optimizer import optimizer_state
+from atom.plan.footprint import Footprint
 from atom.swap.host_kernels import MOMENT_BLOCK
 from atom.swap.state_form import StateForm
+from atom.training.run_optimizer import ReplicaTerms
 from tests.one_step import allocate_store, take_step
 from tests.swap.rounded_sums import noise_of
 
@@ -166,4 +167,5 @@ def test_two_bytes_a_weight_and_two_for_each_block(run_with: Callable[..., RunFi
     blocks = padded_elements(64 * 256 // MOMENT_BLOCK) + padded_elements(1)
     assert state_bytes == 2 * layout.trained_elements + 2 * blocks
     weights_bytes = (4 + 4 + 8) * layout.trained_elements
-    assert peer_bytes(run_with("adamw-8bit"), layout) == state_bytes + weights_bytes
+    terms = ReplicaTerms.of(run_with("adamw-8bit"), layout)
+    assert Footprint.of(terms, 0).host.total_bytes == state_bytes + weights_bytes

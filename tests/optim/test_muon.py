@@ -8,13 +8,13 @@ from torch import Tensor
 
 from atom.base.errors import ConfigError
 from atom.config.run_file import RunFile
-from atom.daemon.model.run_optimizer import optimizer, replica_state, update_rule
 from atom.graph.ir import ParameterLayout
 from atom.optim import muon
 from atom.optim import optimizer as optimizer_module
 from atom.optim.adamw import MOMENTS, AdamW
 from atom.optim.muon import MOMENTUM, MOMENTUM_DECAY, Muon, orthogonal
 from atom.swap.state_form import StateForm
+from atom.training.run_optimizer import ReplicaTerms, optimizer, update_rule
 from tests.one_step import allocate_store, take_step
 
 RATE, DECAY, STEPS, CLIP = 1e-2, 0.1, 5, 0.5
@@ -100,7 +100,7 @@ def test_a_hidden_matrix_keeps_one_number_for_each_weight(
     run_with: Callable[..., RunFile],
 ) -> None:
     run = run_with("muon", LOCAL)
-    arenas = replica_state(run, LAYOUT)
+    arenas = ReplicaTerms.of(run, LAYOUT).state
     matrices = 32 * 80 + 96 * 32
     assert arenas[MOMENTUM].elements == matrices
     assert [arenas[name].elements for name in MOMENTS] == [LAYOUT.total_elements - matrices] * 2

@@ -19,13 +19,14 @@ from atom.optim.optimizer import (
     Optimizer,
     StateTensor,
     optimizer_state,
-    store_bytes,
 )
 from atom.optim.rate import RateSettings
+from atom.plan.footprint import Footprint
 from atom.swap.device import CpuDevice
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 from atom.swarm.state.arenas import state_digest
+from atom.training.run_optimizer import ReplicaTerms
 from atom.training.storage.run_storage import write_snapshot
 from tests.one_step import allocate_store, take_step
 from tests.training.small_replica import apply, batches, filled, program, same, step_once
@@ -60,13 +61,14 @@ SEVERAL = ParameterLayout.of(
 
 @pytest.mark.parametrize("form", StateForm)
 @pytest.mark.parametrize("name", OWING)
-def test_a_store_takes_what_is_reckoned(name: str, form: StateForm) -> None:
+def test_a_store_takes_what_is_estimated(name: str, form: StateForm) -> None:
     """The state differs between parameters in shape, dtype and presence."""
     narrow = torch.bfloat16
     store = allocate_store(OWING[name], SEVERAL, narrow, form=form, gradients=narrow)
     tensors = [*store.state.values(), store.gradients, store.working]  # the longest last
     held = {each.data_ptr(): each.nbytes for each in tensors}
-    assert sum(held.values()) == store_bytes(OWING[name], SEVERAL, narrow, form, narrow)
+    terms = ReplicaTerms(SEVERAL, narrow, OWING[name], form, narrow)
+    assert sum(held.values()) == Footprint.of(terms, 0).host.total_bytes
 
 
 def stepped(optimizer: Optimizer, form: StateForm, *gradients: torch.dtype) -> HostStore:

@@ -10,11 +10,11 @@ from toy_sign_sgd import SignSGD
 
 from atom.base.errors import ConfigError
 from atom.config.run_file import OPTIMIZERS, RunFile
-from atom.daemon.fitting.device_choice import peer_bytes
-from atom.daemon.model.run_optimizer import optimizer, shared_state
 from atom.graph.ir import ParameterLayout
 from atom.optim.rate import RateSettings
+from atom.plan.footprint import Footprint
 from atom.swap.device import CpuDevice
+from atom.training.run_optimizer import ReplicaTerms, optimizer
 from tests.training.plain_training import CLIP_NORM, PlainTraining
 from tests.training.small_replica import batches, filled, program, step_once
 
@@ -66,14 +66,17 @@ def test_training_is_bit_equal_to_plain_pytorch(run: RunFile) -> None:
                 assert torch.equal(weight, plain.parameters[name]), (round_number, name)
 
 
-def test_memory_and_snapshots_are_reckoned_by_what_it_declares(run: RunFile) -> None:
+def test_memory_and_snapshots_are_estimated_by_what_it_declares(run: RunFile) -> None:
     layout = ParameterLayout.of({"matrix": (32, 16), "bias": (16,)})
-    assert list(shared_state(run, layout)) == ["master", "momentum"]
+    assert list(ReplicaTerms.of(run, layout).shared) == ["master", "momentum"]
     assert (
-        sum(arena.size_bytes for arena in shared_state(run, layout).values())
+        sum(arena.size_bytes for arena in ReplicaTerms.of(run, layout).shared.values())
         == 8 * layout.trained_elements
     )
-    assert peer_bytes(run, layout) == (8 + 4 + 2 * 4) * layout.trained_elements
+    assert (
+        Footprint.of(ReplicaTerms.of(run, layout), 0).host.total_bytes
+        == (8 + 4 + 2 * 4) * layout.trained_elements
+    )
 
 
 def test_a_form_that_it_does_not_have_is_refused(
@@ -84,4 +87,4 @@ def test_a_form_that_it_does_not_have_is_refused(
 
     monkeypatch.setattr(SignSGD, "state", state)
     with pytest.raises(ConfigError, match=r'sign-sgd has no "exact" state: signs are whole'):
-        shared_state(run, ParameterLayout.of({"matrix": (32, 16)}))
+        ReplicaTerms.of(run, ParameterLayout.of({"matrix": (32, 16)}))

@@ -22,7 +22,7 @@ from atom.graph.program import build_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
-from atom.placement.memory import Cut, Limits
+from atom.plan.memory import Cut, Limits
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import ALIGNMENT_BYTES, ring_slots
 from atom.swap.device import Arrival, CpuDevice

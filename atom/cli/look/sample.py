@@ -13,7 +13,7 @@ from atom.base.printable import printable
 from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.options import parse_trust
 from atom.config.peer_file import DEVICE_PATTERN
-from atom.daemon.fitting.answering import answering
+from atom.daemon.model.answering import answering
 from atom.daemon.model.sampled import sampled_folder
 from atom.models.data.tokenizer import Tokenizer
 from atom.models.sampling import Sampling, continuations

@@ -10,7 +10,8 @@ from atom.base.errors import DeviceError, StorageError
 from atom.base.units import format_bytes, parse_bits_per_s
 from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_console
 from atom.cli.train.plan_text import plan_text
-from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
+from atom.daemon.model.run_plan import plan_run
+from atom.plan.planning import Plan, PlanRequest
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -59,7 +60,7 @@ def _require_room(plan: Plan) -> None:
         DeviceError: Host memory is too small.
         StorageError: The disk is too small.
     """
-    host, disk = plan.host, plan.disk
+    host, disk = plan.footprint.host, plan.footprint.disk
     if host.total_bytes > host.have_bytes:
         raise DeviceError(
             f"this run needs {format_bytes(host.total_bytes)} of host memory; "
@@ -77,13 +78,13 @@ def _require_room(plan: Plan) -> None:
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Return the object that `atom plan --json` prints."""
-    host, disk = plan.host, plan.disk
+    host, disk = plan.footprint.host, plan.footprint.disk
     return {
-        "run": plan.run,
+        "run": plan.run.run.name,
         "model": plan.model,
-        "precision": plan.precision,
+        "precision": plan.run.model.precision,
         "parameters": plan.parameters,
-        "fits": plan.fits,
+        "fits": plan.footprint.fits,
         "host": dataclasses.asdict(host)
         | {"arenas": dict(host.arenas), "total_bytes": host.total_bytes},
         "disk": dataclasses.asdict(disk) | {"total_bytes": disk.total_bytes},

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from atom.base.units import format_bytes, format_seconds
 from atom.cli.shell.terminal import fitting
-from atom.daemon.fitting.planning import Plan
-from atom.placement.prediction import RoundPrediction
+from atom.plan.planning import Plan
+from atom.plan.prediction import RoundPrediction
 
 MAX_SUB_MODELS = 12
 """Most sub-models in the table, the last one included."""
@@ -46,9 +46,9 @@ def _headline(plan: Plan) -> Text:
     tokens = plan.work.sequence_tokens
     each = f"x {tokens:,} tokens" if tokens > 1 else "samples"
     return Text.assemble(
-        (plan.run, "name"),
-        f"   {plan.model}, {plan.parameters:,} parameters in {plan.precision}, micro-batches of "
-        f"{plan.work.micro_batch_sequences} {each}",
+        (plan.run.run.name, "name"),
+        f"   {plan.model}, {plan.parameters:,} parameters in {plan.run.model.precision}, "
+        f"micro-batches of {plan.work.micro_batch_sequences} {each}",
     )
 
 
@@ -82,7 +82,7 @@ def _verdict(plan: Plan) -> RenderableType:
     an_hour = _line_bytes(round_.line_bytes_per_day / 24)
     table.add_row("line", f"{an_hour} an hour up, and as much down")
     if plan.run_s is not None and plan.run_alone_s is not None:
-        ends = f"{plan.rounds:,} rounds take {format_seconds(plan.run_s)}"
+        ends = f"{plan.run.run.rounds:,} rounds take {format_seconds(plan.run_s)}"
         table.add_row("end", f"{ends}; as much alone {format_seconds(plan.run_alone_s)}")
     found = plan.recommendation
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
@@ -114,7 +114,7 @@ def _peers(plan: Plan) -> str:
 
 
 def _fit(plan: Plan) -> RenderableType:
-    memory, host, disk = plan.choice.memory, plan.host, plan.disk
+    memory, host, disk = plan.footprint.device, plan.footprint.host, plan.footprint.disk
     limits = plan.choice.cut.limits
     of_each = f"on each of {limits.devices}" if limits.devices > 1 else ""
     table = _grid(right=(1, 2), columns=4)
@@ -210,7 +210,7 @@ def _pass(plan: Plan) -> RenderableType:
     timeline, profile = plan.choice.timeline, plan.profile
     source = "measured here, layer by layer, once: --measure-again"
     if profile.source == "assumed":
-        source = f"reckoned from the data sheet of {plan.device}"
+        source = f"estimated from the data sheet of {plan.device}"
     table = _grid()
     table.add_row("takes", format_seconds(timeline.seconds), f"seconds are {source}")
     busy = f"the device computes {timeline.computing:.0%} of the pass"
@@ -242,7 +242,7 @@ def _round(plan: Plan) -> RenderableType:
     waits = f"each keeps a pass waiting {format_seconds(round_.optimizer_wait_s)}"
     steps = f"measured here; {round_.steps} a round, {waits}"
     table.add_row("a step", format_seconds(round_.optimizer_s), steps)
-    travels = f"{_line_bytes(round_.line_bytes)} up and as much down, at {network}"
+    travels = f"{_line_bytes(plan.footprint.wire_bytes)} up and as much down, at {network}"
     table.add_row("exchange", format_seconds(round_.all_reduce_s), travels)
     goes_on = "go on under" if round_.overlapped else "wait for"
     table.add_row("round", format_seconds(round_.round_s), f"passes {goes_on} the exchange")

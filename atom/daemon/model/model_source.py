@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from atom.base.errors import AddressError, ConfigError, MismatchError
+from atom.base.usable_memory import bounded_memory
 from atom.config.load import run_from_text
 from atom.config.places import model_place
 from atom.config.run_file import RunFile
-from atom.daemon.usable_memory import bounded_memory
 from atom.models.data.samples import Samples, own_samples
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source

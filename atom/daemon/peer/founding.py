@@ -20,7 +20,6 @@ from atom.config.load import normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.console import Console
-from atom.daemon.fitting.building import build_replica
 from atom.daemon.model.kept_run import KeptRun, is_state
 from atom.daemon.model.model_source import (
     agreed_run,
@@ -49,6 +48,7 @@ from atom.daemon.model.shared_text import (
 from atom.daemon.model.text_source import check_data, open_text, pin_table
 from atom.daemon.model.weight_files import WeightFiles, given_values, refuse_unused
 from atom.daemon.peer.box import Box, StartOptions, check_same_run, read_manifest
+from atom.daemon.peer.building import build_replica
 from atom.daemon.state_directory import write_atomically
 from atom.models.data.samples import Samples
 from atom.models.hub import fetch_weights

@@ -13,10 +13,8 @@ from datetime import datetime
 from atom.base.events import EventFan
 from atom.config.load import check_checkpoints, check_listen
 from atom.daemon.console import Console
-from atom.daemon.model.devices import require_devices
 from atom.daemon.model.model_source import trust_value
 from atom.daemon.model.recipe import PRECISIONS
-from atom.daemon.model.run_optimizer import load_run
 from atom.daemon.owner.metrics import Info, open_metrics
 from atom.daemon.owner.traffic import require_allowance
 from atom.daemon.peer.addresses import (
@@ -36,6 +34,7 @@ from atom.daemon.peer.heartbeat import DirectoryThread, enter_dht
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from atom.daemon.peer.peer import Peer
+from atom.plan.devices import require_devices
 from atom.swarm.addresses import (
     JoinAddress,
     format_join_address,
@@ -48,6 +47,7 @@ from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.exchange.codec import chunk_kernels
 from atom.swarm.records.manifest import listed_peers
 from atom.swarm.transport.listener import data_door
+from atom.training.run_optimizer import load_run
 
 __all__ = ["run_join", "run_start"]
 

@@ -16,11 +16,9 @@ from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import base_folder, default_state_directory, named_state_directory
 from atom.config.sources import text_sources
-from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
-from atom.daemon.fitting.planning import disk_plan
 from atom.daemon.model.model_source import agreed_run, open_source, source_errors
 from atom.daemon.model.recipe import trace_run, version_here
-from atom.daemon.model.shared_text import comes_through_the_swarm, what_comes
+from atom.daemon.model.shared_text import comes_through_the_swarm, total_bytes, what_comes
 from atom.daemon.model.text_source import check_copies
 from atom.daemon.peer.box import check_member, kept_peer
 from atom.daemon.state_directory import StateDirectory, own_identity
@@ -28,6 +26,7 @@ from atom.extras.doctor import this_box
 from atom.extras.doctor.this_box import Finding, failure, ok, unchecked, warning
 from atom.models.data.corpus import Amount
 from atom.models.installing import install_version
+from atom.plan.footprint import Footprint
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.dht.directory import open_directory
 from atom.swarm.dht.p2pd import NodeSettings
@@ -190,19 +189,21 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
             return unchecked(topic, said)
         with source_errors(run):
             graph = trace_run(run, open_source(run, None))
-        need, have = peer_bytes(run, graph.layout), free_host_bytes(peer.host.memory_bytes)
-        room = disk_plan(run, graph, peer, folder, manifest.text)
+        text_bytes = 0 if manifest.text is None else total_bytes(manifest.text)
+        disk_bytes = StateDirectory(folder).room_bytes
+        footprint = Footprint.of_run(run, graph.layout, peer, disk_bytes, text_bytes)
     except UserError as problem:  # the same error would end `atom join`
         return failure(topic, problem.message, problem.hint)
-    takes = f"{format_bytes(need)} of host memory"
-    if need > have and not trains:
+    host, disk = footprint.host, footprint.disk
+    takes = f"{format_bytes(host.total_bytes)} of host memory"
+    if host.left_bytes < 0 and not trains:
         fix = "free memory: top lists what takes it; or raise [host] memory"
-        return failure(topic, f"it takes {takes}, {format_bytes(have)} may be used", fix)
-    if room.total_bytes > room.have_bytes:
-        said = f"it needs up to {format_bytes(room.total_bytes)} of disk, "
-        said += f"{format_bytes(room.have_bytes)} are free or its own"
+        return failure(topic, f"it takes {takes}, {format_bytes(host.have_bytes)} may be used", fix)
+    if disk.total_bytes > disk.have_bytes:
+        said = f"it needs up to {format_bytes(disk.total_bytes)} of disk, "
+        said += f"{format_bytes(disk.have_bytes)} are free or its own"
         return failure(topic, said, "choose a larger disk: [state] directory in the peer file")
-    return ok(topic, f"fits: {takes}, {format_bytes(room.total_bytes)} of disk")
+    return ok(topic, f"fits: {takes}, {format_bytes(disk.total_bytes)} of disk")
 
 
 def examine(
@@ -240,7 +241,7 @@ def examine(
     found += [this_box.clock(sight.offset_s), *swarm(sight)]
     has_it = is_ours or sight.own == sight.manifest.owner
     found += [data(sight.manifest, peer, folder, has_it)]
-    note("reckoning whether the run fits")
+    note("estimating whether the run fits")
     return [*found, fit(sight.manifest, peer, folder, is_ours)]
 
 

@@ -11,7 +11,7 @@ import pytest
 from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode
 from atom.cli.train import plan
-from atom.daemon.fitting import planning
+from atom.plan import planning
 
 PEERS = Path(__file__).parents[3] / "peers"
 DEMO = str(PEERS / "demo.toml")

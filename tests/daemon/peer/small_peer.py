@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from atom.config.peer_file import Schedule
 from atom.daemon.console import Console
-from atom.daemon.model.run_optimizer import load_run
 from atom.daemon.peer.box import StartOptions, open_box
 from atom.daemon.peer.founding import Membership, found_run
 from atom.daemon.peer.heartbeat import DirectoryThread
@@ -16,6 +15,7 @@ from atom.daemon.peer.peer import Peer
 from atom.swarm.addresses import EXAMPLE_MULTIADDR, EXAMPLE_PEER, JoinAddress
 from atom.swarm.dht.directory import Directory
 from atom.swarm.records.lease import Lease, SignedLease
+from atom.training.run_optimizer import load_run
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
 from tests.manual_clock import ManualClock

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from atom.base.errors import MismatchError
+from atom.base.usable_memory import UsableMemory
 from atom.config.load import parse_peer_text
 from atom.config.peer_file import Device
 from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
-from atom.daemon.usable_memory import UsableMemory
 from atom.extras.doctor import this_box
 from atom.extras.doctor.this_box import Finding, Level
 from atom.swap import host_kernels

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from atom.config.load import parse_run_text
-from atom.daemon.fitting.device_choice import peer_bytes
-from atom.daemon.model.run_optimizer import shared_state
 from atom.graph.ir import ParameterLayout
 from atom.models.gpt3 import GPT3, initialise
 from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
+from atom.plan.footprint import Footprint
 from atom.swap.engine import PassCancelled
 from atom.swap.state_form import StateForm
 from atom.swarm.state.arenas import state_digest
@@ -24,6 +23,7 @@ from atom.training.replica.local_steps import (
     LocalSteps,
 )
 from atom.training.replica.replica import Replica
+from atom.training.run_optimizer import ReplicaTerms
 from atom.training.storage.run_storage import write_snapshot
 from tests.training.conftest import NewDevice
 from tests.training.plain_training import adamw
@@ -489,12 +489,13 @@ def test_dropped_work_leaves_the_shared_weights(new_replica: NewReplica) -> None
     assert torch.equal(contributed(replica), contributed(untouched))
 
 
-def test_what_it_keeps_is_reckoned_with() -> None:
+def test_what_it_keeps_is_in_the_estimate() -> None:
     layout = ParameterLayout.of({"matrix": (32, 16), "bias": (16,)})
     run, plain = parse_run_text(RUN), parse_run_text(RUN.split("update")[0])
-    assert list(shared_state(run, layout)) == ["master", "outer_momentum"]
-    own_bytes = peer_bytes(run, layout) - peer_bytes(plain, layout)
-    assert own_bytes == (4 + 2 + 4) * layout.trained_elements
+    terms, plain_terms = (ReplicaTerms.of(each, layout) for each in (run, plain))
+    assert list(terms.shared) == ["master", "outer_momentum"]
+    need, plain_need = (Footprint.of(each, 0).host for each in (terms, plain_terms))
+    assert need.total_bytes - plain_need.total_bytes == (4 + 2 + 4) * layout.trained_elements
 
 
 RUN = """

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import DeviceError
-from atom.daemon.fitting.device_choice import choice_text, question
 from atom.graph.profile.seconds import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
-from atom.placement.choice import Choice
-from atom.placement.choosing import Question, choose, enough_bytes
+from atom.plan.choice import Choice
+from atom.plan.choosing import Question, choose, enough_bytes
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swarm.state.arenas import state_digest
@@ -45,7 +44,8 @@ def graph_of(precision: torch.dtype, training: bool = True) -> Graph:
 
 def asked(precision: torch.dtype) -> Question:
     graph = graph_of(precision)
-    return question(graph, assume_graph(graph, "rtx3060-12g"), 1 << 40, 2, trained_element_bytes=12)
+    profile = assume_graph(graph, "rtx3060-12g")
+    return Question.of(graph, profile, 1 << 40, 2, trained_element_bytes=12)
 
 
 def least_uncut_bytes(precision: torch.dtype) -> int:
@@ -89,7 +89,7 @@ def test_only_what_does_not_fit_is_cut_and_in_few_parts(precision: torch.dtype) 
     assert choice.cut.matrix_parts == {TABLE: 2}
     assert choice.memory.total_bytes <= choice.cut.limits.device_bytes < least
     assert not choice.trained_elements
-    assert "matrices in parts: 1" in choice_text(choice)
+    assert "matrices in parts: 1" in choice.summary
     assert choice.to_json(choice.program(graph_of(precision)))["matrix_parts"] == {TABLE: 2}
     program, arrangement = choice.program(graph_of(precision)), choice.arrangement
     slots = choice.memory.slot_bytes + choice.memory.resident_bytes + choice.memory.gradient_bytes

@@ -1,1 +1,0 @@
-"""Fit a run's model to this machine's devices: measure, choose a cut, predict, and build."""

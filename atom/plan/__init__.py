@@ -1,0 +1,1 @@
+"""Plan a model on this machine's devices: measure, choose a cut, and estimate its needs."""

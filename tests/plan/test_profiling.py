@@ -1,0 +1,121 @@
+"""A daemon begins to train whatever its profile does: slow or impossible."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.base.errors import ModelError
+from atom.graph.chain import Machine, Seconds
+from atom.graph.profile import measured
+from atom.graph.profile.seconds import Profile, typical_graph
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.models.gpt3 import GPT3Config
+from atom.models.gpt3_source import GPT3Source
+from atom.plan import profiling
+from atom.plan.profiling import largest_layer_bytes, profile_of, profile_or_guess
+
+CPU = torch.device("cpu")
+
+
+def unheard(done: int, total: int) -> None:
+    """Ignore the progress."""
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    source = GPT3Source(
+        GPT3Config(layers=2, heads=2, model_dim=16, sequence_tokens=8, vocabulary_size=32)
+    )
+    return trace(source.build(torch.float32), source.example_batch(1))
+
+
+@pytest.fixture(autouse=True)
+def _no_cache_nor_load_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+
+
+def test_a_profile_is_measured_once_and_kept(graph: Graph) -> None:
+    notes: list[str] = []
+    steps: list[tuple[int, int]] = []
+
+    def told(done: int, total: int) -> None:
+        steps.append((done, total))
+
+    first = profile_or_guess(graph, CPU, notes.append, told)
+    assert first.source == "measured"
+    assert len(notes) == 1
+    assert steps == [(done, len(steps) - 1) for done in range(len(steps))]
+    assert len(steps) > 2, "of more than one layer it is told which"
+    assert profile_or_guess(graph, CPU, notes.append, told) == first
+    assert len(notes) == 1, "nothing to say about a kept one"
+    assert steps[-1] == (len(steps) - 1, len(steps) - 1), "nor to wait for"
+
+
+def test_what_would_take_long_is_estimated(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "PATIENCE_S", 0.0)
+    notes: list[str] = []
+    assert profile_or_guess(graph, CPU, notes.append, unheard).source == "assumed"
+    assert "would take long" in notes[0]
+
+
+def test_memory_of_the_largest_layer() -> None:
+    config = GPT3Config(8, 4, 256, sequence_tokens=8, vocabulary_size=64)
+    source = GPT3Source(config)
+    wide = trace(source.build(torch.float32), source.example_batch(1))
+    block = (12 * 256**2 + 13 * 256) * 4
+    need = largest_layer_bytes(wide, typical_graph(wide, CPU, Machine(1.0, 1.0)))
+    assert 3 * block < need < 4 * block
+
+
+def test_who_asks_for_a_plan_is_told_how_long_it_takes(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "PATIENCE_S", 0.0)
+    notes: list[str] = []
+    profile_of(graph, CPU, notes.append)
+    assert "--assume" in notes[0]
+
+
+@pytest.mark.parametrize(("load", "doubts"), [(0.1, False), (1e4, True)])
+def test_a_measurement_beside_other_programs_is_doubted(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, load: float, doubts: bool
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    notes: list[str] = []
+    profile_of(graph, CPU, notes.append, again=True)
+    assert ("--measure-again" in notes[-1]) is doubts
+
+
+def test_layers_that_do_not_run_on_made_up_inputs(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> Profile:
+        raise RuntimeError("index out of range")
+
+    monkeypatch.setattr(profiling, "measure_layers", fails)
+    notes: list[str] = []
+    assert profile_or_guess(graph, CPU, notes.append, unheard).source == "assumed"
+    assert "index out of range" in notes[-1]
+    with pytest.raises(ModelError, match="made-up inputs"):
+        profile_of(graph, CPU, notes.append)
+
+
+def test_a_measurement_that_fails_midway_does_not_stay_on_the_screen(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    median, steps = measured._median, list[tuple[int, int]]()
+
+    def fails_later(once: Callable[[], tuple[float, float]], repeats: int) -> Seconds:
+        if len(steps) > 1:
+            raise RuntimeError("index out of range")
+        return median(once, repeats)
+
+    monkeypatch.setattr(measured, "_median", fails_later)
+    told = profile_or_guess(graph, CPU, lambda note: None, lambda *at: steps.append(at))
+    assert told.source == "assumed"
+    assert [done for done, _ in steps] == [0, 1, 1]
+    assert steps[-1] == (1, 0), "it broke off"
