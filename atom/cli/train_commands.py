@@ -170,7 +170,7 @@ def plan(
     request = PlanRequest(Path(run), peer, assume, bits_per_s, sharing, measure_again)
     if "/p2p/" in run and not Path(run).exists():
         from atom.cli.look.onlooker import looked_at
-        from atom.daemon.model.model_source import agreed_run
+        from atom.daemon.model.pinning import agreed_run
 
         swarm = run_to_the_end(looked_at(run))
         its, there = agreed_run(swarm.manifest), len(swarm.alive)

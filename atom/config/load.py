@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from atom.base.errors import ConfigError
 from atom.base.printable import printable
+from atom.config.model_and_data import Data, Model
 from atom.config.peer_file import PeerFile
-from atom.config.run_file import RunFile
+from atom.config.run_file import PinnedRun, RunFile
 from atom.config.section import Section
 
 MAX_FILE_BYTES = 64 * 1024
@@ -31,6 +32,8 @@ MAX_SHOWN = 5
 MAX_SENTENCE = 300
 """Maximum number of characters in the message about one key."""
 
+_MANIFEST = "the run's manifest"
+"""Name of a founded run's text in error messages."""
 _REPLACED_MESSAGES = {"missing": "is missing", "model_type": "should be a section"}
 """Pydantic's error type → our message, where pydantic's own would confuse a user."""
 
@@ -95,18 +98,28 @@ def normalised_run_text(run: RunFile) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def run_from_text(text: str, name: str = "the run's manifest") -> RunFile:
+def run_from_text(text: str) -> RunFile:
     """Parse the text that `normalised_run_text` wrote, possibly on an untrusted machine.
 
     Raises: ConfigError if the text is too long, not JSON, or not a valid run file.
     """
-    _check_length(len(text.encode("utf-8", "surrogatepass")), name)
-    try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        hint = "the run's founder may use another version of Atom"
-        raise ConfigError(f"{name}: not JSON: {error}", hint) from None
-    return _validated(RunFile, tree, name)
+    return _validated(RunFile, _parse_json(text), _MANIFEST)
+
+
+def pinned_run(text: str) -> PinnedRun:
+    """Parse the text of a founded run, possibly from an untrusted machine.
+
+    Raises: ConfigError as `run_from_text`, and if a key is missing that founding a run fills in.
+    """
+    return _validated(PinnedRun, _parse_json(text), _MANIFEST)
+
+
+def fill_in(run: RunFile, model: Model, data: Data) -> PinnedRun:
+    """Return the run with these sections, exactly as a joiner reads it from the manifest.
+
+    Raises: ConfigError as `pinned_run`.
+    """
+    return pinned_run(normalised_run_text(run.model_copy(update={"model": model, "data": data})))
 
 
 def keys_of(model: type[Section]) -> dict[str, dict[str, str]]:
@@ -160,6 +173,15 @@ def _parse_toml(text: str, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         hint = "strings need quotes, section names need brackets: https://toml.io"
         raise ConfigError(f"{name}: not valid TOML: {error}", hint) from None
+
+
+def _parse_json(text: str) -> Any:
+    _check_length(len(text.encode("utf-8", "surrogatepass")), _MANIFEST)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        hint = "the run's founder may use another version of Atom"
+        raise ConfigError(f"{_MANIFEST}: not JSON: {error}", hint) from None
 
 
 def _validated(

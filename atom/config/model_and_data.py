@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from atom.base.errors import ConfigError
 from atom.config.section import WORDS, Bytes, Fraction, PathText, Precision, Section, refuse
 
 SizeName = Literal["small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b"]
@@ -21,6 +22,12 @@ _KEYS_OF_SOURCE: dict[str, set[str]] = {
     "huggingface": {"huggingface_config", "revision"},
     "module": {"module_sha256"},
 }
+PINNED_KEYS: dict[SourceName, str] = {
+    "family": "vocabulary_size",
+    "huggingface": "huggingface_config",
+    "module": "module_sha256",
+}
+"""Source of a model → key in [model] that is filled in when the run is founded."""
 Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=WORDS)]
 _ON_THE_HUB = 'set huggingface = "OWNER/NAME"; for weights in a folder, use --from FOLDER'
@@ -103,6 +110,38 @@ class Model(Section):
         """Return the keys that do not apply to a model of this source."""
         own = _KEYS_OF_SOURCE[self.source]
         return {key for keys in _KEYS_OF_SOURCE.values() for key in keys} - own
+
+    def pinned(self, found: Mapping[str, str | None], weights_given: bool) -> "Model":
+        """Return the section with the source of the model filled in, as found on this machine.
+
+        Args:
+            found: keys that describe the source (`huggingface_config`, `revision` and
+                `module_sha256`) → value; None: the key does not apply.
+            weights_given: True if the run begins from weights given with `--from`.
+
+        Raises: ConfigError if the run already says something else.
+        """
+        on_hub = found.get("revision") is not None
+        if self.weights == "hub" and (weights_given or not on_hub):
+            why = "and --from says otherwise" if on_hub else "but is no model of the hub"
+            raise ConfigError(
+                f"model.weights: the model takes the weights of the hub, {why}",
+                'name it with huggingface = "OWNER/NAME", or remove the key and use --from FOLDER',
+            )
+        if self.weights == "given" and not weights_given:
+            raise ConfigError(
+                'model.weights: "given" needs weights, and none are given',
+                "name their folder with --from FOLDER, or remove the key",
+            )
+        for key, value in found.items():
+            if getattr(self, key) not in (None, value):
+                raise ConfigError(
+                    f"model.{key}: {self.source} = {getattr(self, self.source)!r}"
+                    " is different on this machine",
+                    f"remove {key}: it is filled in when a run is founded",
+                )
+        weights = "given" if weights_given else self.weights
+        return self.model_copy(update={**found, "weights": weights})
 
     def shape(self) -> dict[str, Any]:
         """Return the keyword arguments of a family's config, without the vocabulary size."""

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from atom.base.errors import ConfigError
 from atom.config.address import RUN_NAME
-from atom.config.model_and_data import Data, Model, Name
+from atom.config.model_and_data import PINNED_KEYS, Data, Model, Name
 from atom.config.section import Count, Fraction, PeerId, Section, one_of, refuse
 
 BYTE_VOCABULARY = 256
@@ -263,13 +263,8 @@ class RunFile(Section):
             what = f"{vocabulary} is too few: the bytes tokenizer has {BYTE_VOCABULARY} tokens"
             refuse("model.vocabulary_size", what, "raise it, or leave it out")
 
-    def changed(self, section: Literal["model", "data"], **values: str | float | None) -> "RunFile":
-        """Return a copy of the run with other values in one section."""
-        content = getattr(self, section).model_copy(update=values)
-        return self.model_copy(update={section: content})
-
-    def pinned(self, vocabulary_size: int, tokenizer_sha256: str) -> "RunFile":
-        """Return the run with the tokenizer's digest and size filled in, so that joiners can check.
+    def check_tokenizer(self, vocabulary_size: int, tokenizer_sha256: str) -> None:
+        """Check that the run can be trained with a tokenizer.
 
         Args:
             vocabulary_size: number of tokens of the tokenizer.
@@ -288,50 +283,6 @@ class RunFile(Section):
                 "data.tokenizer: this is another tokenizer than the run's",
                 "get the tokenizer.json that the run's founder used",
             )
-        pinned = self.changed("data", tokenizer_sha256=tokenizer_sha256)
-        if self.model.family is None:
-            return pinned
-        return pinned.changed("model", vocabulary_size=wanted)
-
-    def with_source(
-        self,
-        *,
-        config: str | None = None,
-        revision: str | None = None,
-        code: str | None = None,
-        weights_given: bool = False,
-    ) -> "RunFile":
-        """Return the run with the model's source filled in, as found on this machine.
-
-        Args:
-            config: canonical content of the model's config.json (huggingface).
-            revision: commit of the model on the hub; None if it is not from the hub.
-            code: hex digest of the factory's source file (module).
-            weights_given: True if the run begins from weights given with `--from`.
-
-        Raises: ConfigError if the run already says something else.
-        """
-        wanted = self.model.weights
-        if wanted == "hub" and (weights_given or revision is None):
-            why = "but is no model of the hub" if revision is None else "and --from says otherwise"
-            raise ConfigError(
-                f"model.weights: the model takes the weights of the hub, {why}",
-                'name it with huggingface = "OWNER/NAME", or remove the key and use --from FOLDER',
-            )
-        if wanted == "given" and not weights_given:
-            raise ConfigError(
-                'model.weights: "given" needs weights, and none are given',
-                "name their folder with --from FOLDER, or remove the key",
-            )
-        pinned = {"huggingface_config": config, "revision": revision, "module_sha256": code}
-        for key, found in pinned.items():
-            if getattr(self.model, key) not in (None, found):
-                raise ConfigError(
-                    f"model.{key}: {self.model.source} = {getattr(self.model, self.model.source)!r}"
-                    " is different on this machine",
-                    f"remove {key}: it is filled in when a run is founded",
-                )
-        return self.changed("model", **pinned, weights="given" if weights_given else wanted)
 
     def unused_keys(self) -> dict[str, set[str]]:
         """Return section → keys without effect in this run, which `normalised_run_text` omits."""
@@ -341,3 +292,23 @@ class RunFile(Section):
         if self.data.source == "module":
             unused |= {"model": model | {"sequence_tokens"}, "data": {"tokenizer"}}
         return unused
+
+
+class PinnedRun(RunFile):
+    """Complete run file of a founded run: the keys are filled in by which all peers build the same.
+
+    The founder pins the run (`atom.daemon.model.pinning`), and its manifest carries the text to the
+    joiners.
+    """
+
+    @model_validator(mode="after")
+    def _check_pinned(self) -> "PinnedRun":
+        needed = [f"model.{PINNED_KEYS[self.model.source]}"]
+        if self.model.weights == "hub":
+            needed.append("model.revision")
+        if self.data.attention is not None:
+            needed.append("data.end_token")
+        for section, key in (place.split(".") for place in needed):
+            if getattr(getattr(self, section), key) is None:
+                refuse(f"{section}.{key}", "is missing", "founding a run fills it in")
+        return self

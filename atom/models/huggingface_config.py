@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from atom.models.source import SourceError
@@ -29,6 +30,19 @@ DROPPED_KEYS = frozenset(
 
 Keys that begin with an underscore are dropped as well.
 """
+
+
+def config_text(path: Path) -> str:
+    """Return the text of a config.json, not yet checked. Raises: SourceError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_CONFIG_BYTES + 1)
+        return raw.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or "not UTF-8 text"
+        inside = isinstance(error, IsADirectoryError)
+        hint = "name the config.json in it" if inside else "the path is relative to the run file"
+        raise SourceError(f"{path} cannot be read: {what}", hint) from error
 
 
 def read_config(text: str) -> dict[str, Any]:

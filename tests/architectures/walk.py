@@ -15,7 +15,7 @@ from atom.base.errors import AtomError
 from atom.daemon.model.exporting import export_run
 from atom.daemon.peer.founding import Membership
 from tests.architectures.configs import TOKENS, VOCABULARY, Config
-from tests.daemon.model.kept_runs import Folder, folder_in
+from tests.daemon.model.kept_runs import Folder, folder_in, round_zero
 from tests.daemon.silence import Silence
 
 STEPS, SEQUENCES, RATE = 3, 4, 1e-2
@@ -43,7 +43,7 @@ def walk(root: Path, config: Config) -> Trained:
     with folder_in(root, config=config) as folder:
         model = f'huggingface = "config.json"\nsequence_tokens = {TOKENS}'
         member = folder.found(model, more="weight_decay = 0.0")
-        member.initialise()
+        round_zero(member).initialise()
         plain = library_model(config)
         fill(plain, _first_values(member, plain))
         pairs = list(_steps(member, plain))

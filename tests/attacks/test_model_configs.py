@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from atom.config.load import parse_run_text
-from atom.daemon import usable_memory
-from atom.daemon.model.model_source import open_source
-from atom.daemon.model.recipe import trace_run
+from atom.base import usable_memory
+from atom.config.load import fill_in, parse_run_text
+from atom.config.run_file import PinnedRun
+from atom.daemon.model.recipe import open_source, trace_run
 from tests.daemon.tiny_run import LLAMA, run_text
 
 pytestmark = pytest.mark.timeout(300)
@@ -56,18 +56,24 @@ def no_free_memory(root: Path = Path("/")) -> usable_memory.UsableMemory:
     return usable_memory.UsableMemory(total_bytes=2**30, available_bytes=0)
 
 
+def a_run(config: object) -> PinnedRun:
+    """Return a pinned run whose model has this config.json."""
+    run = parse_run_text(run_text("huge", LLAMA))
+    changes = {"huggingface_config": json.dumps(config)}
+    return fill_in(run, run.model.model_copy(update=changes), run.data)
+
+
 def read_as_a_joiner(config: object) -> None:
     """Build and trace the model of a run file, as a joiner does, on a machine without free memory.
 
     Args:
         config: Content of the run's config.json.
     """
-    plain = parse_run_text(run_text("huge", LLAMA))
-    small = plain.with_source(config=json.dumps(NEO | {"num_layers": 2, "vocab_size": 64}))
+    small = a_run(NEO | {"num_layers": 2, "vocab_size": 64})
     trace_run(small, open_source(small, None))  # imports the library
     usable_memory.ALWAYS_ALLOWED_BYTES = 128 * MIB
     usable_memory.usable_memory = no_free_memory
-    run = plain.with_source(config=json.dumps(config))
+    run = a_run(config)
     trace_run(run, open_source(run, None))
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 
 import pytest
-from atom.extras.monitors.metrics import Metrics
 
+from atom.daemon.owner.metrics import Metrics
 from atom.swarm.dial_rules import answers_to
 
 SOON = 20.0

@@ -16,7 +16,7 @@ from atom.config.load import run_from_text
 from atom.config.run_file import RunFile
 from atom.graph.program import build_program
 from atom.graph.trace import trace
-from atom.models.data.files import stdlib_corpus
+from atom.models.data.corpus import stdlib_corpus
 from atom.models.data.samples import Cut, Samples, Text, token_samples
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import load_tokenizer

@@ -11,13 +11,14 @@ from atom.config.load import (
     normalised_run_text,
     parse_peer_text,
     parse_run_text,
+    pinned_run,
     run_from_text,
 )
 from atom.config.model_and_data import SizeName
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import MAX_MEMBERS, RunFile
 from atom.config.sources import text_sources
-from atom.models.data.files import text_corpus
+from atom.models.data.corpus import text_corpus
 from atom.models.gpt3 import SIZES
 from atom.swarm.identity import Identity, is_peer_id
 from atom.swarm.records.manifest import (
@@ -115,15 +116,22 @@ def test_sixteen_bits_are_for_bfloat16(key: str) -> None:
     assert value in (optimizer.state, optimizer.gradients)
 
 
-def test_pinning_fixes_what_the_tokenizer_decides(shakespeare: RunFile, small: RunFile) -> None:
-    pinned = shakespeare.pinned(256, "a" * 64)
-    assert (pinned.model.vocabulary_size, pinned.data.tokenizer_sha256) == (256, "a" * 64)
-    assert pinned.pinned(256, "a" * 64) == pinned
-    assert small.pinned(50257, "a" * 64).model.vocabulary_size == 50304
+def filled_in(run: RunFile, **sections: dict[str, object]) -> RunFile:
+    """A copy of the run with other values in these sections."""
+    changed = {
+        name: getattr(run, name).model_copy(update=values) for name, values in sections.items()
+    }
+    return run.model_copy(update=changed)
+
+
+def test_another_tokenizer_or_a_larger_one_is_refused(shakespeare: RunFile, small: RunFile) -> None:
+    pinned = filled_in(shakespeare, data={"tokenizer_sha256": "a" * 64})
+    for run in shakespeare, pinned:
+        run.check_tokenizer(256, "a" * 64)
     with pytest.raises(ConfigError, match="another tokenizer"):
-        pinned.pinned(256, "b" * 64)
+        pinned.check_tokenizer(256, "b" * 64)
     with pytest.raises(ConfigError, match="60000"):
-        small.pinned(60_000, "a" * 64)
+        small.check_tokenizer(60_000, "a" * 64)
     sources = text_sources(small, PeerFile(), HERE)
     assert (sources.texts[""].paths, sources.tokenizer) == (("/runs/text",), "/runs/tokenizer.json")
 
@@ -287,7 +295,8 @@ def test_the_run_file_and_the_swarm_agree_on_what_a_peer_id_is(text: str) -> Non
 
 def test_the_longest_list_fits_into_a_signed_record() -> None:
     owner = Identity.create()
-    text = normalised_run_text(listing(TOO_MANY[:MAX_MEMBERS]).pinned(256, "a" * 64))
+    filled = {"model": {"vocabulary_size": 256}, "data": {"tokenizer_sha256": "a" * 64}}
+    text = normalised_run_text(filled_in(listing(TOO_MANY[:MAX_MEMBERS]), **filled))
     versions = tuple(
         PackageVersion(name, "2.13.0") for name in ("torch", "atom-swarm", "transformers")
     )
@@ -387,13 +396,17 @@ def test_a_wrong_key_is_named_with_a_hint(model: str, data: str, key: str) -> No
 def test_what_the_founder_pins_is_what_joiners_read(model: str, data: str) -> None:
     run = parsed(model, data)
     if model is CONFIG:
-        run = run.with_source(config='{"model_type":"llama"}')
+        run = filled_in(run, model={"huggingface_config": '{"model_type":"llama"}'})
     if model is MODULE:
-        run = run.with_source(code="a" * 64)
+        run = filled_in(run, model={"module_sha256": "a" * 64})
     if data in (STDLIB, TABLE):
-        run = run.pinned(256, "b" * 64)
+        run = filled_in(run, data={"tokenizer_sha256": "b" * 64})
+    if model is FAMILY:
+        with pytest.raises(ConfigError, match=r"manifest: model\.vocabulary_size: is missing"):
+            pinned_run(normalised_run_text(run))
+        run = filled_in(run, model={"vocabulary_size": 256})
     text = normalised_run_text(run)
-    again = run_from_text(text)
+    again = pinned_run(text)
     assert again.model == run.model
     assert again.data == run.data
     assert normalised_run_text(again) == text
@@ -403,7 +416,8 @@ def test_what_the_founder_pins_is_what_joiners_read(model: str, data: str) -> No
 
 
 def test_a_pinned_source_is_compared() -> None:
-    run = parsed(MODULE).with_source(code="a" * 64)
-    assert run.with_source(code="a" * 64) == run
+    code, other = ({"module_sha256": digit * 64} for digit in "ab")
+    model = parsed(MODULE).model.pinned(code, False)
+    assert model.pinned(code, False) == model
     with pytest.raises(ConfigError, match=r"model\.module_sha256: module = .my\.words:make. is"):
-        run.with_source(code="b" * 64)
+        model.pinned(other, False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from atom.models.data.conversations import AnswersOnly, target_share
+from atom.models.data.conversations import AnswersOnly
 from atom.models.data.samples import Cut, Samples, Text, token_samples
 from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.token_file import cached_tokens
@@ -41,7 +41,7 @@ def samples(
     coder = load_tokenizer(tokenizer)
     writer = AnswersOnly(coder) if answers else coder
     file = cached_tokens(stored.corpus(), writer, tmp_path / "cache")
-    share = target_share(file) if answers else None
+    share = file.target_share() if answers else None
     return token_samples([Text(file, target_share=share)], coder, Cut(0.0, S, 1 << 22), seed=0)
 
 

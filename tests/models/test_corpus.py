@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from atom.models.data.corpus import Corpus, Document, Reading, row_document
-from atom.models.data.files import stdlib_corpus, text_corpus
+from atom.models.data.corpus import (
+    Corpus,
+    Document,
+    Reading,
+    row_document,
+    stdlib_corpus,
+    text_corpus,
+)
 from atom.models.source import DataError
 
 

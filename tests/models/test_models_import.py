@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 import atom.models.gpt3
 from atom.models.data.samples import Cut, Text, token_samples
-from atom.models.data.files import stdlib_corpus
+from atom.models.data.corpus import stdlib_corpus
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import load_tokenizer
 coder, folder = load_tokenizer("bytes"), Path(tempfile.mkdtemp(dir=sys.argv[1]))

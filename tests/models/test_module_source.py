@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from atom.models.data.samples import Samples, own_samples
-from atom.models.module_source import ModuleSource
-from atom.models.own_code import MAX_CODE_BYTES, OwnCode, find_code, load_factory, read_code
+from atom.models.module_source import (
+    MAX_CODE_BYTES,
+    ModuleSource,
+    OwnCode,
+    find_code,
+    load_factory,
+    read_code,
+)
 from atom.models.source import SourceError, materialised
 
 WORDS = """

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.models.data import token_file
-from atom.models.data.corpus import SURVEYING, Corpus, silent
-from atom.models.data.files import text_corpus
+from atom.models.data.corpus import SURVEYING, Corpus, silent, text_corpus
 from atom.models.data.samples import (
     Cut,
     Piece,
@@ -150,7 +149,7 @@ def test_a_killed_process_leaves_what_the_next_one_replaces(tmp_path: Path) -> N
     program = """
 import os, signal, sys
 from pathlib import Path
-from atom.models.data.files import text_corpus
+from atom.models.data.corpus import text_corpus
 from atom.models.data.token_file import LOCK, TOKENISING, TokenFile, cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
 def kill(what, done, total):

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
-from atom.models.data.corpus import Corpus, Reading
-from atom.models.data.files import text_corpus
+from atom.models.data.corpus import Corpus, Reading, text_corpus
 from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer

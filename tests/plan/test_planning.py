@@ -10,6 +10,8 @@ import torch
 
 from atom.base.errors import ConfigError, DeviceError, ModelError, TrustError
 from atom.config.load import load_peer_file, parse_run_text
+from atom.config.peer_file import PeerFile
+from atom.daemon.model.pinning import pin_for_plan
 from atom.daemon.model.run_plan import plan_run
 from atom.models.gpt3 import GPT3Config, parameter_shapes
 from atom.plan import devices, profiling
@@ -287,7 +289,7 @@ def test_a_module_with_samples_of_its_own_is_planned(
 def test_what_a_swarm_trains_is_planned_without_its_founder_s_files(tmp_path: Path) -> None:
     of_file = plan(tmp_path)
     text = (tmp_path / "run.toml").read_text()
-    run = parse_run_text(text).changed("model", vocabulary_size=256)
+    run, _ = pin_for_plan(parse_run_text(text), tmp_path, PeerFile())
     shared = SharedText(bytes(32), 256, 0, (TextFile("uint8", 5 * 10**9, ""),))
     told = plan_run(PlanRequest(run, assume="rtx3060-12g", text=shared), lambda _: None)
     assert (told.model, told.parameters) == (of_file.model, of_file.parameters)
@@ -295,8 +297,10 @@ def test_what_a_swarm_trains_is_planned_without_its_founder_s_files(tmp_path: Pa
 
 
 def test_a_strangers_code_is_not_run_for_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "own_net.py").write_text(OWN_CODE.format(more=""))
+    run, _ = pin_for_plan(parse_run_text(OWN_RUN), tmp_path, PeerFile())
     with pytest.raises(TrustError, match="nothing of it is run"):
-        plan_run(PlanRequest(parse_run_text(OWN_RUN), assume="h200"), lambda _: None)
+        plan_run(PlanRequest(run, assume="h200"), lambda _: None)
 
 
 def test_a_model_that_cannot_be_traced_is_refused_where_it_says_so(tmp_path: Path) -> None:

@@ -13,23 +13,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from atom.base.errors import ModelError, StorageError
 from atom.base.files import expand_home
+from atom.config.run_file import PinnedRun
 from atom.daemon.console import Console
 from atom.daemon.model.kept_run import LATEST, HeldWeights, KeptRun
-from atom.daemon.model.kept_tokenizer import write_tokenizer
-from atom.daemon.model.model_source import source_errors
-from atom.daemon.model.recipe import PRECISIONS
+from atom.daemon.model.recipe import PRECISIONS, source_errors
+from atom.daemon.model.sampled import run_tokenizer
 from atom.daemon.model.weight_files import (
     SHARD_BYTES,
     Piece,
     size_bytes,
     write_weights,
 )
+from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer
 from atom.models.hub import CONFIG, WHOLE
 from atom.models.partly_trained import PartlyTrained
 from atom.models.source import ModelSource, Outside, Place, SourceError
@@ -183,13 +185,46 @@ def _pieces(outside: Outside, drawer: _Drawer) -> list[Piece]:
 def _write_texts(
     folder: Path, kept: KeptRun, outside: Outside, precision: str, adapter: bool
 ) -> None:
-    end_of_text = write_tokenizer(folder, kept.run, kept.state.tokenizer)
+    end_of_text = _write_tokenizer(folder, kept.run, kept.state.tokenizer)
     if outside.config is not None:
         config = dict(outside.config) if adapter else {**outside.config, "dtype": precision}
         if config.get("eos_token_id", "says nothing of it") is None:
             config["eos_token_id"] = end_of_text  # without it generating would never end
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (folder / ("adapter_config.json" if adapter else CONFIG)).write_text(text, encoding="utf-8")
+
+
+def _write_tokenizer(folder: Path, run: PinnedRun, kept: Path) -> int | None:
+    """Write the run's tokenizer into a folder of weights, if the run trains on text.
+
+    Args:
+        folder: the folder.
+        run: the run.
+        kept: path of the run's tokenizer in the state directory.
+
+    Returns:
+        The token that ends a text; None if there is none.
+
+    Raises:
+        OSError: the files cannot be written.
+        StorageError: the kept tokenizer is not the run's.
+    """
+    if run.data.source == "module":
+        return None
+    path = folder / "tokenizer.json"
+    content = run_tokenizer(run, kept).content or byte_level_tokenizer().encode()
+    path.write_bytes(content)
+    tokenizer = JsonTokenizer(path)
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": run.model.sequence_tokens,
+        "clean_up_tokenization_spaces": False,
+    }
+    if tokenizer.separator_text is not None:
+        settings["eos_token"] = tokenizer.separator_text
+    text = json.dumps(settings, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    return next(iter(tokenizer.separator), None)
 
 
 def require_new(target: Path) -> None:

@@ -17,18 +17,18 @@ from atom.base.errors import (
     StorageError,
     TrustError,
 )
-from atom.config.load import run_from_text
-from atom.config.run_file import RunFile
-from atom.daemon.model.model_source import (
-    kept_code,
+from atom.config.load import pinned_run
+from atom.config.run_file import PinnedRun
+from atom.daemon.model.recipe import (
+    check_recipe,
     open_source,
+    refuse_versions,
     source_errors,
-    trust_value,
+    write_recipe,
 )
-from atom.daemon.model.recipe import check_recipe, refuse_versions, write_recipe
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.graph.ir import ParameterLayout
-from atom.models.own_code import OwnCode
+from atom.models.module_source import OwnCode, kept_code
 from atom.models.source import InitialValue, ModelSource
 from atom.swap.host_store import FROZEN
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
@@ -77,7 +77,7 @@ class KeptRun:
 
     state: StateDirectory
     manifest: Manifest
-    run: RunFile
+    run: PinnedRun
     journal: Journal | None
     """Chain of commits; None: not read, so states are checked against their own digests only."""
 
@@ -114,8 +114,7 @@ class KeptRun:
                 f"the run in {state.root} cannot be read: {problem}",
                 "start its daemon once: it repairs what it can",
             ) from problem
-        run = run_from_text(manifest.run_file)
-        return cls(state, manifest, run, journal)
+        return cls(state, manifest, pinned_run(manifest.run_file), journal)
 
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of states on the chain, newest first."""
@@ -137,9 +136,9 @@ class KeptRun:
             SourceError: the model cannot be built.
             StorageError: the code that is kept is not the run's.
         """
-        code = None
-        if self.run.model.module is not None:
-            code = kept_code(self.run, self.state.own_code)
+        code, model = None, self.run.model
+        if model.module is not None:
+            code = kept_code(model.module, self.state.own_code, model.module_sha256)
             if code is None:
                 what = f"{self.state.own_code} is not the run's code"
                 raise StorageError(what, "start the daemon once: it fetches it")
@@ -270,7 +269,7 @@ class KeptRun:
     def _require_trust(self, code: OwnCode, trust: str | None) -> None:
         owner = self.manifest.owner
         keeper = own_identity(self.state.root)
-        wanted = trust_value(owner, code)
+        wanted = code.trust_of(owner)
         if trust != wanted and (keeper is None or keeper.peer_id != owner):
             raise TrustError(
                 f"this run's model is code of its owner {owner}, saved in {code.path}",

@@ -1,18 +1,16 @@
-"""Tracing, naming and checking a run's model, and setting its first values, without any peers."""
+"""A run's model, without any peers: its source, its trace, and the checks of both."""
 
-import os
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 
 import torch
 
 from atom.base import __version__
-from atom.base.errors import MismatchError, ModelError
+from atom.base.errors import AddressError, ConfigError, MismatchError, ModelError
 from atom.base.usable_memory import bounded_memory, usable_memory
-from atom.config.run_file import RunFile
+from atom.config.run_file import PinnedRun, RunFile
 from atom.config.section import PRECISION_NAMES
 from atom.daemon.console import Console
 from atom.graph.program import compile_program
@@ -25,23 +23,84 @@ from atom.graph.verify import (
     verify_against_eager,
 )
 from atom.models.data.samples import Samples
+from atom.models.gpt3 import GPT3Config
+from atom.models.gpt3_source import GPT3Source
+from atom.models.huggingface import HuggingFaceSource
+from atom.models.huggingface_config import read_config
 from atom.models.installing import install_version
+from atom.models.module_source import ModuleSource, OwnCode
+from atom.models.partly_trained import Adapters, PartlyTrained
 from atom.models.sampling import example_question, next_token_model
-from atom.models.source import Batch, InitialValue, ModelSource, materialised
-from atom.training.replica.replica import Replica
+from atom.models.source import (
+    Batch,
+    DataUnreachable,
+    ModelSource,
+    SourceError,
+    materialised,
+)
 
 PRECISIONS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in PRECISION_NAMES}
 CHECKED_MEMORY_SHARE = 0.5
 """Largest share of the free host memory that the start-up check of a smaller model may use."""
-MOST_THREADS = 8
-"""Largest number of threads that compute first values: each holds one parameter in memory."""
+
+
+@contextmanager
+def source_errors(run: RunFile) -> Iterator[None]:
+    """Turn a SourceError into a user error that names the run file's key of the model.
+
+    Each command uses this context for everything that it does with the run's model.
+
+    Raises:
+        AddressError: the hub cannot be reached.
+        ConfigError: the model cannot be built for another reason.
+    """
+    try:
+        yield
+    except SourceError as problem:
+        kind = AddressError if isinstance(problem, DataUnreachable) else ConfigError
+        raise kind(f"model.{run.model.source}: {problem.message}", problem.hint) from problem
+
+
+def open_source(run: PinnedRun, code: OwnCode | None) -> ModelSource:
+    """Return the source that builds the run's model.
+
+    Args:
+        run: the run.
+        code: the run's own code, which is executed: the caller has checked that it may run here.
+
+    Raises:
+        SourceError: the model cannot be built.
+    """
+    whole, train = _whole_source(run, code), run.train
+    if train is None:
+        return whole
+    adapters = Adapters(train.rank, train.alpha, train.dropout, train.targets)
+    return PartlyTrained(whole, adapters)
+
+
+def _whole_source(run: PinnedRun, code: OwnCode | None) -> ModelSource:
+    model = run.model
+    if model.huggingface is not None:
+        assert model.huggingface_config is not None, "pinned when it was founded"
+        has = {"target_share": run.data.learns_answers, "positions": bool(run.data.attention)}
+        entries = [name for name, is_there in has.items() if is_there]
+        config = read_config(model.huggingface_config)
+        with bounded_memory():  # the library makes lists as long as a config says
+            return HuggingFaceSource(config, model.sequence_tokens, entries)
+    if model.module is not None:
+        assert code is not None, "fetched before"
+        sequence_tokens = None if run.data.source == "module" else model.sequence_tokens
+        return ModuleSource(code, run.run.seed, sequence_tokens)
+    assert model.vocabulary_size is not None, "a pinned run knows its vocabulary"
+    shape = model.shape()
+    return GPT3Source(GPT3Config.build(vocabulary_size=model.vocabulary_size, **shape))
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A run's model, traced without memory for weights, and the identity of its computation."""
 
-    run: RunFile
+    run: PinnedRun
     source: ModelSource
     graph: Graph
     """Training graph, whose hash is in the manifest and compared by every joiner."""
@@ -49,11 +108,11 @@ class Recipe:
     """(package, version) of all packages that determine the graph."""
 
 
-def write_recipe(run: RunFile, source: ModelSource) -> Recipe:
-    """Trace the model of a pinned run without weights.
+def write_recipe(run: PinnedRun, source: ModelSource) -> Recipe:
+    """Trace the model of a run without weights.
 
     Args:
-        run: the run, pinned.
+        run: the run.
         source: builds the model.
 
     Raises:
@@ -125,73 +184,14 @@ def version_here(package: str) -> str | None:
         return None
 
 
-def initialise(
-    replica: Replica, recipe: Recipe, console: Console, given: InitialValue | None = None
-) -> None:
-    """Set the trained parameters of the replica to round 0, and its optimizer's state to zero.
-
-    Args:
-        replica: the replica to set.
-        recipe: the run and its model.
-        console: shows the progress.
-        given: values of a folder; None: values from the run's seed.
-
-    Raises:
-        SourceError: a value cannot be computed.
-        ConfigError: a given value is not a number, or tied parameters differ.
-    """
-    _fill(replica.initialise, recipe, False, console, given)
-
-
-def fill_frozen(
-    replica: Replica, recipe: Recipe, console: Console, given: InitialValue | None = None
-) -> None:
-    """Set the frozen parameters, which no state contains. See `initialise` for the arguments."""
-    _fill(replica.fill_frozen, recipe, True, console, given)
-
-
-def _fill(
-    fill: Callable[[InitialValue, int], None],
-    recipe: Recipe,
-    frozen: bool,
-    console: Console,
-    given: InitialValue | None,
-) -> None:
-    specs = [spec for spec in recipe.graph.layout.specs if spec.frozen == frozen]
-    if not specs:
-        return
-    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
-    several = given is not None or recipe.source.values_in_threads
-    source, seed = recipe.source, recipe.run.run.seed
-    value_of = source.beginning(given, seed) if given else source.initial_values(seed)
-    counted = _counted(value_of, sum(spec.numel for spec in specs), console)
-    fill(counted, threads if several else 1)
-
-
-def _counted(value_of: InitialValue, total: int, console: Console) -> InitialValue:
-    """Wrap a function of first values so that it also reports progress. Thread-safe."""
-    lock, made = threading.Lock(), 0
-    console.progress("making the first weights", made, total, "parameters")
-
-    def told(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        nonlocal made
-        value = value_of(name, shape)
-        with lock:
-            made += value.numel()
-            console.progress("making the first weights", made, total, "parameters")
-        return value
-
-    return told
-
-
-def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph:
-    """Return the graph of a pinned run's model.
+def trace_run(run: PinnedRun, source: ModelSource, training: bool = True) -> Graph:
+    """Return the graph of a run's model.
 
     Memory is bounded, unless the model is code that the user trusts: a few numbers of an owner's
     config can ask for any amount.
 
     Args:
-        run: the run, pinned.
+        run: the run.
         source: builds the model.
         training: True for training mode, False for evaluation mode.
 

@@ -3,20 +3,18 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from atom.base.errors import ConfigError, TrustError
+from atom.base.errors import TrustError
 from atom.config.load import check_checkpoints, load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory
-from atom.config.run_file import RunFile
-from atom.config.sources import text_sources
-from atom.daemon.model.model_source import open_source, pin_source, source_errors
-from atom.daemon.model.recipe import PRECISIONS, trace_run
-from atom.daemon.model.shared_text import total_bytes
+from atom.config.run_file import PinnedRun, RunFile
+from atom.daemon.model.pinning import pin_for_plan
+from atom.daemon.model.recipe import PRECISIONS, open_source, source_errors, trace_run
+from atom.daemon.model.texts import total_bytes
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.profile.seconds import assumed_device
 from atom.graph.traced import Graph
-from atom.models.data.tokenizer import load_tokenizer
-from atom.models.own_code import OwnCode
+from atom.models.module_source import OwnCode
 from atom.plan.devices import set_arithmetic
 from atom.plan.footprint import Footprint
 from atom.plan.planning import Plan, PlanRequest, plan_traced
@@ -37,7 +35,8 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
             most memory.
         TrustError: The run comes from a swarm and its model is its owner's code.
     """
-    run, folder, peer = request.run, None, load_peer_file(request.peer_file)
+    run: Path | RunFile = request.run
+    folder, peer = Path(), load_peer_file(request.peer_file)
     if isinstance(run, Path):
         folder, run = run.absolute().parent, load_run(run)
     check_checkpoints(peer, run)
@@ -53,44 +52,25 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     return plan_traced(request, run, graph, model, peer, footprint, note)
 
 
-def _trace(run: RunFile, peer: PeerFile, folder: Path | None) -> tuple[RunFile, Graph, str]:
-    """Return the run as its founder pins it, its graph, and the name of its model."""
-    with source_errors(run):
-        run, code = _pinned(run, peer, folder)
-        source = open_source(run, code)
-        return run, trace_run(run, source), source.name
-
-
-def _pinned(run: RunFile, peer: PeerFile, folder: Path | None) -> tuple[RunFile, OwnCode | None]:
-    """Return the run with its model's source and vocabulary pinned, and the model's own code.
+def _trace(run: RunFile, peer: PeerFile, folder: Path) -> tuple[PinnedRun, Graph, str]:
+    """Return the run as its founder pins it, its graph, and the name of its model.
 
     Args:
-        run: The run as the file or the manifest gives it.
+        run: The run; a pinned one comes from a manifest.
         peer: Sources of text on this machine.
-        folder: Folder of the run file; None: the run comes from a manifest and is pinned already.
+        folder: Folder of the run file.
 
     Raises:
         TrustError: The run comes from a manifest and its model is its owner's code.
     """
-    if folder is None:
-        if run.model.module is not None:
+    code: OwnCode | None = None
+    with source_errors(run):
+        if not isinstance(run, PinnedRun):
+            run, code = pin_for_plan(run, folder, peer)
+        elif run.model.module is not None:
             said = "this run's model is code of its owner, and nothing of it is run for a plan"
             raise TrustError(
                 said, "ask the owner for the run file and the code: atom plan RUN.toml"
             )
-        return run, None
-    run, code = pin_source(run, folder, run.model.weights == "given")
-    if run.model.family is not None and run.model.vocabulary_size is None:
-        run = run.changed("model", vocabulary_size=_vocabulary(run, peer, folder))
-    return run, code
-
-
-def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:
-    """Return the vocabulary size of the founder's tokenizer, or raise ConfigError."""
-    try:
-        return load_tokenizer(text_sources(run, peer, folder).tokenizer).vocabulary_size
-    except ValueError as problem:
-        raise ConfigError(
-            f"the run's vocabulary is not known: {problem}",
-            "put the tokenizer in its place, or set [model] vocabulary_size",
-        ) from problem
+        source = open_source(run, code)
+        return run, trace_run(run, source), source.name

@@ -11,18 +11,16 @@ from torch import Tensor
 
 from atom.base.errors import ConfigError, StorageError
 from atom.config.peer_file import Sample
-from atom.config.run_file import RunFile
+from atom.config.run_file import PinnedRun
 from atom.daemon.model.kept_run import HeldWeights, KeptRun
-from atom.daemon.model.kept_tokenizer import run_tokenizer
-from atom.daemon.model.model_source import config_text, source_errors
-from atom.daemon.model.recipe import PRECISIONS, Recipe
+from atom.daemon.model.recipe import PRECISIONS, Recipe, source_errors
 from atom.daemon.model.weight_files import given_values
 from atom.daemon.state_directory import StateDirectory
-from atom.models.data.tokenizer import JsonTokenizer, Tokenizer, tokens_of
+from atom.models.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, tokens_of
 from atom.models.hub import CONFIG
 from atom.models.huggingface import HuggingFaceSource
-from atom.models.huggingface_config import read_config
-from atom.models.source import ModelSource, SourceError
+from atom.models.huggingface_config import config_text, read_config
+from atom.models.source import DataError, ModelSource, SourceError
 from atom.training.replica.round_texts import MOST_TOKENS, Prompts
 
 Note = Callable[[str], None]
@@ -112,6 +110,28 @@ def _read(
     return tokens
 
 
+def run_tokenizer(run: PinnedRun, path: Path) -> Tokenizer:
+    """Return the run's tokenizer, as the state directory keeps it.
+
+    Args:
+        run: the run.
+        path: path of the run's tokenizer in the state directory; not read for bytes.
+
+    Raises:
+        StorageError: the file is missing, or is not the run's tokenizer.
+    """
+    if run.data.tokenizer == "bytes":
+        return ByteTokenizer()
+    try:
+        found = JsonTokenizer(path)
+        if found.digest == run.data.tokenizer_sha256:
+            return found
+        problem = f"{path} is not the run's tokenizer"
+    except DataError as damage:
+        problem = damage.message
+    raise StorageError(problem, "start the daemon with the run's tokenizer: it keeps it again")
+
+
 def wanted_prompts(
     wanted: Sample, recipe: Recipe, tokenizer_json: Path, note: Note
 ) -> Prompts | None:
@@ -138,6 +158,7 @@ def wanted_prompts(
         note("[sample]: the run's tokenizer is on its way; texts are written after the next start")
         return None
     tokenizer, most = run_tokenizer(run, tokenizer_json), run.model.sequence_tokens
+    ends = ends_of(tokenizer)
     try:
         tokens = read_prompts(wanted.prompts, tokenizer, most, source.vocabulary_size)
     except ConfigError as problem:
@@ -147,7 +168,7 @@ def wanted_prompts(
         tokens,
         min(most, max(map(len, tokens)) + MOST_TOKENS - 1),
         tokenizer.vocabulary_size,
-        ends_of(tokenizer),
+        ends,
         tokenizer.decode,
     )
 
@@ -181,7 +202,7 @@ def sampled_folder(folder: Path, trust: str | None, note: Note) -> Sampled:
     )
 
 
-def _require_text(run: RunFile) -> None:
+def _require_text(run: PinnedRun) -> None:
     """Raise ConfigError unless the run trains on text."""
     if run.data.source == "module":
         raise ConfigError(

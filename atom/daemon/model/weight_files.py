@@ -24,9 +24,9 @@ from torch import Tensor
 
 from atom.base.errors import ConfigError, StorageError
 from atom.base.files import why_not_written
-from atom.daemon.model.model_source import config_text
 from atom.daemon.model.recipe import Recipe
 from atom.models.hub import CONFIG, INDEX, WHOLE, read_index
+from atom.models.huggingface_config import config_text
 from atom.models.source import DataError, InitialValue, ModelSource, Outside, Place
 from atom.training.storage.disk import sync
 

@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from functools import partial
 
 from atom.base.errors import AddressError, PeerRefused, TrustError
-from atom.config.run_file import RunFile
-from atom.daemon.model.model_source import kept_code, trust_value
+from atom.config.run_file import PinnedRun
 from atom.daemon.peer.addresses import dialled_by
 from atom.daemon.peer.box import Box, JoinOptions
 from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.state_directory import write_atomically
-from atom.models.own_code import MAX_CODE_BYTES, OwnCode
+from atom.models.module_source import MAX_CODE_BYTES, OwnCode, kept_code
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import Manifest, listed_peers, manifest_digest
@@ -35,7 +34,7 @@ _RETRY_S = 0.5
 _PATIENCE_S = 5.0
 
 
-def blob_name(run: RunFile) -> str:
+def blob_name(run: PinnedRun) -> str:
     """Return the name by which peers ask each other for the file."""
     return f"code/{run.model.module_sha256}"
 
@@ -60,7 +59,7 @@ def check_trust(owner: str, sha256: str | None, trusted: str | None) -> None:
 
 
 def obtain_code(
-    run: RunFile,
+    run: PinnedRun,
     manifest: Manifest,
     options: JoinOptions,
     box: Box,
@@ -77,12 +76,12 @@ def obtain_code(
     """
     if run.model.module is None:
         return None
-    code = kept_code(run, box.state.own_code)
+    code = kept_code(run.model.module, box.state.own_code, run.model.module_sha256)
     if code is None:
         content = _fetch(run, manifest, box, directory)
         write_atomically(box.state.own_code, content)
         code = OwnCode(run.model.module, content, box.state.own_code)
-    wanted = trust_value(manifest.owner, code)
+    wanted = code.trust_of(manifest.owner)
     if options.trust != wanted:
         raise TrustError(
             f"this run's model is code of its owner {manifest.owner}, with the sha256 "
@@ -92,7 +91,7 @@ def obtain_code(
     return code
 
 
-def _fetch(run: RunFile, manifest: Manifest, box: Box, directory: DirectoryThread) -> bytes:
+def _fetch(run: PinnedRun, manifest: Manifest, box: Box, directory: DirectoryThread) -> bytes:
     """Fetch the file that the manifest names from any peer. Raises: AddressError."""
     listed = listed_peers(manifest.owner, run.swarm.members)
     local = Local(box.identity, manifest_digest(manifest), box.incarnation, listed)
@@ -117,7 +116,7 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, directory: DirectoryThrea
 
 def ask_for_code(
     transport: Transport,
-    run: RunFile,
+    run: PinnedRun,
     leases: Mapping[str, Lease],
     owner: str,
 ) -> bytes | None:

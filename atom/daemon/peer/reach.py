@@ -10,10 +10,10 @@ from atom.base.clock import Clock
 from atom.base.errors import IdentityError
 from atom.daemon.peer.addresses import KeptContacts, data_place, dialled_by
 from atom.daemon.peer.box import Box
-from atom.daemon.peer.clock_watch import ClockWatch
 from atom.daemon.peer.events import LeasesRead, PeerEvents
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.heartbeat import DirectoryThread, Heartbeat
+from atom.daemon.peer.news import ClockWatch
 from atom.daemon.peer.status import Status
 from atom.swarm.addresses import JoinAddress, format_join_address, with_entrances, with_head
 from atom.swarm.chain.commit import Head

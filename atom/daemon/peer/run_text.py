@@ -6,7 +6,7 @@ from functools import partial
 from itertools import islice
 
 from atom.base.clock import Clock
-from atom.daemon.model.shared_text import TOKENIZER, piece_of, tokenizer_pieces, validation_pieces
+from atom.daemon.model.texts import TOKENIZER, piece_of, tokenizer_pieces, validation_pieces
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import write_atomically

@@ -13,7 +13,6 @@ from datetime import datetime
 from atom.base.events import EventFan
 from atom.config.load import check_checkpoints, check_listen
 from atom.daemon.console import Console
-from atom.daemon.model.model_source import trust_value
 from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.owner.metrics import Info, open_metrics
 from atom.daemon.owner.traffic import require_allowance
@@ -86,7 +85,7 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         contacts = thread.directory.contacts()
         console.join_address(format_join_address(with_entrances(address, contacts)))
         if member.code is not None:
-            trust = trust_value(address.owner, member.code)
+            trust = member.code.trust_of(address.owner)
             console.note(f"volunteers who trust your code join with --trust {trust}")
         return peer.run()
 
@@ -133,6 +132,8 @@ def _opened(
 ) -> tuple[Box, Callable[[Info], None], DirectoryThread]:
     """Check what the run needs of this machine, open the port of metrics, and enter the DHT.
 
+    All this comes before a state is built, which may take hours.
+
     Args:
         stack: closes all that is opened here.
         box: this machine.
@@ -142,55 +143,33 @@ def _opened(
         (box whose events reach the metrics, function that starts the metrics, directory).
 
     Raises:
-        UserError: a check failed, a port is in use, or the DHT cannot be reached.
+        PortInUseError: another program uses a port.
+        AddressError: this machine cannot listen on the host, or the DHT cannot be reached.
+        UserError: another check failed, or the peer file asks for something that cannot be had.
     """
     _raise_file_limit()
     chunk_kernels()  # raises now if they cannot be built, and not only when there is a replica
-    require_allowance(box.state.traffic, box.peer.network.per_month_bytes, datetime.now())
-    box = replace(box, entrances=address.bootstrap)
-    box, begin_metrics = _at_the_door(stack, box)
-    return box, begin_metrics, _enter_dht(stack, box, address)
-
-
-def _at_the_door(stack: ExitStack, box: Box) -> tuple[Box, Callable[[Info], None]]:
-    """Check the ports and open the port of metrics, before a state is built, which may take hours.
-
-    Returns:
-        (box whose events reach the metrics, function that starts the metrics).
-
-    Raises:
-        PortInUseError: another program uses a port.
-        AddressError: this machine cannot listen on the host.
-        UserError: the peer file asks for something else that cannot be had.
-    """
-    network = box.peer.network
+    network, state = box.peer.network, box.state
+    require_allowance(state.traffic, network.per_month_bytes, datetime.now())
     check_listen(box.peer, box.listen)
     place = data_place(network, box.listen)
     if place is not None:
         data_door(place).close()
-    sinks, begin = open_metrics(box.peer, stack, box.console)
-    return replace(box, events=EventFan(box.events, *sinks)), begin
-
-
-def _enter_dht(stack: ExitStack, box: Box, address: JoinAddress) -> DirectoryThread:
-    """Open the directory of the run; the stack closes it.
-
-    Raises:
-        AddressError, PortInUseError, StorageError: as `enter_dht`.
-    """
+    sinks, begin_metrics = open_metrics(box.peer, stack, box.console)
+    box = replace(box, entrances=address.bootstrap, events=EventFan(box.events, *sinks))
     node = NodeSettings(
-        identity_path=str(box.state.identity),
+        identity_path=str(state.identity),
         listen=box.listen,
-        announce=announced_multiaddrs(box.peer.network.announce, parse_listen(box.listen).port),
+        announce=announced_multiaddrs(network.announce, parse_listen(box.listen).port),
         initial_peers=address.bootstrap,
-        contacts=known_contacts(box.state.known_addresses),
-        log_path=str(box.state.dht_log),
+        contacts=known_contacts(state.known_addresses),
+        log_path=str(state.dht_log),
     )
     box.console.progress("entering the DHT", 0, 1, "nodes")
     thread = enter_dht(address.run, address.owner, node, box.events)
     stack.callback(thread.close)
     box.console.progress("entering the DHT", 1, 1, "nodes")
-    return thread
+    return box, begin_metrics, thread
 
 
 def _raise_file_limit() -> None:

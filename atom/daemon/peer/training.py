@@ -1,9 +1,11 @@
 """Training of a peer: replica, worker, storage, round machine and its loop, and the run's text."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from atom.base.clock import Clock
-from atom.daemon.model.shared_text import content_of
+from atom.daemon.model.round_zero import RoundZero
+from atom.daemon.model.texts import content_of
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.events import PeerEvents, Settled
 from atom.daemon.peer.founding import Membership
@@ -225,23 +227,25 @@ def recovery_of(
         sum(arena.size_bytes for arena in member.replica.state_form.values()),
         box.state.downloads,
         Watch(
-            lambda done, total: box.console.progress("fetching the state", done, total),
+            partial(box.console.progress, "fetching the state"),
             box.events,
             lambda peer, reason: offend(transport.offenders, peer, reason, clock.now()),
         ),
     )
+    manifest = member.manifest
+    zero = RoundZero(manifest, member.recipe, member.replica, box.console, member.weights)
     shared = SharedState(
         box.me,
         member.replica,
         storage,
         FirstState(
-            member.manifest.initial_state_digest,
-            member.initialise,
-            member.manifest.frozen_digest,
-            member.fill_frozen,
+            manifest.initial_state_digest,
+            zero.initialise,
+            manifest.frozen_digest,
+            zero.fill_frozen,
         ),
         box.events,
         donors.stop,
-        lambda done, total: box.console.progress("replaying missed rounds", done, total, "rounds"),
+        partial(box.console.progress, "replaying missed rounds", unit="rounds"),
     )
     return shared, Recovery(shared, donors, box.events, pinned)

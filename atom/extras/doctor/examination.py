@@ -16,10 +16,9 @@ from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import base_folder, default_state_directory, named_state_directory
 from atom.config.sources import text_sources
-from atom.daemon.model.model_source import agreed_run, open_source, source_errors
-from atom.daemon.model.recipe import trace_run, version_here
-from atom.daemon.model.shared_text import comes_through_the_swarm, total_bytes, what_comes
-from atom.daemon.model.text_source import check_copies
+from atom.daemon.model.pinning import agreed_run
+from atom.daemon.model.recipe import open_source, source_errors, trace_run, version_here
+from atom.daemon.model.texts import check_copies, comes_through_the_swarm, total_bytes, what_comes
 from atom.daemon.peer.box import check_member, kept_peer
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.extras.doctor import this_box

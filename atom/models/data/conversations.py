@@ -12,9 +12,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from atom.models.data.token_file import TokenFile
 from atom.models.data.tokenizer import JsonTokenizer, Tokenizer
 from atom.models.installing import install_extra
 from atom.models.source import DataError
@@ -30,8 +27,6 @@ _SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 
 The date is the default of Llama's templates.
 """
-_COUNT_TOKENS = 1 << 24
-"""Number of tokens to count at a time, so that little memory is needed."""
 _NEEDS_ITS_OWN = (
     "conversations need the model's own tokenizer and its chat template",
     'name it: [data] tokenizer = "FOLDER/tokenizer.json"',
@@ -170,18 +165,6 @@ class _Marked:
             while spans and spans[0][1] <= start:
                 del spans[0]
             yield bool(spans) and spans[0][0] < max(end, start + 1)
-
-
-def target_share(file: TokenFile) -> float:
-    """Return the fraction of the file's tokens that are targets.
-
-    Raises: DataError if there is no target.
-    """
-    parts = torch.split(file.tokens, _COUNT_TOKENS)
-    share = sum(int((part >= 0).sum()) for part in parts) / len(file.tokens)
-    if not share:
-        raise DataError("no row has an answer", "name another table, or remove [data] train_on")
-    return round(share, 6) or share
 
 
 def _chat_tokenizer(tokenizer: Path) -> Any:

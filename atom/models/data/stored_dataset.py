@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from atom.models.data.conversations import COLUMNS, ChatTemplate
-from atom.models.data.corpus import Corpus, Document, row_document
-from atom.models.data.files import size_of_files
+from atom.models.data.corpus import Corpus, Document, row_document, size_of_files
 from atom.models.installing import install_extra
 from atom.models.source import DataError, DataUnreachable, NoRoomForData
 

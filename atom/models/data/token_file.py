@@ -26,6 +26,8 @@ TOKENISING = "tokenising"
 LOCK = "lock"
 _FORMAT = "atom-tokens-1"
 _PARTIAL = ".partial"
+_COUNT_TOKENS = 1 << 24
+"""Number of tokens to count at a time, so that little memory is needed."""
 _GROUP_CHARACTERS = 1 << 22
 _GROUP_PIECES = 1024
 
@@ -38,6 +40,17 @@ class TokenFile:
     """Tokens [count], in the dtype of the file."""
     digest: str
     """sha256 hex digest of the file's content."""
+
+    def target_share(self) -> float:
+        """Return the fraction of the tokens that are targets.
+
+        Raises: DataError if there is no target.
+        """
+        parts = torch.split(self.tokens, _COUNT_TOKENS)
+        share = sum(int((part >= 0).sum()) for part in parts) / len(self.tokens)
+        if not share:
+            raise DataError("no row has an answer", "name another table, or remove [data] train_on")
+        return round(share, 6) or share
 
 
 def cached_tokens(

@@ -10,9 +10,10 @@ from pathlib import Path
 from atom.config.load import load_run_file
 from atom.config.run_file import RunFile
 from atom.daemon.console import Console
+from atom.daemon.model.round_zero import RoundZero
 from atom.daemon.peer.box import Box, StartOptions, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
-from atom.models.own_code import read_code
+from atom.models.module_source import read_code
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import encode_manifest
 from atom.swarm.state.arenas import state_digest
@@ -57,6 +58,14 @@ def loud():
         module.table.weight[3, 1] = 1e5
     return module, batch
 """
+
+
+def round_zero(
+    member: Membership, console: Console | None = None, weights: Path | None = None
+) -> RoundZero:
+    """Return the first state of a member's run, with the ways to set its replica to that state."""
+    console, weights = console or Silence(), weights or member.weights
+    return RoundZero(member.manifest, member.recipe, member.replica, console, weights)
 
 
 class Folder:

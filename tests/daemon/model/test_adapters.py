@@ -13,7 +13,7 @@ from atom.base.errors import ConfigError, MismatchError
 from atom.daemon.model.exporting import export_run
 from atom.graph.ir import padded_elements
 from atom.swarm.state.arenas import state_digest
-from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in
+from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in, round_zero
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import LLAMA
 
@@ -45,15 +45,15 @@ def test_a_joiner_makes_the_adapters_and_fetches_the_base(folder: Folder) -> Non
         assert torch.equal(weights[name], value), name
 
     joiner = folder.enter(member)
-    assert joiner.initialise()
-    assert not joiner.fill_frozen()
-    assert replace(joiner, weights=path).fill_frozen()
+    assert round_zero(joiner).initialise()
+    assert not round_zero(joiner).fill_frozen()
+    assert round_zero(joiner, weights=path).fill_frozen()
     for name, arena in joiner.replica.frozen.items():
         assert torch.equal(arena, member.replica.frozen[name])
     other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
     other.save_pretrained(folder.root / "other")
     with pytest.raises(MismatchError, match="holds other weights"):
-        replace(joiner, weights=folder.root / "other").fill_frozen()
+        round_zero(joiner, weights=folder.root / "other").fill_frozen()
     assert state_digest(member.replica.frozen) == member.manifest.frozen_digest
     nothing = replace(member, manifest=replace(member.manifest, frozen_digest=b""))
     with pytest.raises(MismatchError, match="disagree on whether anything is frozen"):

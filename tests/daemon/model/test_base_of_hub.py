@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
-from atom.base.errors import AddressError, ConfigError, MismatchError
-from atom.config.load import normalised_run_text, run_from_text
-from atom.daemon.model.model_source import agreed_run
-from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in
+from atom.base.errors import AddressError, ConfigError
+from atom.config.load import normalised_run_text
+from atom.daemon.model.pinning import agreed_run
+from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in, round_zero
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import LLAMA
 from tests.hub_stand_in import REVISION, Hub, played_hub
@@ -55,20 +55,21 @@ def test_a_joiner_has_the_base_from_the_hub(folder: Folder, hub: Hub) -> None:
     for name, value in base.named_parameters():
         assert torch.equal(weights[name], value), name
     joiner = folder.enter(member)
-    assert joiner.fill_frozen()
+    assert round_zero(joiner).fill_frozen()
     for name, arena in joiner.replica.frozen.items():
         assert torch.equal(arena, member.replica.frozen[name])
     hub.down = True
     again = folder.found(OF_HUB, more=ADAPTERS)
     assert again.manifest == member.manifest, "taken up without the hub"
-    assert replace(joiner, weights=folder.root / "base").fill_frozen()
+    assert round_zero(joiner, weights=folder.root / "base").fill_frozen()
 
 
 def test_without_the_hub_the_base_is_fetched_from_peers(
     folder: Folder, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     member = folder.found(OF_HUB, more=ADAPTERS)
-    joiner = replace(folder.enter(member), console=Notes())
+    console = Notes()
+    joiner = round_zero(folder.enter(member), console)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "other"))
     hub.down = True
     assert not joiner.fill_frozen()
@@ -80,12 +81,11 @@ def test_without_the_hub_the_base_is_fetched_from_peers(
     transformers.LlamaForCausalLM(larger).save_pretrained(hub.models["owner/llama"])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "third"))
     assert not joiner.fill_frozen()
-    assert isinstance(joiner.console, Notes)
-    first, second, third = joiner.console.notes
+    first, second, third = console.notes
     assert "cannot be asked for" in first
     assert "holds other weights" in second
     assert "bytes of weights, more than" in third
-    for note in joiner.console.notes:
+    for note in console.notes:
         assert note.endswith("; what is frozen is fetched from other peers")
 
 
@@ -103,6 +103,7 @@ def test_what_contradicts_the_hub_is_refused(folder: Folder, hub: Hub) -> None:
     with pytest.raises(ConfigError, match="is no model of the hub"):
         folder.found(f'{LLAMA}\nweights = "hub"')
     member = folder.found(OF_HUB, more=ADAPTERS)
-    lacking = run_from_text(member.manifest.run_file).changed("model", revision=None)
-    with pytest.raises(MismatchError, match="holds no revision of its weights"):
+    model = member.run.model.model_copy(update={"revision": None})
+    lacking = member.run.model_copy(update={"model": model})
+    with pytest.raises(ConfigError, match=r"model\.revision: is missing"):
         agreed_run(replace(member.manifest, run_file=normalised_run_text(lacking)))

@@ -12,12 +12,11 @@ import torch
 import transformers
 
 from atom.base.errors import MismatchError, ModelError, StorageError, TrustError
-from atom.daemon.model import exporting, weight_files
+from atom.daemon.model import exporting, pinning, weight_files
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.kept_run import KeptRun
-from atom.daemon.model.text_source import open_text
+from atom.daemon.model.texts import read_texts
 from atom.daemon.model.weight_files import WeightFiles
-from atom.daemon.peer import founding
 from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import ParameterLayout
@@ -143,7 +142,7 @@ def test_another_tokenizer_never_takes_the_place_of_the_run_s(
     words, kept = tmp_path / "words.json", tmp_path / "a" / "tokenizer.json"
 
     def replaced_meanwhile(*given: object) -> object:
-        text = open_text(*given)  # type: ignore[arg-type]
+        text = read_texts(*given)  # type: ignore[arg-type]
         save_words(words, "others")
         return text
 
@@ -151,7 +150,7 @@ def test_another_tokenizer_never_takes_the_place_of_the_run_s(
         save_words(words)
         before = words.read_bytes()
         with monkeypatch.context() as patch:
-            patch.setattr(founding, "open_text", replaced_meanwhile)
+            patch.setattr(pinning, "read_texts", replaced_meanwhile)
             folder.snapshot(folder.found(GPT3, data=OWN))
         assert kept.read_bytes() == before
         with pytest.raises(MismatchError, match="has changed since the run was founded"):
@@ -324,7 +323,7 @@ def test_nothing_half_written_is_left_but_by_who_is_killed(
         raise OSError(28, "No space left on device")
 
     for place, name, fault, ends in (
-        (exporting, "write_tokenizer", interrupted, pytest.raises(KeyboardInterrupt)),
+        (exporting, "_write_tokenizer", interrupted, pytest.raises(KeyboardInterrupt)),
         (weight_files, "save_file", full, pytest.raises(StorageError, match="the disk is full")),
     ):
         with monkeypatch.context() as patch:

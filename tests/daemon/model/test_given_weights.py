@@ -13,15 +13,17 @@ from torch import Tensor
 
 from atom.base.errors import ConfigError, MismatchError, StorageError
 from atom.config.load import run_from_text
+from atom.config.peer_file import PeerFile
 from atom.daemon.model.exporting import export_run
-from atom.daemon.model.model_source import open_source, pin_source
+from atom.daemon.model.pinning import pin_for_plan
+from atom.daemon.model.recipe import open_source
 from atom.daemon.model.weight_files import given_values
 from atom.daemon.peer.founding import Membership
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.source import ModelSource, SourceError
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import list_snapshots
-from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in
+from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in, round_zero
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import GPT3, LLAMA
 
@@ -69,7 +71,7 @@ def test_what_was_exported_is_begun_from(folder: Folder, model: str) -> None:
 
     shutil.rmtree(path)  # nobody but the founder ever had it, and its snapshot will do
     joiner = folder.enter(member, "joiner")
-    assert not joiner.initialise()
+    assert not round_zero(joiner).initialise()
     assert not joiner.replica.state_arenas()["master"].any(), "nothing was made up instead"
     again = folder.found(model, "tuned", weights=path)
     assert again.manifest == member.manifest
@@ -195,7 +197,8 @@ class Tuned:
         model.save_pretrained(self.path)
         self.weights = {name: value.detach() for name, value in model.named_parameters()}
         shutil.copyfile(self.path / "config.json", folder.root / "config.json")
-        self.source: ModelSource = open_source(*pin_source(folder.run(LLAMA), folder.root, False))
+        pinned = pin_for_plan(folder.run(LLAMA), folder.root, PeerFile())
+        self.source: ModelSource = open_source(*pinned)
 
     def change(self, edit: Callable[[Weights], None]) -> None:
         weights = load_file(self.path / "model.safetensors")

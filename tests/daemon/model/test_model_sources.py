@@ -11,11 +11,12 @@ import torch
 
 from atom.base.errors import ConfigError, MismatchError, ModelError, TrustError
 from atom.config.load import run_from_text
+from atom.config.peer_file import PeerFile
 from atom.daemon.model import recipe as recipes
-from atom.daemon.model.model_source import pin_source
+from atom.daemon.model.pinning import pin_for_plan
 from atom.daemon.peer.founding import Membership, enter_run, run_of
 from atom.daemon.peer.own_code import ask_for_code, blob_name, check_trust
-from atom.models.own_code import MAX_CODE_BYTES
+from atom.models.module_source import MAX_CODE_BYTES
 from atom.models.source import SourceError
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import PackageVersion
@@ -23,7 +24,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.training.replica.worker import BatchLoader
 from tests.daemon.model import kept_runs
-from tests.daemon.model.kept_runs import Folder, folder_in
+from tests.daemon.model.kept_runs import Folder, folder_in, round_zero
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 from tests.event_list import EventList
@@ -140,7 +141,7 @@ def test_a_joiner_has_the_founder_s_model(folder: Folder, model: str, data: str)
     for name in ("config.json", "own_models.py"):
         (folder.root / name).unlink()
     joiner = folder.enter(founder)
-    assert joiner.initialise()
+    assert round_zero(joiner).initialise()
     state = founder.replica.state_arenas()
     assert state_digest(joiner.replica.state_arenas()) == state_digest(state)
     assert state["master"].count_nonzero() > 0
@@ -263,7 +264,7 @@ def test_a_manifest_that_pins_nothing_is_refused(folder: Folder, model: str) -> 
         text["model"].pop(key, None)
     manifest = dataclasses.replace(founder.manifest, run_file=json.dumps(text))
     assert run_from_text(manifest.run_file)
-    with pytest.raises(MismatchError, match="holds no "):
+    with pytest.raises(ConfigError, match=r"manifest: model\.\w+: is missing"):
         run_of(manifest, folder.box("b"))
 
 
@@ -278,7 +279,7 @@ def test_a_model_too_large_to_be_checked_is_told(
 
 
 def test_code_is_taken_from_whoever_has_the_right_bytes(folder: Folder) -> None:
-    run, code = pin_source(folder.run(own("words")), folder.root, False)
+    run, code = pin_for_plan(folder.run(own("words")), folder.root, PeerFile())
     assert code is not None
     network, transports, leases = LocalNetwork(), list[LocalTransport](), {}
     served: list[bytes | None] = [None, None, b"import os", b"#" * (MAX_CODE_BYTES + 1)]

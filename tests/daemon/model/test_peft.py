@@ -18,7 +18,7 @@ from atom.models.source import materialised
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.model.kept_runs import Folder, folder_in
-from tests.daemon.model.test_adapters import ADAPTERS, a_base, logits
+from tests.daemon.model.test_adapters import ADAPTERS, a_base
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import GPT3, LLAMA
 from tests.models.test_partly_trained import ADAPTERS as SMALL
@@ -28,6 +28,13 @@ from tests.models.test_partly_trained import LLAMA as SMALL_LLAMA
 # peft asks transformers for what that has under another name now.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 STEPS = 5
+
+
+def logits(model: Any) -> torch.Tensor:
+    """Return the logits of a model of `transformers` for eight tokens."""
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(input_ids=torch.arange(8).unsqueeze(0)).logits
+    return found
 
 
 @pytest.fixture

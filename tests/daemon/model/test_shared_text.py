@@ -13,8 +13,8 @@ import torch
 from atom.base.errors import MismatchError, StorageError
 from atom.base.reasons import Reason
 from atom.config.load import parse_peer_text
-from atom.daemon.model import shared_text
-from atom.daemon.model.shared_text import content_of, open_store, piece_of, what_comes
+from atom.daemon.model import pinning, texts
+from atom.daemon.model.texts import content_of, open_store, piece_of, what_comes
 from atom.daemon.peer.founding import Membership, enter_run
 from atom.models.data.tokenizer import byte_level_tokenizer
 from atom.swarm.state.arenas import BlobManifest, describe
@@ -73,7 +73,7 @@ def test_who_names_a_copy_fetches_nothing(folder: Folder) -> None:
 def test_a_large_text_is_each_peers_own_unless_the_owner_says_otherwise(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_text, "MOST_SHARED_BYTES", 10)
+    monkeypatch.setattr(pinning, "MOST_SHARED_BYTES", 10)
     assert folder.found(GPT3).manifest.text is None
     asked = folder.found(GPT3, name="c", data=f'{TEXT}\nshare = "swarm"')
     assert asked.manifest.text is not None
@@ -98,7 +98,7 @@ def test_what_will_come_is_said_beforehand(
     said = what_comes(member.manifest, peer, tmp_path)
     assert re.search(r"takes \d s at 0.008 Mbit/s", said)
     assert str(tmp_path) in said
-    monkeypatch.setattr(shared_text.shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
+    monkeypatch.setattr(texts.shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     with pytest.raises(StorageError, match="100 B are free") as caught:
         what_comes(member.manifest, peer, tmp_path)
     assert "[state] directory" in caught.value.hint

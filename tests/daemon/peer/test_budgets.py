@@ -20,6 +20,7 @@ from atom.plan.footprint import HostMemory
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.host_store import HostStore
 from atom.swarm.exchange.codec import codec_named
+from tests.daemon.model.kept_runs import round_zero
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
 
@@ -133,7 +134,7 @@ def test_the_host_budget_is_exact(folder: Folder, codec: str) -> None:
     with pytest.raises(DeviceError, match=re.escape(format_bytes(needs))):
         folder.enter(founder, host=f"{needs - 1} B")
     folder.boxes.pop().state.unlock()
-    assert folder.enter(founder, host=f"{needs} B").initialise()
+    assert round_zero(folder.enter(founder, host=f"{needs} B")).initialise()
 
 
 def test_memory_that_is_gone_when_it_is_wanted_is_named(

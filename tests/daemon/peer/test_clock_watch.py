@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from atom.daemon.peer.clock_watch import WINDOW_S, ClockWatch, clock_offset_s
+from atom.daemon.peer.news import WINDOW_S, ClockWatch, clock_offset_s
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import LEASE_SECONDS, RENEW_SECONDS, Lease
 from tests.event_list import EventList

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.daemon.model.shared_text import content_of
+from atom.daemon.model.texts import content_of
 from atom.daemon.peer.founding import Membership, enter_run
 from atom.daemon.peer.run_text import RunText
 from atom.models.data.samples import PiecesMissing

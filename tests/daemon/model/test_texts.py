@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from atom.base.errors import AddressError, ConfigError, MismatchError, StorageError, UserError
-from atom.config.load import normalised_run_text
+from atom.config.load import normalised_run_text, pinned_run
+from atom.config.model_and_data import Data
 from atom.config.peer_file import PeerFile
-from atom.config.run_file import RunFile
+from atom.config.run_file import PinnedRun, RunFile
 from atom.config.sources import text_sources
-from atom.daemon.model import text_source
-from atom.daemon.model.model_source import agreed_run
-from atom.daemon.model.shared_text import described, open_store, samples_of
-from atom.daemon.model.text_source import check_data, pin_table
+from atom.daemon.model import texts
+from atom.daemon.model.pinning import agreed_run, pin, pin_for_plan
+from atom.daemon.model.texts import check_data, described, open_store, pinned_tables, shared_texts
 from atom.daemon.peer.founding import enter_run
-from atom.models.data.files import text_corpus
+from atom.models.data.corpus import silent, text_corpus
 from atom.models.data.samples import Cut, Text, token_samples
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer, byte_level_tokenizer
@@ -48,14 +48,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
         )
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(text_source, "newest_revision", lambda path, kind: REVISION)
+    monkeypatch.setattr(texts, "newest_revision", lambda path, kind: REVISION)
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
     with folder_in(tmp_path) as folder:
         yield folder
 
 
-def pinned(run: RunFile, root: Path, known: RunFile | None = None) -> RunFile:
-    return pin_table(run, text_sources(run, PeerFile(), root), known)
+def pinned(run: RunFile, root: Path, kept: PinnedRun | None = None) -> Data:
+    return pinned_tables(run.data, text_sources(run, PeerFile(), root), kept)
 
 
 def test_a_table_is_the_same_for_everybody_who_takes_part(
@@ -63,7 +63,7 @@ def test_a_table_is_the_same_for_everybody_who_takes_part(
 ) -> None:
     member = folder.found(GPT3, data=TABLE)
     assert member.run.data.revision == REVISION
-    monkeypatch.setattr(text_source, "newest_revision", lambda path, kind: "b" * 40)
+    monkeypatch.setattr(texts, "newest_revision", lambda path, kind: "b" * 40)
     assert folder.found(GPT3, data=TABLE).manifest == member.manifest
 
     datasets.Dataset.from_list(ROWS).save_to_disk(folder.root / "copy")
@@ -109,6 +109,15 @@ def test_several_texts_are_mixed_alike_by_everybody(folder: Folder) -> None:
         assert torch.equal(*(batch["tokens"] for batch in batches))
 
 
+def test_the_founder_has_the_run_that_joiners_read(folder: Folder) -> None:
+    for vocabulary, wanted in (("", 256), ("vocabulary_size = 300", 300)):
+        run = folder.run(f"{GPT3}\n{vocabulary}", MIX)
+        found = pin(run, folder.root, PeerFile(), folder.root / "tokens", silent)
+        assert found.run.model.vocabulary_size == wanted
+        assert found.run.data.tokenizer_sha256 == ByteTokenizer.digest
+        assert found.run == pinned_run(normalised_run_text(found.run))
+
+
 def test_with_another_text_of_several_nobody_enters(folder: Folder) -> None:
     member = folder.found(GPT3, data=MIX.replace(TABLE, 'paths = ["text.txt"]'))
     (folder.root / "other.txt").write_text("another text " * 99)
@@ -122,13 +131,14 @@ def test_with_another_text_of_several_nobody_enters(folder: Folder) -> None:
 
 def test_only_what_is_of_the_hub_gets_a_revision(folder: Folder) -> None:
     given = folder.run(GPT3, f'{TABLE}\nrevision = "{"c" * 40}"')
-    assert pinned(given, folder.root) == given
+    assert pinned(given, folder.root) == given.data
     table = folder.run(GPT3, TABLE)
-    assert pinned(table, folder.root, given) == given
+    kept, _ = pin_for_plan(given, folder.root, PeerFile())
+    assert pinned(table, folder.root, kept) == given.data
     text = folder.run(GPT3, PYTHON)
-    assert pinned(text, folder.root) == text
+    assert pinned(text, folder.root) == text.data
     (folder.root / "owner" / "name").mkdir(parents=True)
-    assert pinned(table, folder.root).data.revision is None
+    assert pinned(table, folder.root).revision is None
 
 
 def test_a_hub_that_cannot_be_asked_is_told_with_the_key(
@@ -137,7 +147,7 @@ def test_a_hub_that_cannot_be_asked_is_told_with_the_key(
     def gone(path: str, kind: str) -> str:
         raise DataUnreachable(f"{path} is not there", "look")
 
-    monkeypatch.setattr(text_source, "newest_revision", gone)
+    monkeypatch.setattr(texts, "newest_revision", gone)
     with pytest.raises(AddressError, match=r"data\.path: owner/name is not there") as caught:
         pinned(folder.run(GPT3, TABLE), folder.root)
     assert caught.value.hint == "look"
@@ -162,7 +172,7 @@ def test_text_that_cannot_be_had_now_may_be_later(
     def failing(*arguments: object, **named: object) -> None:
         raise problem
 
-    monkeypatch.setattr(text_source, "cached_tokens", failing)
+    monkeypatch.setattr(texts, "cached_tokens", failing)
     with pytest.raises(error, match=said) as caught:
         folder.found(GPT3, data=PYTHON)
     assert hint in caught.value.hint
@@ -231,11 +241,12 @@ def test_a_run_whose_documents_are_apart(tmp_path: Path) -> None:
             assert member.replica.run_pass([batch]) == 4
         assert member.run.data.end_token == 258
         store = open_store(described(member.samples), tmp_path / "store")
-        shared = samples_of(member.run, described(member.samples), store)
+        shared = shared_texts(member.run, described(member.samples), store).samples(member.run)
         assert shared.digest == member.samples.digest
         assert shared.train[""].batch([0])["positions"].shape == (1, 8)
-        lacking = normalised_run_text(member.run.changed("data", end_token=None))
-        with pytest.raises(MismatchError, match="does not say what ends a document"):
+        endless = member.run.data.model_copy(update={"end_token": None})
+        lacking = normalised_run_text(member.run.model_copy(update={"data": endless}))
+        with pytest.raises(ConfigError, match=r"data\.end_token: is missing"):
             agreed_run(replace(member.manifest, run_file=lacking))
         with pytest.raises(ConfigError, match="only models of transformers can attend"):
             folder.found(f"{GPT3}\nvocabulary_size = 259", "c", data=data)

@@ -1,0 +1,185 @@
+"""Round 0 of a run: the values with which a replica begins, from the seed, the hub or a folder."""
+
+import os
+import threading
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from atom.base.errors import MismatchError, UserError
+from atom.config.run_file import PinnedRun
+from atom.daemon.console import Console
+from atom.daemon.model.kept_run import KeptRun, is_state
+from atom.daemon.model.recipe import Recipe, source_errors
+from atom.daemon.model.weight_files import WeightFiles, given_values, refuse_unused
+from atom.models.hub import fetch_weights
+from atom.models.source import InitialValue
+from atom.swarm.records.manifest import Manifest
+from atom.swarm.state.arenas import state_digest
+from atom.training.replica.replica import Replica
+
+MOST_THREADS = 8
+"""Largest number of threads that compute first values: each holds one parameter in memory."""
+
+
+@dataclass(frozen=True)
+class RoundZero:
+    """State of round 0 of a founded run, and the ways to set a replica to it."""
+
+    manifest: Manifest
+    recipe: Recipe
+    replica: Replica
+    console: Console
+    """Console that shows the progress."""
+    weights: Path | None = None
+    """Folder with the weights that the run began from, as named by `--from`; None: no folder."""
+
+    def initialise(self) -> bool:
+        """Set the replica to round 0, if the run's seed determines that state.
+
+        Given weights cannot be computed: a joiner fetches the founder's first snapshot instead.
+
+        Returns:
+            True if the replica now equals the run's round 0 bit for bit.
+        """
+        run = self.recipe.run
+        if run.model.weights is not None and run.train is None:
+            return False
+        with source_errors(run):
+            _fill(self.replica, self.recipe, False, self.console, None)
+        digest = state_digest(self.replica.state_arenas())
+        return digest == self.manifest.initial_state_digest
+
+    def fill_frozen(self) -> bool:
+        """Fill in the frozen parameters from the seed, the hub or the folder that `--from` named.
+
+        Returns:
+            False if they must be fetched from other peers instead.
+
+        Raises:
+            ConfigError: the folder or the model cannot be used.
+            MismatchError: the folder's weights are not the ones of the run.
+        """
+        begins_from = self.recipe.run.model.weights if self.weights is None else None
+        if begins_from == "given":
+            return False
+        try:
+            with source_errors(self.recipe.run):
+                folder = self.weights or weights_of_hub(self.recipe, self.console)
+                given = None if folder is None else _values_in(folder, self.recipe)
+                _fill(self.replica, self.recipe, True, self.console, given)
+            if folder and state_digest(self.replica.frozen) != self.manifest.frozen_digest:
+                raise MismatchError(
+                    f"{folder} holds other weights than those that the run began from",
+                    "get the same as the run's founder, or leave --from out: others have them",
+                )
+        except UserError as problem:
+            if begins_from is None:
+                raise
+            self.console.note(f"{problem.message}; what is frozen is fetched from other peers")
+            return False
+        return True
+
+
+def begin(recipe: Recipe, replica: Replica, console: Console, folder: Path | None) -> None:
+    """Set the founder's replica to round 0, and its optimizer's state to zero.
+
+    Args:
+        recipe: the run and its model.
+        replica: the replica to set.
+        console: shows the progress.
+        folder: folder with all first values; None: the run's seed determines them.
+
+    Raises:
+        SourceError: a value cannot be computed.
+        UserError: the values in the folder are not this model's, or cannot be used.
+    """
+    given = None if folder is None else _values_in(folder, recipe)
+    for frozen in (True, False):
+        _fill(replica, recipe, frozen, console, given)
+
+
+def begins_from_given(folder: Path | None, kept: PinnedRun | None) -> bool:
+    """Return True if a run begins from weights given with `--from`, and check the folder.
+
+    Args:
+        folder: folder that `--from` names now; None: none.
+        kept: the run as it was founded, if it is continued; None for a new run.
+
+    Raises:
+        ConfigError: the folder has no weights, or a file is damaged.
+        StorageError: the folder is the state directory of a run without a snapshot.
+        MismatchError: a folder is named, but the run began without weights.
+    """
+    if kept is None and folder is not None:
+        if is_state(folder):
+            KeptRun.read(folder, with_chain=False).chosen()
+        else:
+            WeightFiles.open(folder)
+    elif folder is not None and kept is not None and kept.model.weights is None:
+        raise MismatchError(
+            "the run in this state directory began from its seed, not from given weights",
+            "leave --from out, or found a new run with another name or --state DIR",
+        )
+    return folder is not None if kept is None else kept.model.weights == "given"
+
+
+def weights_of_hub(recipe: Recipe, console: Console) -> Path | None:
+    """Fetch the weights that the run pins on the hub, and return their folder; None: it pins none.
+
+    Raises:
+        DataError: the hub does not have them, or cannot be reached.
+    """
+    model, most_bytes = recipe.run.model, 8 * recipe.graph.layout.total_elements + (1 << 20)
+    if model.weights != "hub":
+        return None
+    assert model.huggingface is not None
+    assert model.revision is not None, "pinned with the weights"
+    told = partial(console.progress, f"fetching {model.huggingface} from the hub")
+    return fetch_weights(model.huggingface, model.revision, most_bytes, told)
+
+
+def _values_in(folder: Path, recipe: Recipe) -> InitialValue:
+    """Return the values in a folder, which holds safetensors or is a run's state directory.
+
+    Raises:
+        UserError: the values are not this model's.
+    """
+    if is_state(folder):
+        return KeptRun.read(folder, with_chain=False).weights(recipe.graph.layout)
+    refuse_unused(recipe, folder)
+    return given_values(recipe.source, folder)
+
+
+def _fill(
+    replica: Replica, recipe: Recipe, frozen: bool, console: Console, given: InitialValue | None
+) -> None:
+    """Set the frozen or the trained parameters, with values of a folder or of the run's seed."""
+    specs = [spec for spec in recipe.graph.layout.specs if spec.frozen == frozen]
+    if not specs:
+        return
+    source, seed = recipe.source, recipe.run.run.seed
+    several = given is not None or source.values_in_threads
+    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS) if several else 1
+    value_of = source.beginning(given, seed) if given else source.initial_values(seed)
+    counted = _counted(value_of, sum(spec.numel for spec in specs), console)
+    fill = replica.fill_frozen if frozen else replica.initialise
+    fill(counted, threads)
+
+
+def _counted(value_of: InitialValue, total: int, console: Console) -> InitialValue:
+    """Wrap a function of first values so that it also reports progress. Thread-safe."""
+    lock, made = threading.Lock(), 0
+    console.progress("making the first weights", made, total, "parameters")
+
+    def told(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        nonlocal made
+        value = value_of(name, shape)
+        with lock:
+            made += value.numel()
+            console.progress("making the first weights", made, total, "parameters")
+        return value
+
+    return told

@@ -1,0 +1,400 @@
+"""Texts of a run as tokens: read on this machine, or shared by peers so that joiners need no copy.
+
+A shared text is one blob: the tokenizer.json and the tokens. Its digest is in the manifest.
+"""
+
+import errno
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from atom.base.errors import AddressError, ConfigError, MismatchError, StorageError, UserError
+from atom.base.files import disk_bytes, nearest_folder, why_not_written
+from atom.base.units import format_bytes, format_seconds
+from atom.config.model_and_data import ANSWERS, Data, TextSource
+from atom.config.peer_file import PeerFile
+from atom.config.run_file import PinnedRun, RunFile
+from atom.config.sources import TextPlace, TextSources, names_a_copy
+from atom.models.data.conversations import AnswersOnly
+from atom.models.data.corpus import Amount, Corpus, Progress, stdlib_corpus, text_corpus
+from atom.models.data.samples import (
+    Cut,
+    Piece,
+    Samples,
+    Text,
+    Windows,
+    own_samples,
+    token_samples,
+)
+from atom.models.data.stored_dataset import StoredDataset
+from atom.models.data.token_file import TokenFile, cached_tokens
+from atom.models.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from atom.models.hub import newest_revision
+from atom.models.module_source import ModuleSource
+from atom.models.partly_trained import PartlyTrained
+from atom.models.source import DataError, DataUnreachable, ModelSource, NoRoomForData
+from atom.swarm.records.manifest import Manifest, SharedText, TextFile
+from atom.swarm.state import arenas
+from atom.swarm.state.arenas import CHUNK_BYTES, ArenaManifest, dtype_name, state_digest
+from atom.swarm.state.blobs import Content
+from atom.swarm.state.piece_store import PieceStore
+
+TEXT_FIELD = "text"
+"""Column of a table that holds the text, unless the run file names another."""
+SPLIT = "train"
+"""Split of a table that is used, unless the run file names another."""
+TOKENIZER = "tokenizer"
+"""Name of the blob's first arena; one arena for each token file follows, in order of names."""
+_USUAL_BITS_PER_S = 100e6
+"""Assumed speed of a line without a limit in the peer file."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """All texts of a run as tokens, and the tokenizer that made the tokens."""
+
+    tokens: tuple[Text, ...]
+    """Texts to train on before those for validation only, as in `Data.texts`."""
+    tokenizer: Tokenizer
+    store: PieceStore | None = None
+    """Store in which the texts arrive from other peers; None: the texts are here as a whole."""
+
+    def samples(self, run: PinnedRun) -> Samples:
+        """Cut the texts into the samples of the run.
+
+        Raises:
+            ConfigError: a text has too few tokens, or the run's sequences are too long.
+        """
+        data, sequence_tokens = run.data, run.model.sequence_tokens
+        cut = Cut(data.validation_fraction, sequence_tokens, CHUNK_BYTES, data.end_token)
+        with _text_errors():
+            return token_samples(self.tokens, self.tokenizer, cut, run.run.seed)
+
+
+# ---- texts on this machine
+
+
+def pinned_tables(data: Data, sources: TextSources, kept: PinnedRun | None) -> Data:
+    """Return [data] with a commit of each table on the hub.
+
+    Raises:
+        ConfigError: the hub does not have a table.
+        AddressError: the hub cannot be reached.
+    """
+    revisions: dict[str, str | None] = {}
+    for name, text in data.texts.items():
+        if text.source != "datasets" or text.revision is not None:
+            continue
+        before = None if kept is None else kept.data.texts.get(name)
+        try:
+            table = _stored(text, sources.texts[name], sources.tokenizer)
+            if before is not None:
+                revisions[name] = before.revision
+            elif not table.folder:
+                revisions[name] = newest_revision(table.path, "dataset")
+        except DataError as problem:
+            raise _named(problem, f"data.{f'sources.{name}.' if name else ''}path") from problem
+    return data.with_each("revision", revisions)
+
+
+def read_texts(run: RunFile, sources: TextSources, cache: Path, progress: Progress) -> Texts:
+    """Tokenise the run's texts, or map the tokens of an earlier start.
+
+    Args:
+        run: the run, whose tables on the hub have a revision.
+        sources: places of the texts and the tokenizer on this machine.
+        cache: folder for the tokens.
+        progress: called while a text is tokenised.
+
+    Raises:
+        ConfigError: a text or the tokenizer cannot be used, or is not the run's.
+        AddressError: the hub cannot be reached.
+        StorageError: the disk is full.
+    """
+    tokens = list[Text]()
+    try:
+        coder = _tokenizer_of(run, sources)
+        with _text_errors():
+            for name, text in run.data.texts.items():
+                corpus, answers = _corpus(text, sources, name), text.train_on == ANSWERS
+                writer = AnswersOnly(coder) if answers else coder
+                file = cached_tokens(corpus, writer, cache, progress)
+                share = 1.0 if run.data.learns_answers else None
+                if answers:
+                    share = text.answer_share or file.target_share()
+                tokens.append(Text(file, name, run.data.weights[name], share))
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StorageError(
+            f"cannot write the tokens of the text into {cache}: {why_not_written(problem)}",
+            "free some space, or choose another directory with --state DIR",
+        ) from problem
+    return Texts(tuple(tokens), coder)
+
+
+def check_copies(run: PinnedRun, sources: TextSources) -> None:
+    """Check a joiner's copies without reading the texts: files exist, the tokenizer is the run's.
+
+    Args:
+        run: the run.
+        sources: places of the texts and the tokenizer on this machine.
+
+    Raises:
+        ConfigError: a file is missing, or the tokenizer differs.
+    """
+    with _text_errors():
+        for name, text in run.data.texts.items():
+            if text.source == "text":
+                text_corpus(sources.texts[name].paths)
+    _tokenizer_of(run, sources)
+
+
+def _tokenizer_of(run: RunFile, sources: TextSources) -> Tokenizer:
+    """Load the tokenizer, and check that it is the run's. Raises: ConfigError."""
+    with _text_errors():
+        coder = load_tokenizer(sources.tokenizer)
+    run.check_tokenizer(coder.vocabulary_size, coder.digest)
+    return coder
+
+
+@contextmanager
+def _text_errors() -> Iterator[None]:
+    """Turn problems with the run's texts into user errors."""
+    try:
+        yield
+    except ValueError as problem:
+        raise _named(problem, "the run's text cannot be used") from problem
+
+
+def _named(problem: ValueError, what: str) -> UserError:
+    """Return the user error for a problem with a text.
+
+    The kind of error decides whether a service tries again: an unreachable hub may come back.
+    """
+    hint = problem.hint if isinstance(problem, DataError) else ""
+    kind: type[UserError] = ConfigError
+    if isinstance(problem, DataUnreachable):
+        kind = StorageError if isinstance(problem, NoRoomForData) else AddressError
+    otherwise = "name the files under [data] paths, in the run file or in your peer file"
+    return kind(f"{what}: {problem}", hint or otherwise)
+
+
+def _corpus(text: TextSource, sources: TextSources, name: str) -> Corpus:
+    """Return the corpus of one text. Raises: DataError."""
+    place = sources.texts[name]
+    if text.source == "datasets":
+        return _stored(text, place, sources.tokenizer).corpus(text.max_bytes)
+    if text.source == "python-stdlib":
+        return stdlib_corpus(text.max_bytes)
+    return text_corpus(place.paths, text.max_bytes)
+
+
+def _stored(text: TextSource, place: TextPlace, tokenizer: str) -> StoredDataset:
+    return StoredDataset(
+        path=place.table,
+        text_field=text.text_field or TEXT_FIELD,
+        split=text.split or SPLIT,
+        name=text.name,
+        revision=text.revision,
+        tokenizer=tokenizer,
+        answers=text.train_on == ANSWERS,
+    )
+
+
+def open_samples(run: PinnedRun, source: ModelSource, texts: Texts | None) -> Samples:
+    """Return the run's samples, from its texts or from the dataset of its module.
+
+    Args:
+        run: the run.
+        source: builds the model.
+        texts: the run's texts; None: use the dataset of the module.
+
+    Raises:
+        SourceError: the dataset cannot be used.
+        ConfigError: the tokenizer has more tokens than the model, or a text too few.
+    """
+    if texts is not None:
+        known, has = source.vocabulary_size, texts.tokenizer.vocabulary_size
+        if known is not None and known < has:
+            raise ConfigError(
+                f"model.{run.model.source}: the model has {known} tokens, "
+                f"the run's tokenizer {has}",
+                "use the model's own tokenizer.json, or raise the vocabulary in its config",
+            )
+        return replace(texts.samples(run), to_batch=source.text_batch)
+    source = source.whole if isinstance(source, PartlyTrained) else source
+    assert isinstance(source, ModuleSource)
+    fraction = run.data.validation_fraction
+    return own_samples(source.dataset, source.example, fraction, run.run.seed)
+
+
+def check_data(samples: Samples, manifest: Manifest) -> None:
+    """Raise unless this peer's data equal the run's.
+
+    A manifest without a digest of the data allows different data on each peer.
+
+    Args:
+        samples: samples of this peer.
+        manifest: the run's manifest.
+
+    Raises:
+        MismatchError: the data differ; the message names both amounts.
+    """
+    if not manifest.data_digest or samples.digest == manifest.data_digest:
+        return
+    wanted = Amount(*manifest.data_amount)
+    raise MismatchError(
+        f"the training data here differ from the run's: here are {samples.amount}"
+        + (", as many, but others" if samples.amount == wanted else f"; the run has {wanted}"),
+        "get what the founder has: the same bytes, or rows, in the same order; for python-stdlib "
+        "the same build of Python",
+    )
+
+
+# ---- texts that peers share
+
+
+def content_of(text: Samples) -> Content:
+    """Return the blob of a text that is here as a whole: name of the arena → flat tensor."""
+    raw = bytearray(text.tokenizer_json)
+    tokenizer = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0).byte()
+    return {TOKENIZER: tokenizer} | {
+        _file_name(number): file.tokens for number, file in enumerate(text.files)
+    }
+
+
+def described(text: Samples) -> SharedText:
+    """Return the description of the text for the manifest. Slow: hashes the whole text."""
+    files = (
+        TextFile(dtype_name(file.tokens.dtype), len(file.tokens), file.digest)
+        for file in text.files
+    )
+    content, size = content_of(text), len(text.tokenizer_json)
+    return SharedText(state_digest(content), text.vocabulary_size, size, tuple(files))
+
+
+def comes_through_the_swarm(run: PinnedRun, manifest: Manifest, peer: PeerFile) -> bool:
+    """Return True if a joiner fetches the text from other peers.
+
+    It does not if the run does not share its text, or the peer file names a copy.
+    """
+    return manifest.text is not None and not names_a_copy(run.data, peer.data)
+
+
+def open_store(text: SharedText, folder: Path) -> PieceStore:
+    """Open the store of a text that arrives in pieces, and keep the pieces that are there.
+
+    Args:
+        text: description of the text in the manifest.
+        folder: folder for texts in the state directory.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    return PieceStore(text.digest, shapes_of(text), _place(text, folder))
+
+
+def shapes_of(text: SharedText) -> list[ArenaManifest]:
+    """Return the arenas of the blob, without digests: the tokenizer, then the token files."""
+    shapes = [ArenaManifest(TOKENIZER, "uint8", text.tokenizer_bytes, b"")]
+    for number, file in enumerate(text.files):
+        shapes.append(ArenaManifest(_file_name(number), file.dtype, file.tokens, b""))
+    return shapes
+
+
+def tokenizer_pieces(store: PieceStore) -> list[arenas.Piece]:
+    """Return the blob's pieces that contain the tokenizer."""
+    return [(0, number) for number in range(store.shapes[0].chunks)]
+
+
+def _place(text: SharedText, folder: Path) -> Path:
+    return folder / text.digest.hex()[:16]
+
+
+def shared_texts(run: PinnedRun, text: SharedText, store: PieceStore) -> Texts:
+    """Return the texts in a store, whose pieces may not have arrived yet.
+
+    Args:
+        run: the run.
+        text: description of the text in the manifest.
+        store: store of the pieces.
+
+    Raises:
+        MismatchError: manifest and run file name different texts.
+    """
+    if len(text.files) != len(run.data.texts):
+        raise MismatchError("the run's manifest and its run file name different texts")
+    tokens = list[Text]()
+    for number, (name, weight) in enumerate(run.data.weights.items()):
+        file = TokenFile(store.arenas[_file_name(number)], text.files[number].sha256)
+        share = run.data.texts[name].answer_share or 1.0 if run.data.learns_answers else None
+        tokens.append(Text(file, name, weight, share))
+    coder = _Elsewhere(text.vocabulary, run.data.tokenizer_sha256 or "")
+    return Texts(tuple(tokens), coder, store)
+
+
+class _Elsewhere(ByteTokenizer):
+    """Stand-in for the run's tokenizer before it arrives, with vocabulary size and digest only."""
+
+    def __init__(self, vocabulary_size: int, digest: str) -> None:
+        self.vocabulary_size, self.digest = vocabulary_size, digest
+
+
+def piece_of(needed: Piece) -> arenas.Piece:
+    """Return the blob's piece that contains a piece of a token file."""
+    return needed.file + 1, needed.number
+
+
+def validation_pieces(samples: Samples) -> frozenset[arenas.Piece]:
+    """Return the blob's pieces that contain the validation data."""
+    found = set[Piece]()
+    for part in samples.validation.values():
+        assert isinstance(part, Windows)
+        found |= part.pieces([*range(0, len(part), part.piece_windows), len(part) - 1])
+    return frozenset(map(piece_of, found))
+
+
+def total_bytes(text: SharedText) -> int:
+    """Return the bytes that the whole text takes, on the line and on the disk."""
+    return sum(shape.byte_count for shape in shapes_of(text))
+
+
+def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
+    """Return a line for a joiner's owner about the size of the text and the time to fetch it.
+
+    Args:
+        manifest: manifest of a run that shares its text.
+        peer: the peer file, whose limit on downloads determines the time.
+        folder: folder for texts in the state directory, as for `open_store`.
+
+    Raises:
+        StorageError: the disk has no room for the text.
+    """
+    assert manifest.text is not None
+    total, kept = total_bytes(manifest.text), disk_bytes([_place(manifest.text, folder)])
+    wanted, free = max(total - kept, 0), shutil.disk_usage(nearest_folder(folder)).free
+    if wanted > free:
+        raise StorageError(
+            f"the run's text takes {format_bytes(wanted)} of disk, {format_bytes(free)} are free "
+            f"in {folder}",
+            "choose a larger disk: [state] directory in the peer file",
+        )
+    if not wanted:
+        return f"the run's text is in {folder} already"
+    line = peer.network.download_bits_per_s or _USUAL_BITS_PER_S
+    takes = f"{format_seconds(math.ceil(wanted * 8 / line))} at {line / 1e6:g} Mbit/s"
+    return (
+        f"the run's text comes through the swarm: {format_bytes(total)}, of which "
+        f"{format_bytes(kept)} are here; the rest takes {takes}. It is kept in {folder}. "
+        "Training begins with the first pieces"
+    )
+
+
+def _file_name(number: int) -> str:
+    return f"tokens-{number:02d}"
