@@ -5,7 +5,7 @@ PACKAGE := atom
 
 .PHONY: .venv demo demo-home test gpu gpu-bench chaos model architectures browser promtool docker walk check check-torch format proto bench clean
 
-# On a terminal pip shows how far it is, elsewhere it is silent.
+# pip shows its progress on a terminal only.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
 INSTALLED := .venv/installed
 TOOLS := .venv/for-developers
@@ -13,17 +13,17 @@ RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 
 
 .venv: $(INSTALLED)
 
-# What a peer needs, and no more. The file is there once all of it is installed; the folder is there long
-# before, perhaps half made, or with a Python of another version: then it is made anew.
+# Everything that a peer needs, and no more. The file exists once all of it is installed. The folder may exist
+# earlier, incomplete or with another version of Python: then it is created again.
 $(INSTALLED): pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*.h) $(wildcard atom/*/*_kernels.c atom/*/*/*_kernels.c)
 	@$(BIN)/python -c '$(RIGHT_PYTHON)' 2>/dev/null || $(PYTHON) -c '$(RIGHT_PYTHON)' || { \
-		echo "error: $$($(PYTHON) --version 2>&1) is here; Atom runs with Python 3.11 to 3.13" >&2; \
-		echo "hint:  install one of them, and name it: make .venv PYTHON=python3.12" >&2; exit 1; }
+		echo "error: $$($(PYTHON) --version 2>&1) was found, but Atom needs Python 3.11 to 3.13" >&2; \
+		echo "hint:  install one of these, and name it: make .venv PYTHON=python3.12" >&2; exit 1; }
 	{ $(BIN)/python -c '$(RIGHT_PYTHON)' && $(BIN)/python -m pip --version; } >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(INSTALL) .
 	touch $@
 
-# What tests and checks need besides.
+# Additional packages of tests and checks.
 $(TOOLS): $(INSTALLED)
 	$(INSTALL) '.[dev]'
 	touch $@
@@ -31,7 +31,7 @@ $(TOOLS): $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/atom demo
 
-# Both modes on home lines, side by side, and a picture of it. As root.
+# Both modes on home lines, side by side, and a picture of the result. Needs root.
 demo-home: $(TOOLS)
 	$(BIN)/python benchmarks/demo_home.py --picture home.png
 
@@ -39,24 +39,24 @@ demo-home: $(TOOLS)
 test: $(TOOLS)
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# The device path on a GPU; without one on the CPU, as `make test` runs it.
+# The device path on a GPU; on a machine without one on the CPU, like `make test`.
 gpu: $(TOOLS)
 	$(BIN)/python -m pytest tests/gpu
 
-# What swapping costs on a GPU: every row of docs/performance.md with a verdict, the weightiest first, in
+# Cost of swapping on a GPU: every row of docs/performance.md with a verdict, the most important first, in
 # 35 minutes. Ends with 0 if all targets were met. GPU_BENCH: further options of the program.
 gpu-bench: $(TOOLS)
 	$(BIN)/python benchmarks/swap.py --device cuda --case all --runs 2 --deadline 2100 --json gpu-bench.json --markdown gpu-bench.md $(GPU_BENCH)
 
 # The model's long bounds, 200,000 simulated rounds, then a hundred faults of real daemons: kills, freezes,
-# restarts with damaged disks, sides that went on alone, wires in trouble; and again with local steps.
+# restarts with damaged disks, partitions, faulty connections; and again with local steps.
 chaos: $(TOOLS) model
 	$(BIN)/python tests/training/round/soak.py --rounds 200000
 	for rule in every-step local-steps; do \
 		ATOM_CHAOS_RULE=$$rule ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10 $(BIN)/python -m pytest \
 			tests/chaos/test_faults.py -s || exit 1; done
 
-# The round protocol as a small model, every state within the long bounds; about six minutes of one core.
+# The round protocol as a small model: every state within the long bounds; about six minutes of one core.
 model: $(TOOLS)
 	$(BIN)/python -m tests.protocol_model
 
@@ -77,11 +77,11 @@ promtool: $(TOOLS)
 docker: $(TOOLS)
 	$(BIN)/python -m pytest tests/docker/compose_check.py -s
 
-# README.md, walked in an empty folder: from `git clone` to the first round with one other peer, in five minutes.
+# The steps of README.md in an empty folder: from `git clone` to the first round with a second peer, in five minutes.
 walk:
 	$(PYTHON) tests/walk/readme_walk.py
 
-# The rooms of torch alone, with a PyTorch and a Python that GPUs' machines have. Before each release.
+# The rooms that need only PyTorch, with the versions of PyTorch and Python on GPU machines. Before each release.
 OTHER_TORCH ?= 2.11.0
 OTHER_PYTHON ?= python3.12
 OTHER := .venv-torch
@@ -96,7 +96,7 @@ check: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
-	$(BIN)/python -m pytest tests/test_layering.py tests/test_exports.py tests/test_docs.py tests/test_test_names.py tests/test_budget.py
+	$(BIN)/python -m pytest tests/test_layering.py tests/test_exports.py tests/test_docs.py tests/test_test_names.py tests/test_budget.py tests/test_plain_english.py
 
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .

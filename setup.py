@@ -12,7 +12,7 @@ BUILD = runpy.run_path(str(ROOT / "atom" / "base" / "build_kernels.py"))
 
 
 class BuildKernels(build_ext):
-    """Libraries without Python in them: one file for every version, loaded with ctypes."""
+    """Builder of libraries without Python code: one file for all versions, loaded with ctypes."""
 
     def get_ext_filename(self, fullname: str) -> str:
         return f"{fullname.replace('.', '/')}.so"
@@ -24,7 +24,7 @@ class BuildKernels(build_ext):
 
 
 class WheelOfKernels(bdist_wheel):
-    """One for every Python: of a platform, and of no version."""
+    """Wheel for one platform and every version of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]

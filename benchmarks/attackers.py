@@ -219,7 +219,7 @@ def blobs(target: Target) -> None:
                         question = wire.BlobRequest(name=name).SerializeToString()
                         opened.send_frame(Kind.BLOB_REQUEST, question, patience=patience)
                         _, length = opened.recv_header(2**26, patience)
-                        opened.recv_rest(length, patience)
+                        opened.recv_body(length, patience)
                         counts.add("answers")
             counts.add("connections")
 

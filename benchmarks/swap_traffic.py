@@ -72,7 +72,7 @@ class Link:
         """Bytes of values between sub-models that a training pass sends to the host and brings
         back, by the formula."""
         shape = shape_of(program, self.arrangement, micro_batches)
-        moved = micro_batches * sum(map(shape.away_bytes, range(shape.sub_models)))
+        moved = micro_batches * sum(map(shape.offloaded_bytes, range(shape.sub_models)))
         return {"in_bytes": moved, "out_bytes": moved}
 
     def seen(self, events: Sequence[Observed]) -> Traffic:

@@ -22,7 +22,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import CHUNK_BYTES, ArenaManifest, Piece, state_digest
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.fetch import Watch
-from atom.swarm.state.piece_feed import PieceFeed, Told
+from atom.swarm.state.piece_feed import FeedCallbacks, PieceFeed
 from atom.swarm.state.piece_store import PieceStore, text_blob
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
@@ -59,8 +59,10 @@ def measure(folder: Path, count: int, bits_per_s: float) -> None:
     sampler = Sampler((Order(PIECE_WINDOWS * pieces, PIECE_WINDOWS, 1),))
     store = PieceStore(digest, [ArenaManifest("tokens", "uint16", count, b"")], folder / "store")
     ready = threading.Event()
-    told = Told(Watch(), ready.set, attempted, lambda failure: sys.stderr.write(f"{failure}\n"))
-    feed = PieceFeed(me, store, lambda: order(sampler), told)
+    callbacks = FeedCallbacks(
+        Watch(), ready.set, attempted, lambda failure: sys.stderr.write(f"{failure}\n")
+    )
+    feed = PieceFeed(me, store, lambda: order(sampler), callbacks)
     began = time.monotonic()
     feed.start()
     feed.know([donor.peer_id])

@@ -1,4 +1,4 @@
-"""For all tests: nothing is kept in, or read from, the home of whoever runs them; one thread."""
+"""Settings of all tests: no test reads or writes the user's home, and PyTorch has one thread."""
 
 import gc
 import os
@@ -21,15 +21,15 @@ settings.load_profile("patient")
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
-    """Bytes, keys and peer ids are drawn anew in each process, and every worker has to know a test
-    by the same name: the parameter's, and its place in the list."""
+    """Name a parameter by its argument and place: bytes, keys and peer ids differ in each process,
+    but every worker has to know a test by the same name."""
     drawn = isinstance(val, bytes) or (isinstance(val, str) and PEER_ID in val)
     return argname if drawn else None
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays to the end: looking through it for garbage, again and again, took
-    a tenth of the time of tests that make many objects."""
+    """Freeze imported objects: repeated garbage collection over them took a tenth of the time of
+    tests that make many objects."""
     gc.collect()
     gc.freeze()
 

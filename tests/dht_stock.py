@@ -1,4 +1,4 @@
-"""A stock `hivemind-dht` node as a bootstrap, as anybody may run one, and how to end it."""
+"""A stock `hivemind-dht` node as a bootstrap node, and functions to end it."""
 
 import contextlib
 import re
@@ -23,7 +23,7 @@ _ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/[0-9]+/p2p/[A-Za-z0-9]+")
 
 @contextlib.contextmanager
 def stock_node(clock_ahead_s: float = 0.0) -> Iterator[str]:
-    """Its multiaddr, while it runs. Takes its orphans along, which it does not itself."""
+    """Yield the multiaddr of a running node; afterwards end the node and its orphans."""
     program = (_SKEWED, str(clock_ahead_s), "--host_maddrs", "/ip4/127.0.0.1/tcp/0")
     process = subprocess.Popen(
         [sys.executable, "-c", *program],
@@ -44,14 +44,14 @@ def stock_node(clock_ahead_s: float = 0.0) -> Iterator[str]:
 
 
 def end_all(pids: list[int]) -> None:
-    """SIGKILLs those that still run."""
+    """Send SIGKILL to the processes that still run."""
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(pid).kill()
 
 
 def wait_until_gone(pids: list[int], timeout_s: float = 15.0) -> list[int]:
-    """Those that are still there when time is up: none, hopefully."""
+    """Return the processes that still run after the time limit: none if all is well."""
     deadline = time.monotonic() + timeout_s
     left = []
     for pid in pids:

@@ -43,7 +43,7 @@ class Hub:
 
 @contextmanager
 def played_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """What is fetched from it lies in `cache`."""
+    """Yield a hub whose fetched files are in `cache`."""
     hub = Hub()
 
     class Handler(BaseHTTPRequestHandler):

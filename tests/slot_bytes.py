@@ -1,4 +1,4 @@
-"""What slots take on a device, without the memory."""
+"""Bytes that slots take on a device, computed without the memory."""
 
 import torch
 
@@ -25,8 +25,8 @@ def slot_bytes(
     gradients: torch.dtype = torch.float32,
     place: int = 0,
 ) -> int:
-    """Of weights and gradients, and of the ring through which values come back. `place`: in a
-    group."""
+    """Return the bytes of weights, gradients, and the ring through which values come back. `place`:
+    in a group."""
     slots = DeviceSlots.allocate(
         [program], MemorylessDevice(), precision, arrangement, micro_batches, gradients, place=place
     )

@@ -1,4 +1,4 @@
-"""What several peers' events and chains tell, and must have in common whatever happened to them."""
+"""Facts that the events and chains of several peers must have in common after any fault."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,8 +36,8 @@ def digests_by_head(histories: Sequence[Sequence[Event]]) -> dict[str, str]:
 
 
 def check_peers(peers: Sequence[Peer], run: str) -> int:
-    """Of ended peers: all their chains are prefixes of the preferred one, and every state that one
-    ever reported is that chain's, or was discarded for a recorded branch.
+    """Check ended peers: all chains are prefixes of the preferred chain, and every state that a
+    peer ever reported is a state of that chain, or was discarded for a recorded branch.
 
     Returns how many reported rounds were discarded. Raises: AssertionError.
     """
@@ -67,10 +67,10 @@ def _discarded(rounds: Sequence[Event], kept: set[str], branches: set[int]) -> i
 
 
 def all_end_on_one_chain(swarm: Swarm, run: str) -> int:
-    """They pause, come to one head, and leave. Returns `check_peers`."""
+    """Pause all peers, wait for one common head, let them leave, and return `check_peers`."""
     for peer in swarm.peers:
         peer.ask("pause")
-    swarm.until(lambda: at_one_head(swarm), "everybody at one head", 60.0)
+    swarm.until(lambda: at_one_head(swarm), "all peers at one head", 60.0)
     for peer in swarm.peers:
         peer.ask("leave", 60.0)
         assert peer.wait() == 0, swarm.story()
@@ -88,7 +88,7 @@ def others(swarm: Swarm, victim: Peer) -> list[Peer]:
 
 
 def contributes(swarm: Swarm, victim: Peer, mark: int) -> bool:
-    """Whether it had a part in a round that the others committed too, after its first `mark`."""
+    """Return True if the victim contributed to a common round after its first `mark` events."""
     heads = {event["head"] for peer in others(swarm, victim) for event in peer.rounds[-50:]}
     news = victim.rounds[mark:]
     return any(contribution(e, victim.peer_id) and e["head"] in heads for e in news)

@@ -42,7 +42,7 @@ def section_of(page: str, heading: str) -> str:
 
 
 def first_cells(text: str) -> set[str]:
-    """What stands in backquotes in the first column of tables."""
+    """Return the words in backquotes in the first column of tables."""
     cells = re.findall(r"^\| ([^|]*)\|", text, re.MULTILINE)
     return {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
 

@@ -1,4 +1,4 @@
-"""What the rooms promise by name exists, is sorted, and is written down."""
+"""The names that rooms export exist, are sorted, and are documented."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""Every test file can be run by itself: what it imports of its neighbours is on the path then."""
+"""Every test file can be run by itself: its imports are then on the path."""
 
 import ast
 from collections import defaultdict
@@ -22,7 +22,7 @@ def imported(file: Path) -> Iterator[str]:
 
 
 def on_its_path(file: Path) -> set[Path]:
-    """What pytest puts there: the file's own folder, and those above it that have a conftest."""
+    """Return the folders that pytest adds: the file's own folder, and parents with a conftest."""
     above = (place for place in file.parents if (place / "conftest.py").exists())
     return {file.parent, *above}
 

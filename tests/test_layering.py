@@ -144,7 +144,7 @@ def test_imports_go_one_way() -> None:
 
 
 def inner_room_of(module: str) -> str:
-    """Which of its room's own rooms a module of the package lies in."""
+    """Return the inner room of a module, within its room."""
     outer, inner = (*module.split("."), "", "")[1:3]
     return inner if inner in WITHIN[outer] else ""
 

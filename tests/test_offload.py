@@ -80,7 +80,7 @@ def test_a_step_is_plain_pytorchs(gpu_memory: str | None) -> None:
 
 
 class Adapted(nn.Module):
-    """A frozen matrix of 1 MiB, and what is trained beside it."""
+    """Model with a frozen matrix of 1 MiB and a trained adapter."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Names of tests are the same in every process, and those of their files are not the same twice."""
+"""Names of tests are the same in every process, and no two test files share a name."""
 
 from collections import Counter
 from pathlib import Path

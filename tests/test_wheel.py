@@ -1,4 +1,4 @@
-"""What `pip install .` puts somewhere else is all of Atom, and runs there without the checkout."""
+"""An installation by `pip install .` is complete, and runs without the checkout."""
 
 import json
 import os
@@ -34,7 +34,8 @@ pytestmark = pytest.mark.timeout(3 * COMMAND_S)
 
 
 def python(*words: str, cwd: Path, codes: tuple[int, ...] = (0,), **environment: str) -> str:
-    """stdout. Raises: AssertionError with what it said, if it ends with another code."""
+    """Run Python and return its stdout. Raises: AssertionError with its output for any other exit
+    code."""
     done = subprocess.run(
         [sys.executable, "-P", *words],
         capture_output=True, text=True, timeout=COMMAND_S, check=False, cwd=cwd,
@@ -111,5 +112,5 @@ def test_another_python_is_told_before_anything_is_installed(tmp_path: Path, ver
         timeout=COMMAND_S, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode != 0
-    assert f"error: Python {version} is here; Atom runs with Python 3.11 to 3.13" in done.stderr
+    assert f"error: Python {version} was found, but Atom needs Python 3.11 to 3.13" in done.stderr
     assert not (tmp_path / ".venv").exists()

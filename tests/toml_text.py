@@ -4,7 +4,7 @@ import re
 
 
 def with_key(text: str, dotted: str, value: str | None) -> str:
-    """The file with that key's line ("section.key"), whatever it had; None: without it."""
+    """Return the file with this value for a key ("section.key"); None removes the key."""
     section, _, key = dotted.rpartition(".")
     head, mine = f"[{section}]\n", "" if value is None else f"{key} = {value}\n"
     before, found, below = text.partition(head)

@@ -20,8 +20,8 @@ _EPILOGUE = "\n".join(
         *(f"{code:3d}  {code.meaning}" for code in ExitCode),
         "",
         "Files:",
-        "  ~/.local/share/atom/RUN  what a peer keeps of a run ($XDG_DATA_HOME)",
-        "  ~/.cache/atom            what only saves time ($XDG_CACHE_HOME)",
+        "  ~/.local/share/atom/RUN  identity, snapshots and events of a run ($XDG_DATA_HOME)",
+        "  ~/.cache/atom            caches, which may be deleted ($XDG_CACHE_HOME)",
         "",
         "Environment: NO_COLOR, COLUMNS, TZ (for schedule.hours).",
         "",
@@ -70,7 +70,7 @@ for panel, group in (
 ):
     for command in group.commands.registered_commands:
         assert command.callback is not None
-        assert command.callback.__doc__, "it explains itself"
+        assert command.callback.__doc__, "every command has a help text"
         command.rich_help_panel = panel
         command.help = flowing(command.callback.__doc__)
     app.add_typer(group.commands)

@@ -21,9 +21,10 @@ commands = typer.Typer()
 
 @commands.command()
 def pause(state: DaemonStateOption = None) -> None:
-    """Stop computing, and stay in the swarm; what was counted is kept.
+    """Stop computing, but stay in the swarm; counted work is kept.
 
-    The GPU's memory is free within two seconds. The peer goes on voting. `atom resume` ends it.
+    The GPU's memory is free within two seconds. The peer keeps voting. `atom resume` ends the
+    pause.
 
     [bold]Example[/]
     atom pause
@@ -35,9 +36,9 @@ def pause(state: DaemonStateOption = None) -> None:
 
 @commands.command()
 def resume(state: DaemonStateOption = None) -> None:
-    """Compute again, after `atom pause`.
+    """Compute again after `atom pause`.
 
-    The peer file's [schedule] still holds: `atom info` says why a daemon stands still.
+    The peer file's [schedule] still applies: `atom info` shows why a daemon is paused.
 
     [bold]Example[/]
     atom resume
@@ -54,10 +55,10 @@ def leave(
         str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "2 min", …')
     ] = None,
 ) -> None:
-    """Finish cleanly: no sequence already counted is lost.
+    """Leave the swarm cleanly, without losing counted work.
 
-    The daemon waits until a round has them, at most 60 s if there is no --deadline. If it has to go
-    earlier, it ends with exit code 11.
+    The daemon waits until a round has committed that work, at most 60 s if there is no --deadline.
+    If the time runs out first, it ends with exit code 11.
 
     [bold]Examples[/]
     atom leave
@@ -71,10 +72,10 @@ def leave(
 
 @commands.command()
 def reload(state: DaemonStateOption = None) -> None:
-    """Read the peer file again, while the daemon runs, and say which keys have changed.
+    """Reload the peer file in the running daemon, and list the keys that changed.
 
-    All of it is checked first: if something is refused, nothing is changed. Keys that change at a
-    restart only are marked so. Nothing counted is lost. A daemon that was started without --peer
+    The whole file is checked first: if a key is refused, nothing changes. Keys that take effect
+    only at a restart are marked. Counted work is kept. A daemon that was started without --peer
     reads peer.toml in its state directory.
 
     [bold]Example[/]
@@ -87,7 +88,7 @@ def reload(state: DaemonStateOption = None) -> None:
 
 @commands.command()
 def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
-    """Show what the daemon is doing, and with what; if several run, --state says which.
+    """Show the daemon's progress, devices and peers; if several run, --state selects one.
 
     [bold]Examples[/]
     atom info
@@ -100,26 +101,26 @@ def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
 
 @commands.command()
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make for the model.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for the model.")],
     state: KeptOption = None,
     precision: Annotated[
         str | None,
         typer.Option(
             metavar="P",
-            help="float32, bfloat16 or float16; else the run's.",
+            help="float32, bfloat16 or float16; default: the run's.",
         ),
     ] = None,
     trust: TrustOption = None,
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Only what the run trained beside it, for peft.")
+        bool, typer.Option("--adapter", help="Write only the trained adapters, for peft.")
     ] = False,
     wanted: Annotated[
-        str, typer.Option("--round", metavar="N", help="A round that is kept; or best, or latest.")
+        str, typer.Option("--round", metavar="N", help="A stored round, best or latest.")
     ] = "latest",
 ) -> None:
-    """Write the model as a folder that transformers loads, from a round that is kept here.
+    """Export the model of a stored round as a folder that transformers loads.
 
-    The daemon may be running. The folder appears when it is whole.
+    The daemon may be running. The folder appears once it is complete.
 
     [bold]Examples[/]
     atom export my-model
@@ -134,15 +135,15 @@ def export(
 def doctor(
     address: Annotated[
         str | None,
-        typer.Argument(metavar="ADDRESS", help="Address of a run to look at, too."),
+        typer.Argument(metavar="ADDRESS", help="Address of a run to check as well."),
     ] = None,
     peer: PeerOption = None,
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Examine this box: what it has, what keeps it from training, and how to mend that.
+    """Check this machine: its hardware, the obstacles to training, and how to fix them.
 
-    With ADDRESS also that swarm, without joining it, and whether its run fits here.
+    With ADDRESS, also check that swarm, without joining it, and whether its run fits here.
 
     [bold]Examples[/]
     atom doctor

@@ -22,7 +22,7 @@ commands = typer.Typer()
 def status(
     address: LookedAtArgument = None, state: DaemonStateOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show a swarm once, by what its peers say in the DHT, without joining.
+    """Show a swarm once, as its peers report in the DHT, without joining it.
 
     [bold]Examples[/]
     atom status
@@ -37,7 +37,7 @@ def status(
 def watch(address: LookedAtArgument = None, state: DaemonStateOption = None) -> None:
     """Show a swarm as it lives, without joining it, until Ctrl-C.
 
-    In a pipe it prints a line for each round, and when peers come or go.
+    In a pipe it prints one line for each round, and for each peer that comes or goes.
 
     [bold]Examples[/]
     atom watch
@@ -53,14 +53,13 @@ def dashboard(
     address: LookedAtArgument = None,
     port: Annotated[
         int | None,
-        typer.Option(metavar="PORT", min=0, max=65535, help="Port of the page; 0: any free one."),
+        typer.Option(metavar="PORT", min=0, max=65535, help="Port of the page; 0: any free port."),
     ] = None,
     host: Annotated[
         str | None,
         typer.Option(
             metavar="HOST",
-            help="Address of this machine to listen on; else 127.0.0.1: nobody but this machine "
-            "can open the page.",
+            help="Address to listen on; default: 127.0.0.1, which only this machine can open.",
         ),
     ] = None,
     state: MemberOption = None,
@@ -68,8 +67,8 @@ def dashboard(
     """Show a swarm in the browser, without joining it, until Ctrl-C.
 
     The first line of stdout is the page's URL. The page shows progress to the global batch, the
-    loss of every round, tokens per second, peers with their state, rounds with what happened, and
-    contributions. It loads nothing from elsewhere.
+    loss of every round, tokens per second, peers with their state, rounds with their outcome, and
+    contributions. It loads nothing from other hosts.
 
     [bold]Examples[/]
     atom dashboard
@@ -84,10 +83,10 @@ def dashboard(
 def contributions(
     address: LookedAtArgument = None, state: MemberOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show what each peer gave to the run, summed over its certified rounds.
+    """Show each peer's contribution to the run, summed over its certified rounds.
 
-    The record of a round says how many sequences each peer gave, and a quorum of voters signed it.
-    The records come from any peer that is alive. Every signature is checked here.
+    The record of a round has the sequences of each peer, and a quorum of voters signed it. Any
+    peer that is alive can serve the records. Every signature is checked here.
 
     [bold]Examples[/]
     atom contributions
@@ -106,26 +105,26 @@ def sample(
             metavar="FOLDER", help="A peer's state directory, or a folder of `atom export`."
         ),
     ],
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="How the texts begin.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Start of a text.")],
     tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="The most that follow a prompt.")
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Most tokens to add to a prompt.")
     ] = 100,
     temperature: Annotated[
         float,
-        typer.Option(metavar="T", min=0.0, max=100.0, help="0: always the likeliest token."),
+        typer.Option(metavar="T", min=0.0, max=100.0, help="0: always the most likely token."),
     ] = 0.8,
     seed: Annotated[
-        int, typer.Option(metavar="N", min=0, max=2**62, help="Another one, another text.")
+        int, typer.Option(metavar="N", min=0, max=2**62, help="Seed of the random choices.")
     ] = 0,
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
     ] = "auto",
     trust: TrustOption = None,
 ) -> None:
-    """Write text with the newest weights in a folder: of a peer's state, or exported.
+    """Write text with the newest weights of a peer, or of an exported model.
 
-    The daemon of that peer may be running. The weights go through this box's device in pieces, as
-    in training, and each token takes a pass. Several prompts go through together.
+    The peer's daemon may be running. The weights go through this machine's device in pieces, as
+    in training, and each token takes one pass. Several prompts share the passes.
 
     [bold]Examples[/]
     atom sample ~/.local/share/atom/my-run "Once upon a time"

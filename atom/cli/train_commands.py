@@ -27,7 +27,7 @@ commands = typer.Typer()
 
 @commands.command()
 def start(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="What the swarm agrees on.")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Settings of the swarm.")],
     peer: PeerOption = None,
     state: StateOption = None,
     listen: ListenOption = None,
@@ -43,11 +43,12 @@ def start(
         ),
     ] = None,
 ) -> int:
-    """Found a run, and train it here.
+    """Found a run, and train it on this machine.
 
-    RUN.toml says what the swarm agrees on: model, data, batch, optimizer. PEER.toml says what this
-    box gives. Both are checked before anything is written. The first line of stdout is the address
-    to join by. Ctrl-C or SIGTERM is `atom leave`. The same command takes the run up again.
+    RUN.toml has the settings of the whole swarm: model, data, batch, optimizer. PEER.toml has the
+    settings of this machine. Both are checked before anything is written. The first line of stdout
+    is the address for joining. Ctrl-C or SIGTERM acts as `atom leave`. The same command continues
+    the run later.
 
     [bold]Examples[/]
     atom start peers/demo.toml
@@ -75,15 +76,15 @@ def join(
             "--from",
             metavar="FOLDER",
             callback=below_home,
-            help="Your copy of the weights beside which the run trains: not fetched, then.",
+            help="Your copy of the run's frozen weights, which are then not fetched.",
         ),
     ] = None,
 ) -> int:
-    """Join a run: fetch its state, then train with the others.
+    """Join a run: fetch its state, then train with its peers.
 
-    The state is kept in ~/.local/share/atom/RUN, or where --state says. The same command later is
-    the same peer, and fetches only what it missed. Ctrl-C or SIGTERM is `atom leave`. Code that a
-    run brings along is executed only with --trust.
+    The state is kept in ~/.local/share/atom/RUN, or in the directory of --state. The same command
+    later continues as the same peer, and fetches only the rounds that it missed. Ctrl-C or SIGTERM
+    acts as `atom leave`. Code of the run's owner is executed only with --trust.
 
     [bold]Examples[/]
     atom join /ip4/203.0.113.7/tcp/31337/p2p/12D3…/run/words/owner/12D3…
@@ -108,7 +109,8 @@ def id_(
 ) -> None:
     """Print this machine's peer id in a run, for the run's owner to list.
 
-    The id is made if it is new. Its key lies where --state or --peer say: use the same to join.
+    A new id is created if there is none. Its key is in the state directory that --state or --peer
+    name: use the same options to join.
 
     [bold]Example[/]
     atom id words
@@ -125,11 +127,11 @@ def bootstrap(
     state: StateOption = None,
     initial_peers: InitialPeersOption = None,
 ) -> None:
-    """Serve as an entrance for newcomers, without training.
+    """Serve as an entry point for new peers, without training.
 
-    A newcomer finds a run in the DHT, the table that its peers keep together. The first line of
-    stdout is the address that others give to `atom start --initial-peers`. It takes a machine that
-    others can reach, and little else.
+    A new peer finds a run in the DHT, the distributed table that its peers maintain. The first line
+    of stdout is the address for `atom start --initial-peers`. Other machines must be able to reach
+    this machine; the load is small.
 
     [bold]Examples[/]
     atom bootstrap --listen 0.0.0.0:31337
@@ -148,15 +150,15 @@ def plan(
     network: NetworkOption = None,
     peers: PeersOption = None,
     measure_again: Annotated[
-        bool, typer.Option("--measure-again", help="Keep no older figures of this device.")
+        bool, typer.Option("--measure-again", help="Measure again, instead of reusing figures.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether a run fits this box, and what it and a swarm would make of it.
+    """Show whether a run fits this machine, and how fast it would train, alone and in a swarm.
 
     The verdict comes first, then memory, sub-models, the time of a pass and of a round. Without
-    --assume it measures the model's layers on this device. That may take minutes, once: the
-    figures are kept in ~/.cache/atom.
+    --assume the model's layers are measured on this device. This may take minutes, but only once:
+    the figures are kept in ~/.cache/atom.
 
     [bold]Examples[/]
     atom plan ADDRESS --peer my-box.toml
@@ -181,13 +183,13 @@ def plan(
 @commands.command()
 def demo(
     directory: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where everything is written.")
+        Path, typer.Option(metavar="DIR", help="Folder for all files of the demo.")
     ] = Path("atom-demo"),
 ) -> int:
-    """Let three peers on this machine train a GPT; one is killed, another joins.
+    """Train a GPT with three peers on this machine; one is killed, and another joins.
 
     It downloads nothing. It has two goals: the loss falls below half of its first value, and all
-    replicas are equal in every bit.
+    replicas are bit-identical.
 
     [bold]Example[/]
     atom demo

@@ -89,13 +89,13 @@ class Model(Section):
             refuse(named[1], f"the model already comes from {named[0]}", "remove one of the two")
         for key in sorted(self.foreign_keys() & self.model_fields_set):
             if getattr(self, key) is not None:
-                hint = f"remove it: {named[0]} already decides this"
+                hint = f"remove it: {named[0]} determines this"
                 refuse(key, f"has no effect with {named[0]}", hint)
         if self.weights == "hub" and self.huggingface is None:
             refuse("weights", '"hub" needs a model on the hub', _ON_THE_HUB)
         for key in ("layers", "heads", "model_dim") if self.family else ():
             if (self.size is None) == (getattr(self, key) is None):
-                what = "a family takes a size, or all of layers, heads and model_dim"
+                what = "a family needs a size, or all of layers, heads and model_dim"
                 refuse(key, what, 'write size = "small", for example, or these three keys')
         if self.heads and self.model_dim and self.model_dim % self.heads:
             refuse("model_dim", f"{self.model_dim} is not divisible by heads = {self.heads}")
@@ -231,13 +231,13 @@ class Data(TextSource):
             refuse("source", "is missing", 'source = "text", or several: [data.sources.NAME]')
         for key in TextSource.model_fields if self.sources else ():
             if getattr(self, key) not in (None, ()):
-                refuse(key, "has no effect with [data.sources.NAME]", "write it under these")
+                refuse(key, "has no effect with [data.sources.NAME]", "write it under each of them")
         if self.sources and not any(self.weights.values()):
-            refuse("sources", "every weight is 0: nothing is trained on", "give one a weight of 1")
+            refuse("sources", "every weight is 0: nothing to train on", "give one a weight of 1")
         if self.end_token is not None and self.attention is None:
             refuse("end_token", 'has no effect without attention = "documents"', "remove it")
         if self.attention is not None and self.tokenizer == "bytes":
-            what = 'with tokenizer = "bytes" the end of a document looks like any newline'
+            what = 'with tokenizer = "bytes" the end of a document is a newline like any other'
             refuse("attention", what, "name a tokenizer.json that has an end-of-text token")
         if self.learns_answers and self.tokenizer == "bytes":
             what = "conversations need the model's own tokenizer and its chat template"

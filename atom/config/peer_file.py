@@ -226,7 +226,7 @@ class PeerFile(Section):
         for key, port in self.ports().items():
             if port in taken:
                 hint = "give each key another port, or 0 for any free one"
-                refuse(key, f"{port} is the port of {taken[port]} as well", hint)
+                refuse(key, f"{port} is also the port of {taken[port]}", hint)
             if port:
                 taken[port] = key
         return self

@@ -181,7 +181,7 @@ class Swarm(Section):
     @model_validator(mode="after")
     def _check(self) -> "Swarm":
         if self.members == ():
-            refuse("members", "an empty list would let no peer in", "leave it out for an open run")
+            refuse("members", "an empty list admits no peer", "leave it out for an open run")
         for key, peers in ("members", self.members or ()), ("trusted", self.trusted or ()):
             twice = next((peer for peer in peers if peers.count(peer) > 1), None)
             if twice is not None:

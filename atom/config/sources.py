@@ -52,7 +52,7 @@ def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextS
     """
     data, local = run.data, peer.data
     if unknown := sorted(local.sources.keys() - data.sources.keys()):
-        known = ", ".join(data.sources) or "one text only: its place belongs under [data]"
+        known = ", ".join(data.sources) or "one text: its path belongs under [data]"
         what = f"data.sources.{unknown[0]}: the run {run.run.name} has no such text"
         raise ConfigError(what, f"it has {known}")
     if run_folder is None and (missing := _missing(data, local)):
@@ -60,7 +60,7 @@ def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextS
         raise ConfigError(
             f"{', '.join(named)}: the run {run.run.name} trains on files of its founder's machine: "
             + ", ".join(repr(path) for paths in missing.values() for path in paths),
-            "get copies of them, and write this into your peer file (--peer), with full paths if "
+            "get copies of these, and add the lines to your peer file (--peer), with full paths if "
             "the copies are in another folder:\n" + _section(data, local, missing),
         )
     folder = run_folder or Path()  # without a run folder, all paths come from the peer file

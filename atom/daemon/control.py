@@ -55,7 +55,7 @@ class ControlServer:
             self._server.start()
         except RuntimeError as problem:  # gRPC raises this error if it cannot bind
             raise StorageError(
-                f"cannot listen on {path}", "remove what lies there, or choose another --state DIR"
+                f"cannot listen on {path}", "remove that file, or choose another --state DIR"
             ) from problem
         finally:
             os.umask(mask)
@@ -112,14 +112,14 @@ def _named(problem: Exception, path: Path) -> ControlError:
         if problem.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return ControlError(f"the answer is longer than {MAX_ANSWER_BYTES:,} bytes")
         if problem.code() is grpc.StatusCode.UNKNOWN:
-            return ControlError(f"the daemon failed at it: {problem.details()}", "this is a bug")
+            return ControlError(f"the daemon failed: {problem.details()}", "this is a bug")
         if problem.code() is grpc.StatusCode.UNIMPLEMENTED:
             return ControlError(
-                "the daemon has another version of Atom, which does not know this command",
+                "the daemon runs another version of Atom, without this command",
                 "end it with `atom leave`, then start the daemon again with this version",
             )
     return ControlError(
-        f"the daemon at {path} takes no commands now",
-        "it is starting or ending: its terminal says which, and SIGTERM ends it. "
-        "`atom bootstrap` takes no commands at all",
+        f"the daemon at {path} accepts no commands now",
+        "it is starting or stopping, as its terminal shows; SIGTERM ends it. `atom bootstrap` "
+        "accepts no commands",
     )

@@ -164,7 +164,7 @@ class StateDirectory:
     def _opened(self) -> IO[str]:
         if not _is_text(self.root):
             raise StorageError(
-                f"cannot use the state directory {self.root}: its path is no text in UTF-8",
+                f"cannot use the state directory {self.root}: its path is not UTF-8 text",
                 "choose another one with --state DIR",
             )
         try:
@@ -174,7 +174,7 @@ class StateDirectory:
         except OSError as problem:
             hint = "choose another one with --state DIR"
             if isinstance(problem, PermissionError):  # a container may offer no other place
-                hint = f"let user {os.geteuid()} write there, who this runs as, or {hint}"
+                hint = f"give write permission to user {os.geteuid()}, or {hint}"
             raise StorageError(
                 f"cannot use the state directory {self.root}: {why_not_written(problem)}", hint
             ) from problem
@@ -194,8 +194,8 @@ class StateDirectory:
         if not is_there:
             raise StorageError(
                 f"the state directory {self.root} was deleted or moved while its daemon ran",
-                "put it back if it was moved, then start again; a start without it makes an empty "
-                "one, as a new peer",
+                "move it back, then start again; otherwise the next start creates a new peer with "
+                "an empty directory",
             )
 
     def unlock(self) -> None:

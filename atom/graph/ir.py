@@ -256,4 +256,4 @@ def require_fit(program: Program, batch: Mapping[str, torch.Tensor]) -> None:
 def _form(value: object) -> str:
     if isinstance(value, torch.Tensor | ValueSpec):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return "left out" if value is None else f"{type(value).__name__}, not a tensor"
+    return "missing" if value is None else f"{type(value).__name__}, not a tensor"

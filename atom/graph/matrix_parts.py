@@ -161,16 +161,16 @@ class _SplitGraph:
         spans, uses = _row_ranges(self._graph.specs[matrix].shape[0], count), self._uses.of(matrix)
         whole = {matrix: None, **{bias: None for use in uses if (bias := bind(use).get("bias"))}}
         parts = {each: [self._part(each, *span) for span in spans] for each in whole}
-        made = {use: list[fx.Node]() for use in uses}
+        partial_results = {use: list[fx.Node]() for use in uses}
         for place, together in self._places(uses):
             for number, span in enumerate(spans):
                 part_of = {each: rows[number] for each, rows in parts.items()}
                 for use in together:
                     compute = self._multiplied if _multiplies(use) else self._looked_up
-                    calls = compute(use, part_of, span, made[use])
-                    made[use].append(calls[-1])
+                    calls = compute(use, part_of, span, partial_results[use])
+                    partial_results[use].append(calls[-1])
                     self._inserted.setdefault(place, []).extend(calls)
-        for use, results in made.items():
+        for use, results in partial_results.items():
             if _multiplies(use):
                 last_axis = len(self._specs[results[0]].shape) - 1
                 joined = self._call(use, _aten.cat.default, results, last_axis)

@@ -62,7 +62,7 @@ _CLASS = """
 class {name}(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-{made}
+{definitions}
 {forward}
 """
 
@@ -95,7 +95,7 @@ class Source:
         self.sub_models = tuple(self._sub_model(*each) for each in enumerate(pieces))
         self.text = self._file()
 
-    def class_name(self, role: str, made: str, forward: str) -> str:
+    def class_name(self, role: str, definitions: str, forward: str) -> str:
         """Return the name of the class with this text; add the class if it is new."""
         words = re.findall(r"[A-Za-z0-9]+", role)
         base = "".join(word[0].upper() + word[1:] for word in words)
@@ -103,7 +103,7 @@ class Source:
             base = f"Layer{base}"
         used = {name for (other, _, _), name in self._classes.items() if other == base}
         name = f"{base}_{len(used) + 1}" if used else base
-        return self._classes.setdefault((base, made, forward), name)
+        return self._classes.setdefault((base, definitions, forward), name)
 
     def _sub_model(self, index: int, pieces: Sequence[Layer]) -> SubModel:
         through = flow_of(self.graph, [call for piece in pieces for call in piece.calls])
@@ -143,8 +143,8 @@ class Source:
             title="\n".join(title).replace("\\", "/").replace('"', "'"),
             dtype=graph.parameter_dtype,
             classes="".join(
-                _CLASS.format(name=name, made=made, forward=forward)
-                for (_, made, forward), name in self._classes.items()
+                _CLASS.format(name=name, definitions=definitions, forward=forward)
+                for (_, definitions, forward), name in self._classes.items()
             ),
         )
 
@@ -192,8 +192,8 @@ class _Printer:
         for node in flow.parameters:
             name, shape = self._graph.parameters[node], self._graph.specs[node].shape
             frozen = [] if self._graph.specs[node].needs_grad else ["trains=False"]
-            made = f"weight({', '.join([*map(str, shape), *frozen])})"
-            self._values[node] = text = self._attribute(name, made)
+            definition = f"weight({', '.join([*map(str, shape), *frozen])})"
+            self._values[node] = text = self._attribute(name, definition)
             paths.append((repr(text).removeprefix("self."), name))
         for node in flow.constants:
             constant = self._graph.constants[node]
@@ -201,11 +201,11 @@ class _Printer:
             kind = f"{tensor.dtype}{list(tensor.shape)}{tensor.stride()}"
             key = hashlib.sha256(kind.encode() + tensor_bytes(tensor)).hexdigest()[:32]
             self._source.constants[key] = tensor
-            made = f'constants["{key}"]  # {tensor.dtype} {list(tensor.shape)}'
+            definition = f'constants["{key}"]  # {tensor.dtype} {list(tensor.shape)}'
             # Torch counts the tensors that forward makes from numbers over the whole model. Such a
             # count in a name would make equal layers differ.
             wanted = re.sub(r"^lifted_tensor_\d+$", "tensor", constant.name)
-            self._values[node] = self._attribute(wanted, made)
+            self._values[node] = self._attribute(wanted, definition)
         return paths
 
     def finish(
@@ -262,10 +262,10 @@ class _Printer:
         if all(is_repeatable(each) for call in calls for each in with_nested(call)):
             settings["preserve_rng_state"] = False
         given: Any = (inner, *(self._values[node] for node in takes))
-        made = self._forward.create_node("call_function", checkpoint, given, settings, "recomputed")
+        call = self._forward.create_node("call_function", checkpoint, given, settings, "recomputed")
         for number, node in enumerate(through.outputs):
             name = self._value_name(node)
-            self._add(node, name, "call_function", operator.getitem, (made, number), {})
+            self._add(node, name, "call_function", operator.getitem, (call, number), {})
 
     def _inner(
         self,
@@ -285,10 +285,10 @@ class _Printer:
         self, node: fx.Node, name: str, op: str, target: Any, args: Any, kwargs: Any
     ) -> fx.Node:
         """Add a node that represents a value of the traced graph from now on."""
-        made = self._forward.create_node(op, target, args, kwargs, _identifier(name))
-        made.meta["val"] = node.meta.get("val")
-        self._values[node] = made
-        return made
+        created = self._forward.create_node(op, target, args, kwargs, _identifier(name))
+        created.meta["val"] = node.meta.get("val")
+        self._values[node] = created
+        return created
 
     def _translated(self, value: Any) -> Any:
         """Translate an argument of a traced call to this class."""
@@ -296,9 +296,9 @@ class _Printer:
             return _Verbatim("device" if value == TRACE_DEVICE else f'torch.device("{value}")')
         return self._values[value] if isinstance(value, fx.Node) else value
 
-    def _attribute(self, wanted: str, made: str) -> _Verbatim:
+    def _attribute(self, wanted: str, definition: str) -> _Verbatim:
         name = self._attributes.placeholder(_identifier(self._relative(wanted))).name
-        self._init_lines.append(f"        self.{name} = {made}\n")
+        self._init_lines.append(f"        self.{name} = {definition}\n")
         return _Verbatim(f"self.{name}")
 
     def _value_name(self, node: fx.Node) -> str:

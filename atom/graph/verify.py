@@ -70,7 +70,7 @@ def verify_against_eager(
     program: Program,
     batch: Mapping[str, torch.Tensor],
     training: bool = True,
-    told: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Run a model and its program, forward and backward, and compare all bits.
 
@@ -84,7 +84,7 @@ def verify_against_eager(
         batch: a batch other than the example that was traced, in order to detect values that
             tracing made constants.
         training: the value that was passed to `trace`.
-        told: callback for progress with the arguments (finished runs, all runs).
+        on_progress: callback for progress with the arguments (finished runs, all runs).
 
     Raises:
         ModelError: the loss or a gradient differs in any bit or is NaN; the message names the
@@ -100,17 +100,17 @@ def verify_against_eager(
         plain_context(),
         torch.random.fork_rng(devices),
     ):
-        told(0, _RUNS)
+        on_progress(0, _RUNS)
         expected = _eager(model, batch)
         _require_numbers(expected)
-        told(1, _RUNS)
+        on_progress(1, _RUNS)
         if difference := _difference(expected, _eager(model, batch)):
             raise ModelError(f"the model run again gives another value for {difference}", _REPEAT)
-        told(2, _RUNS)
+        on_progress(2, _RUNS)
         split = _split(model, program, batch, device)
         if difference := _difference(expected, split):
             raise ModelError(f"its sub-models give another value for {difference}", _UNSEEN)
-        told(_RUNS, _RUNS)
+        on_progress(_RUNS, _RUNS)
 
 
 def _eager(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> _Step:

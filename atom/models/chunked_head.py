@@ -65,7 +65,7 @@ def loss_in_chunks(model: Any, tokens: int, targets: Tensor | None = None) -> It
         yield
         if targets is not None and not (called and _is_usual(usual)):
             raise SourceError(
-                f"{type(model).__name__} has a loss of its own, which counts answers unequally",
+                f"{type(model).__name__} has its own loss, which weights answers unequally",
                 "train on all tokens: remove [data] train_on",
             )
     finally:

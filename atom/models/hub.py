@@ -139,7 +139,7 @@ def _ask(name: str, request: Callable[[Any], Any]) -> Any:
         return request(library.HfApi())
     except Exception as error:  # the library and its HTTP client raise many kinds
         first_line = str(error).strip().partition("\n")[0] or type(error).__name__
-        what = f"the hub's {name} cannot be asked for: {first_line}"
+        what = f"cannot query {name} on the hub: {first_line}"
         raise DataUnreachable(what, _HINT) from error
 
 

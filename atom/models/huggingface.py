@@ -212,7 +212,7 @@ class HuggingFaceSource(ModelSource):
             alone = _logits(model, tokens[:, half:])
         if (packed - alone).abs().max() > ROUNDING * alone.abs().max():
             raise SourceError(
-                f"{self.name} looks beyond the document that a token is in",
+                f"{self.name} attends beyond the document of a token",
                 "remove [data] attention: this architecture cannot attend within documents only",
             )
 
@@ -253,14 +253,14 @@ def _config_and_class(content: Mapping[str, Any]) -> tuple[Config, type]:
         raise _unusable(error) from error
     if type(config) not in models or config.is_encoder_decoder:
         raise SourceError(
-            f"{kind} is no causal language model",
+            f"{kind} is not a causal language model",
             "only decoders that predict the next token can be trained on text",
         )
     model_class: type = models[type(config)]
     named = content.get("architectures") or [model_class.__name__]
     if model_class.__name__ not in named:
         raise SourceError(
-            f"the config names {', '.join(map(str, named))[:80]}, no causal language model",
+            f"the config names {', '.join(map(str, named))[:80]}, not a causal language model",
             f"transformers' causal model for it is {model_class.__name__}",
         )
     return config, model_class

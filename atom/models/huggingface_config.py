@@ -63,7 +63,7 @@ def read_config(text: str) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict):
         raise SourceError(
-            "the config is no JSON object", "it must begin with { and name the model_type"
+            "the config is not a JSON object", "it must begin with { and name the model_type"
         )
     if content.get("quantization_config") is not None:
         raise SourceError(
@@ -84,7 +84,7 @@ def canonical_config(text: str) -> str:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _check_model_type(content: Mapping[str, Any]) -> None:

@@ -278,7 +278,7 @@ class ModuleSource(ModelSource):
             raise SourceError(f"{self.name} returned {_kind(returned)}", _SHAPE)
         module, example, dataset = (*returned, None)[:3]
         if not isinstance(module, nn.Module):
-            what = f"{_kind(module)} where the module belongs"
+            what = f"{_kind(module)} in place of the module"
             raise SourceError(f"{self.name} returned {what}", _SHAPE)
         _check_example(self.name, example)
         if dataset is not None:
@@ -314,7 +314,7 @@ def _check_dataset(name: str, dataset: Any) -> None:
     # User code may raise anything, and len() itself refuses negative and too large results.
     except Exception as error:
         raise SourceError(
-            f"{name} returned {_kind(dataset)} as its dataset, but its length cannot be had: "
+            f"{name} returned {_kind(dataset)} as its dataset, but its length cannot be read: "
             f"{type(error).__name__}: {error}",
             "a dataset needs __len__(), and __getitem__(index), which returns a dict of tensors",
         ) from error

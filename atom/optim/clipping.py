@@ -77,7 +77,7 @@ class LandingSquares:
         self._flat, self._arrived_elements = flat, Counter[int]()
         self._counting = threading.Lock()
 
-    def landed(self, sums: Iterable[HostSum]) -> None:
+    def count_added(self, sums: Iterable[HostSum]) -> None:
         """Count the additions of one sub-model and sum the blocks that they complete. Thread-safe.
 
         Args:

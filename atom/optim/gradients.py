@@ -50,7 +50,7 @@ class GradientArena:
 
     flat: torch.Tensor
     """[trained elements] float32 or bfloat16 on the host; the engine adds to it."""
-    landed: Callable[[], None] = nothing_pending
+    wait_added: Callable[[], None] = nothing_pending
     """Function that returns when the engine has added all gradients that were counted."""
     sequences: int = field(default=0, init=False)
     """Number of counted sequences that no round has taken yet."""
@@ -82,7 +82,7 @@ class GradientArena:
             PassVoided: Some gradients were lost; the unspent sequences no longer count.
         """
         try:
-            self.landed()
+            self.wait_added()
         except PassVoided as void:
             if not self.void:  # the sums of a void arena are obsolete anyway
                 void.sequences_lost = self.lose()

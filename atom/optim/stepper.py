@@ -138,10 +138,10 @@ class Stepper:
 
     def wait(self) -> None:
         """Wait until no step is running, and raise StepFailed if the last one failed."""
-        self.rest()
-        self.require_whole()
+        self.wait_idle()
+        self.raise_if_failed()
 
-    def require_whole(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise StepFailed if the last step failed; do not wait.
 
         After such a failure only some parameters are updated.
@@ -149,7 +149,7 @@ class Stepper:
         if self._failure is not None:
             raise StepFailed(self._failure)
 
-    def rest(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until no step is running, whether the last one succeeded or failed."""
         for thread in self._threads:
             thread.join()

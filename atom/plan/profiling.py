@@ -19,7 +19,7 @@ from atom.graph.ir import ParameterLayout
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile.measured import (
     Measurement,
-    Told,
+    OnProgress,
     kept_profile,
     measure_layers,
     measure_link,
@@ -49,7 +49,7 @@ def profile_of(
     device: torch.device,
     note: Callable[[str], None],
     patience_s: float = math.inf,
-    told: Told = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
     again: bool = False,
 ) -> Profile:
     """Return the measured profile of a model, from the user's cache if it is stored there.
@@ -59,7 +59,7 @@ def profile_of(
         device: Device to measure.
         note: Receives lines of text for people.
         patience_s: Most seconds that measuring may take, estimated in advance.
-        told: Receives the progress: (layers measured, layers in total).
+        on_progress: Receives the progress: (layers measured, layers in total).
         again: Measure even if a measurement is stored.
 
     Raises:
@@ -72,7 +72,7 @@ def profile_of(
         distinct = set(usual.layers)  # each is measured several times
         seconds = (REPEATS + 1) * sum(layer.forward_s + layer.backward_s for layer in distinct)
         if seconds > patience_s:
-            raise DeviceError("measuring the model's layers would take long here")
+            raise DeviceError("measuring the model's layers would take long on this machine")
         if device.type == "cpu":
             _require_memory(graph, usual)
         minutes = f", about {seconds / 60:.0f} min or more; --assume DEVICE needs none"
@@ -81,12 +81,13 @@ def profile_of(
         load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
         if load > BUSY_SHARE * cores:
             said = f"other programs are at work (a load of {load:.1f} on {cores} cores)"
-            note(f"{said}: figures will be too slow; once they are done, atom plan --measure-again")
+            note(f"{said}: times will be too long; repeat later: atom plan --measure-again")
         try:
-            return measure_layers(graph, device, REPEATS, told=told), measure_link(device)
+            layers = measure_layers(graph, device, REPEATS, on_progress=on_progress)
+            return layers, measure_link(device)
         except (RuntimeError, ValueError, IndexError) as problem:
             raise ModelError(
-                f"{graph.model_name} does not run layer by layer on made-up inputs: {problem}",
+                f"{graph.model_name} does not run layer by layer on random inputs: {problem}",
                 "plan with --assume DEVICE",
             ) from problem
 
@@ -94,7 +95,7 @@ def profile_of(
 
 
 def profile_or_guess(
-    graph: Graph, device: torch.device, note: Callable[[str], None], told: Told
+    graph: Graph, device: torch.device, note: Callable[[str], None], on_progress: OnProgress
 ) -> Profile:
     """Return the measured profile, or one with typical rates if measuring fails or would take long.
 
@@ -104,10 +105,10 @@ def profile_or_guess(
         graph: The traced model.
         device: Device to measure.
         note: Receives lines of text for people.
-        told: Receives the progress: (layers measured, layers in total).
+        on_progress: Receives the progress: (layers measured, layers in total).
     """
     try:
-        return profile_of(graph, device, note, PATIENCE_S, told)
+        return profile_of(graph, device, note, PATIENCE_S, on_progress)
     except (ModelError, DeviceError) as problem:
         note(f"planning with typical rates: {problem}")
     return typical_graph(graph, device, measure_link(device))

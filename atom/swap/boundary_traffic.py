@@ -70,7 +70,7 @@ class BoundaryTraffic:
             device: Device that moves the values.
             first_slot: Number of the ring's first place among the device's slots.
         """
-        self._crossings, self._away = shape.crossings, shape.away
+        self._crossings, self._offloads = shape.crossings, shape.offloads
         self._memory, self._device, self._first_slot = memory, device, first_slot
         moving = sorted(shape.moving)
         self._moving = frozenset(name for i in moving for name in self._crossings[i].names)
@@ -107,7 +107,7 @@ class BoundaryTraffic:
         copies: list[Copy] = []
         while len(self._outgoing) >= MOST_OUTGOING:
             self._retire()
-        for index in self._away[s]:
+        for index in self._offloads[s]:
             crossing = self._crossings[index]
             held = {name: batch.values[name] for name in crossing.names if name in batch.values}
             packed = pack(held, crossing.value_bytes)
@@ -169,7 +169,7 @@ class BoundaryTraffic:
         Values that never left need no fetching.
         """
         found, used = [], 0
-        for index in self._away[sub_model]:
+        for index in self._offloads[sub_model]:
             if (index, micro_batch) in self._layouts:
                 found.append((index, used))
             used += aligned(self._crossings[index].value_bytes)

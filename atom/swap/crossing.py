@@ -143,14 +143,14 @@ def _on_device(
     crossing: Crossing, moves: bool, sub_models: int, on: Sequence[int], device: int
 ) -> Iterable[tuple[int, int, int]]:
     """Yield the bytes on the device with the first and last visit that uses them there."""
-    size, made, last_used = crossing.value_bytes, crossing.made_by, crossing.used_by[-1]
+    size, at, last_used = crossing.value_bytes, crossing.made_by, crossing.used_by[-1]
     users = [user for user in crossing.used_by if on[user] == device]
     if users:
         back, last = crossing.return_visit(sub_models), _backward_visit(sub_models, users[0])
-        yield from [(size, made, last_used), (size, back, last)] if moves else [(size, made, last)]
-    elif on[made] == device:
-        yield size, made, made + 1
-    for earlier, later in pairwise((made, *crossing.used_by)):
+        yield from [(size, at, last_used), (size, back, last)] if moves else [(size, at, last)]
+    elif on[at] == device:
+        yield size, at, at + 1
+    for earlier, later in pairwise((at, *crossing.used_by)):
         back, last = _backward_visit(sub_models, later), _backward_visit(sub_models, earlier)
         if on[earlier] == device:
             yield crossing.gradient_bytes, back, last

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from atom.base.errors import AtomError
 from atom.graph.ir import Program, require_fit
+from atom.swap.addition_order import AdditionOrder
 from atom.swap.boundary_traffic import BoundaryTraffic, MicroBatch
 from atom.swap.computation import Computation, RunningPass
 from atom.swap.device import Device, Report
@@ -22,7 +23,6 @@ from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bin
 from atom.swap.handoff import Handoff, HandoffStopped
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import Gate, HostSum, NotFinite
-from atom.swap.landing_order import LandingOrder
 from atom.swap.neighbours import Neighbours
 from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.schedule import (
@@ -74,8 +74,8 @@ class Engine:
     `observer` between passes.
 
     A pass returns when everything is computed and all gradients are found finite. Its last
-    gradients may then still be on their way, while the next pass runs. Call `landed` before reading
-    the gradient arena. An observed pass returns when its gradients have been added.
+    gradients may then still be on their way, while the next pass runs. Call `wait_added` before
+    reading the gradient arena. An observed pass returns when its gradients have been added.
 
     After an exception in a pass the parameters are unchanged and the engine can be used again. If
     `touched` is True, the gradient arena contains an unknown part of that pass, or lacks a part of
@@ -101,7 +101,7 @@ class Engine:
         store: HostStore,
         slots: DeviceSlots,
         device: Device,
-        order: LandingOrder | None = None,
+        order: AdditionOrder | None = None,
         neighbours: Neighbours | None = None,
     ) -> None:
         """Bind the program's modules to the slots.
@@ -147,7 +147,7 @@ class Engine:
         seeds: Sequence[int],
         should_stop: Callable[[], bool] = lambda: False,
         first: bool = False,
-        landed: Callable[[Sequence[HostSum]], None] | None = None,
+        on_added: Callable[[Sequence[HostSum]], None] | None = None,
         number: int = 0,
         handoff: Handoff | None = None,
     ) -> list[float]:
@@ -164,7 +164,7 @@ class Engine:
                 stochastic rounding of bfloat16 sums.
             should_stop: Asked between events; True cancels the pass.
             first: True for the first pass of a round, whose gradients overwrite the arena.
-            landed: Receives the additions that were made (see `Gate`).
+            on_added: Receives the additions that were made (see `Gate`).
             number: Number of this pass in the `order`; gradients that were added under this number
                 before are not added again.
             handoff: Exchange of this pass, shared by all engines of the group.
@@ -180,7 +180,7 @@ class Engine:
             ValueError: A micro-batch does not fit the program; nothing was changed.
             Exception: Any error of the model's own computation.
         """
-        self._previous_gate, self._gate = self._gate, Gate(landed, self._order, number)
+        self._previous_gate, self._gate = self._gate, Gate(on_added, self._order, number)
         with self._voided_by_memory():
             if first or self._previous_gate.failure is not None:
                 self._device.drain()  # a first pass copies into the arena, where additions may run
@@ -240,7 +240,7 @@ class Engine:
         """
         return self._gate.touched or self._previous_gate.failure is not None
 
-    def landed(self) -> None:
+    def wait_added(self) -> None:
         """Wait until the gradient arena holds the gradients of all passes that have returned.
 
         Call it between passes. It raises the error that kept gradients from being added; zero the
@@ -251,9 +251,9 @@ class Engine:
             raise self._gate.failure
 
     @property
-    def lands(self) -> list[int]:
+    def adding(self) -> list[int]:
         """Sub-models that add gradients to the arena."""
-        return self._gradients.landing
+        return self._gradients.adding
 
     def break_off(self) -> None:
         """Discard the latest pass, because another engine of the group failed.
@@ -343,8 +343,8 @@ class Engine:
             raise ValueError(f"{len(micro_batches)} micro-batches, but {len(seeds)} seeds")
         if self._shape.crossings and len(micro_batches) > self._slots.boundary.micro_batches:
             raise ValueError(
-                f"{len(micro_batches)} micro-batches, but host memory for the values of "
-                f"{self._slots.boundary.micro_batches} only"
+                f"{len(micro_batches)} micro-batches, but host memory for only "
+                f"{self._slots.boundary.micro_batches}"
             )
         for entries in micro_batches:
             require_fit(self._program, entries)

@@ -44,19 +44,19 @@ class EngineGroup:
         seeds: Sequence[int],
         should_stop: Callable[[], bool] = lambda: False,
         first: bool = False,
-        landed: Callable[[Sequence[HostSum]], None] | None = None,
+        on_added: Callable[[Sequence[HostSum]], None] | None = None,
         number: int = 0,
     ) -> list[float]:
         """Run a pass on all devices, as `Engine.run_pass`.
 
-        Several threads call `should_stop` and `landed`.
+        Several threads call `should_stop` and `on_added`.
         """
         for place, engine in enumerate(self._engines):
             engine.loss_scale = self.loss_scale
             engine.observer = self.observer and _at_place(self.observer, place)
 
         def job(engine: Engine, stop: Callable[[], bool], handoff: Handoff) -> list[float]:
-            return engine.run_pass(micro_batches, seeds, stop, first, landed, number, handoff)
+            return engine.run_pass(micro_batches, seeds, stop, first, on_added, number, handoff)
 
         try:
             return self._run_on_all(job, should_stop)
@@ -112,13 +112,13 @@ class EngineGroup:
         return any(engine.leaving for engine in self._engines)
 
     @property
-    def lands(self) -> list[int]:
-        return [sub_model for engine in self._engines for sub_model in engine.lands]
+    def adding(self) -> list[int]:
+        return [sub_model for engine in self._engines for sub_model in engine.adding]
 
-    def landed(self) -> None:
+    def wait_added(self) -> None:
         with ExitStack() as every_engine:  # waits for all of them, even if one raises
             for engine in self._engines:
-                every_engine.callback(engine.landed)
+                every_engine.callback(engine.wait_added)
 
     def forget(self) -> BaseException | None:
         return next(filter(None, [engine.forget() for engine in self._engines]), None)

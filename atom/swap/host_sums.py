@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import AtomError
+from atom.swap.addition_order import AdditionOrder
 from atom.swap.host_kernels import host_kernels
-from atom.swap.landing_order import LandingOrder
 
 PIECE_ELEMENTS = 2**20
 _Result = TypeVar("_Result")
@@ -42,18 +42,18 @@ class Gate:
 
     def __init__(
         self,
-        landed: Callable[[Sequence["HostSum"]], None] | None = None,
-        order: LandingOrder | None = None,
+        on_added: Callable[[Sequence["HostSum"]], None] | None = None,
+        order: AdditionOrder | None = None,
         number: int = 0,
     ) -> None:
         """Create an open gate.
 
         Args:
-            landed: Receives additions that were made; the gradients' thread calls it after each.
+            on_added: Receives additions that were made; the gradients' thread calls it after each.
             order: Order in which passes of several devices are added.
             number: Number of this pass in the order.
         """
-        self.landed = landed
+        self.on_added = on_added
         self._order, self._number = order, number
         self.gradients_sent = False
         """True if gradients of the pass are on their way to the arena."""
@@ -92,16 +92,16 @@ class Gate:
         self.touched |= adds
         return True
 
-    def has_landed(self, sub_model: int) -> bool:
+    def is_added(self, sub_model: int) -> bool:
         """Return True if the sub-model's gradients were added before the pass was interrupted."""
-        return self._order is not None and self._order.has_landed(sub_model, self._number)
+        return self._order is not None and self._order.is_added(sub_model, self._number)
 
     def turn(self, sub_model: int) -> AbstractContextManager[None]:
         """Return a context for adding the sub-model's gradients, in the order of passes."""
         return self._order.turn(sub_model, self._number) if self._order else nullcontext()
 
     @contextmanager
-    def landing(self) -> Iterator[None]:
+    def adding(self) -> Iterator[None]:
         """Wrap work that brings gradients to the arena, and keep its error.
 
         The error is kept because the pass may already have been counted.
@@ -169,18 +169,18 @@ def with_host_sources(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]
     Sources to be added are copied to `staging`, one after the other. Sources that replace are
     copied straight to their destination, unless a sum may still be waiting there.
     """
-    landed, offset = [], 0
+    on_host, offset = [], 0
     for part in sums:
         if part.stays_on_gpu or part.on_host:
-            landed.append(part)
+            on_host.append(part)
             continue
         if part.replace and not part.waits_on_host:
-            landed.append(replace(part, source=part.destination))
+            on_host.append(replace(part, source=part.destination))
             continue
         end = offset + part.source.numel()
-        landed.append(replace(part, source=staging[offset:end]))
+        on_host.append(replace(part, source=staging[offset:end]))
         offset = end
-    return landed
+    return on_host
 
 
 @torch.no_grad()
@@ -190,7 +190,7 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
     Raises:
         NotFinite: A source or loss is not finite.
     """
-    with gate.landing():
+    with gate.adding():
         if not gate.admits(extremes, adds=len(sums) > 0):
             return
         if not sums:
@@ -201,8 +201,8 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
                     _add(part)
                 elif part.source is not part.destination:
                     part.destination.copy_(part.source)
-            if gate.landed is not None:
-                gate.landed(sums)
+            if gate.on_added is not None:
+                gate.on_added(sums)
 
 
 def _add(part: HostSum) -> None:

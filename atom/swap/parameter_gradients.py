@@ -125,7 +125,7 @@ class ParameterGradients:
         self._parts[earliest].append(replace(to, source=place, sub_model=earliest, on_host=True))
 
     @property
-    def landing(self) -> list[int]:
+    def adding(self) -> list[int]:
         """Sub-models whose sums are added to the arena."""
         return [index for index, parts in self._parts.items() if parts]
 
@@ -205,7 +205,7 @@ class ParameterGradients:
             added: Receives the time of the addition.
         """
         sums = list(self._waiting[sub_model])
-        if not gate.has_landed(sub_model):
+        if not gate.is_added(sub_model):
             sums += (
                 replace(
                     part,

@@ -175,7 +175,7 @@ class Shape:
         )
 
     @cached_property
-    def away(self) -> tuple[tuple[int, ...], ...]:
+    def offloads(self) -> tuple[tuple[int, ...], ...]:
         """Moving crossings, by the sub-model after whose forward they leave.
 
         They are back for the same sub-model's backward.
@@ -185,19 +185,19 @@ class Shape:
             found[self.crossings[index].used_by[-1]].append(index)
         return tuple(map(tuple, found))
 
-    def away_bytes(self, sub_model: int) -> int:
+    def offloaded_bytes(self, sub_model: int) -> int:
         """Return the bytes that leave after this sub-model's forward on one micro-batch."""
-        return sum(self.crossings[index].value_bytes for index in self.away[sub_model])
+        return sum(self.crossings[index].value_bytes for index in self.offloads[sub_model])
 
     @cached_property
     def ring_slot_bytes(self) -> int:
         """Most bytes that come back for one visit and one micro-batch."""
-        return max(map(self._aligned_bytes, self.away))
+        return max(map(self._aligned_bytes, self.offloads))
 
     @cached_property
     def host_bytes(self) -> int:
         """Host memory for all moving values; every value has its own place."""
-        return self.micro_batches * sum(map(self._aligned_bytes, self.away))
+        return self.micro_batches * sum(map(self._aligned_bytes, self.offloads))
 
     @cached_property
     def held_bytes(self) -> int:
@@ -207,7 +207,7 @@ class Shape:
         the micro-batch at work.
         """
         ring = ring_slots(self.micro_batches) * self.ring_slot_bytes
-        leaving = max(map(self.away_bytes, range(self.sub_models)))
+        leaving = max(map(self.offloaded_bytes, range(self.sub_models)))
         staying = held_bytes(self.crossings, self.moving, self.sub_models, self.micro_batches)
         return staying + ring + MOST_OUTGOING * leaving
 
@@ -265,8 +265,8 @@ def _schedule(shape: Shape, training: bool, loaded: Iterable[int]) -> list[Event
             events += _load(shape, order[issued], occupants)
             needed_sooner[order[issued]] += 1
             issued += 1
-        fetching = turn <= number < len(visits) - 1 and bool(shape.away[order[number + 1]])
-        leaving = training and not backward and bool(shape.away[s])
+        fetching = turn <= number < len(visits) - 1 and bool(shape.offloads[order[number + 1]])
+        leaving = training and not backward and bool(shape.offloads[s])
         for c in range(shape.micro_batches):
             if fetching:
                 events.append(ValuesIn(order[number + 1], c, next(places)))

@@ -285,21 +285,21 @@ class CudaDevice:
         copied = event_of(self._copied, gradient_slot)
 
         def bring_out() -> None:
-            with gate.landing():
+            with gate.adding():
                 self._sums.wait(gradient_slot)  # then its staging memory is free
                 host_extremes = self._extremes[gradient_slot][: extremes.numel()]
-                landed = with_host_sources(sums, self._staging[gradient_slot])
+                on_host = with_host_sources(sums, self._staging[gradient_slot])
                 copies = [Copy(host_extremes, extremes)]
-                moved = zip(sums, landed, strict=True)
+                moved = zip(sums, on_host, strict=True)
                 copies += (Copy(to.source, of.source) for of, to in moved if to is not of)
                 self._copy(self._out, ready, copied, copies, report)
 
             def add() -> None:
-                with gate.landing():
+                with gate.adding():
                     copied.synchronize()
                 copies.clear()  # releases the memory of the extremes
                 with self._times.until_now(added):
-                    add_admitted(landed, gate, host_extremes)
+                    add_admitted(on_host, gate, host_extremes)
 
             def add_on_device() -> None:
                 with torch.cuda.device(self._device), torch.cuda.stream(self._out):

@@ -424,7 +424,7 @@ class _Lanes:
         if len(self.outgoing_s) == MOST_OUTGOING:
             self.device_s = max(self.device_s, self.outgoing_s.popleft())
         start, s = max(self.link_out_s, self.device_s), event.sub_model
-        seconds = self.shape.away_bytes(s) * self.durations.value_out_s
+        seconds = self.shape.offloaded_bytes(s) * self.durations.value_out_s
         self.link_out_s = self._moved_s(start, seconds, self.durations.shares.out)
         self.outgoing_s.append(self.link_out_s)
         self.left_s[s, event.micro_batch] = self.link_out_s
@@ -434,7 +434,7 @@ class _Lanes:
         s = event.sub_model
         self.device_s = max(self.device_s, self.left_s[s, event.micro_batch])
         start = max(self.link_in_s, self.device_s)
-        seconds = self.shape.away_bytes(s) * self.durations.value_in_s
+        seconds = self.shape.offloaded_bytes(s) * self.durations.value_in_s
         self.link_in_s = self._moved_s(start, seconds, self.durations.shares.load)
         self.back_s[s, event.micro_batch] = self.link_in_s
         return Span(event, start, self.link_in_s, self.device)

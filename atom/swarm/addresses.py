@@ -182,7 +182,7 @@ def parse_multiaddr(text: str) -> str:
     text = text.strip()
     match = _MULTIADDR.fullmatch(text) if len(text) <= MAX_ADDRESS_CHARACTERS else None
     if match is None:
-        raise _multiaddr_error(text, "it is not /ip4/HOST/tcp/PORT/p2p/PEER_ID, or the like")
+        raise _multiaddr_error(text, "it does not have the form /ip4/HOST/tcp/PORT/p2p/PEER_ID")
     try:
         _HOSTS[match["kind"]](match["host"])
         parse_host_port(f"any:{match['port']}")
@@ -238,7 +238,7 @@ def listening(host: str, port: int, setting: str) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise PortInUseError(
                 f"port {port} of {host} is in use",
-                f"choose another, or 0 for any free one: {setting}",
+                f"choose another, or 0 for any free port: {setting}",
             ) from error
         raise AddressError(
             f"cannot listen on {host}:{port}: {error.strerror}",
@@ -303,7 +303,7 @@ def _multihash(text: str) -> None:
     """Check a peer id in base58: sha2-256 (RSA keys, "Qm…") or identity (Ed25519, "12D3…")."""
     raw = base58.b58decode(text)
     if len(raw) < 2 or raw[0] not in (0x00, 0x12) or raw[1] != len(raw) - 2:
-        raise ValueError(f"{text!r} is no peer id")
+        raise ValueError(f"{text!r} is not a peer id")
 
 
 _HOSTS: dict[str, Callable[[str], object]] = {

@@ -97,7 +97,7 @@ class Identity:
         if len(raw) != len(_PRIVATE_PREFIX) + 64 or not raw.startswith(_PRIVATE_PREFIX):
             raise StorageError(
                 f"{path} is not an Ed25519 identity file",
-                "restore it from a backup, or delete it to become a new peer",
+                "restore it from a backup, or delete it to start as a new peer",
             )
         seed = raw[len(_PRIVATE_PREFIX) :][:32]
         return cls(Ed25519PrivateKey.from_private_bytes(seed))

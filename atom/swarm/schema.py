@@ -86,7 +86,7 @@ def decode(kind: Callable[..., T], raw: bytes, max_bytes: int) -> T:
 
 
 def _fill(wire: Any, message: object, kind: Any) -> None:
-    assert isinstance(message, kind), f"{message!r} is no {kind.__name__}"
+    assert isinstance(message, kind), f"{message!r} is not a {kind.__name__}"
     for field in _fields(kind):
         value = getattr(message, field.name)
         if field.most is None:
@@ -156,12 +156,12 @@ def _field(name: str, hint: Any) -> _Field:
         elif origin is tuple:
             is_tuple, hint = True, get_args(hint)[0]
         else:
-            assert origin in (Union, UnionType), f"{name}: {origin} is not for the wire"
+            assert origin in (Union, UnionType), f"{name}: {origin} cannot be sent"
             (hint,) = (each for each in get_args(hint) if each is not NoneType)
             is_optional = True
     tests = [bound for bound in bounds if callable(bound)]
     limits = [bound for bound in bounds if isinstance(bound, int)]
-    assert limits or not is_tuple, f"{name} has no most"
+    assert limits or not is_tuple, f"{name} has no maximum"
     is_message = not issubclass(hint, tuple(_WIRE_TYPES))
     accepts = tests[0] if tests else bool if is_message else _usual_test(name, hint)
     most = limits[0] if is_tuple else 1 if is_optional or is_message else None

@@ -132,7 +132,7 @@ class Exchange:
             return ExchangeFailed(run.ballot, self.transport.peer_id, detail)
         if fault.reason is Reason.TOO_SLOW:
             self.speeds.too_slow()
-        seen = fault.suspect if fault.suspect and not fault.told else ""
+        seen = fault.suspect if fault.suspect and not fault.reported else ""
         return ExchangeFailed(run.ballot, seen, fault.reason.value)
 
     def _reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:

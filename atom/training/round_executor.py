@@ -26,7 +26,7 @@ from atom.swap.readiness import StepFailed
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head
 from atom.swarm.records.lease import Validation
-from atom.swarm.records.view import validation_told
+from atom.swarm.records.view import validation_json
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, start_task
@@ -300,7 +300,7 @@ class RoundExecutor:
             return {}
         found = Validation.of(round_number, losses)
         self.stats.validation = found
-        return {"validation_loss": found.loss, "validation": validation_told(found, self.run.data)}
+        return {"validation_loss": found.loss, "validation": validation_json(found, self.run.data)}
 
     # ---- fetching
 

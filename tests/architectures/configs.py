@@ -303,5 +303,5 @@ REMARKS: dict[str, str] = {
 
 
 def config_of(name: str) -> Config:
-    """With its `model_type`: the name up to a comma."""
+    """Return the config with its `model_type`: the name up to a comma."""
     return {"model_type": name.partition(",")[0], **CONFIGS[name][1]}

@@ -17,12 +17,12 @@ from tests.architectures.walk import BOUND, refusal, walk
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 FIRST, LAST = "| `model_type` |", "\n\n"
-"""Where the table begins on the page, and what follows its end."""
+"""Start of the table on the page, and the text after its end."""
 WRONG = "**"
 
 
 def row(name: str) -> str:
-    """One line of the table. What is not as promised is in it between asterisks."""
+    """Return one line of the table; results that break a promise are between asterisks."""
     remark = REMARKS.get(name, "")
     with tempfile.TemporaryDirectory() as root:
         try:
@@ -72,6 +72,6 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as own:  # nothing is read from, or kept in, anybody's home
+    with tempfile.TemporaryDirectory() as own:  # no file is read from, or kept in, a home directory
         os.environ["XDG_CACHE_HOME"] = own
         sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ from tests.daemon.silence import Silence
 
 STEPS, SEQUENCES, RATE = 3, 4, 1e-2
 BOUND = 1e-6
-"""Of losses relative to themselves, and of weights."""
+"""Bound on the relative difference of losses, and on the difference of weights."""
 _PLACE = re.compile(r"\S*/site-packages/")
 
 Batch = dict[str, Tensor]
@@ -35,11 +35,12 @@ class Trained:
     weight: float
     """The largest difference of a weight at the end."""
     logits_equal: bool
-    """Of what the library loaded, and of the library's model with the run's weights."""
+    """True if the exported model, as the library loaded it, and the library's model with the run's
+    weights give the same logits."""
 
 
 def walk(root: Path, config: Config) -> Trained:
-    """Raises: AtomError for what is refused."""
+    """Train one architecture. Raises: AtomError if Atom refuses the architecture."""
     with folder_in(root, config=config) as folder:
         model = f'huggingface = "config.json"\nsequence_tokens = {TOKENS}'
         member = folder.found(model, more="weight_decay = 0.0")
@@ -61,12 +62,12 @@ def walk(root: Path, config: Config) -> Trained:
 
 
 def refusal(error: AtomError) -> str:
-    """In words, without where the library lies on this box."""
+    """Return the message of a refusal, without the library's folder on this machine."""
     return _PLACE.sub("", f"{error.message}; {error.hint}")
 
 
 def library_model(config: Config) -> Any:
-    """By the library alone."""
+    """Build the model by the library alone."""
     parsed = transformers.AutoConfig.for_model(**config)
     return transformers.AutoModelForCausalLM.from_config(parsed).float()
 
@@ -78,7 +79,7 @@ def fill(model: Any, values: Mapping[str, Tensor]) -> None:
 
 
 def _first_values(member: Membership, plain: Any) -> dict[str, Tensor]:
-    """Also of parameters that the loss does not use."""
+    """Return the first values of all parameters, also of parameters that the loss does not use."""
     weights = member.replica.export_parameters()
     value_of = member.recipe.source.initial_values(member.run.run.seed)
     return {
@@ -113,7 +114,8 @@ def _steps(member: Membership, plain: Any) -> Iterator[tuple[float, float]]:
 
 
 def _exported_alike(folder: Folder, member: Membership, plain: Any) -> bool:
-    """Also whether the library found each weight that it looked for, and no other."""
+    """Return True if the export has the same weights, and the library found each weight that it
+    looked for, and no other."""
     folder.as_first_state(member)
     export_run(folder.root / "out", folder.root / "a", Silence())
     loaded, told = transformers.AutoModelForCausalLM.from_pretrained(

@@ -36,7 +36,8 @@ from tests.attacks.dht_attacker import (
 )
 
 MAX_GROWTH_BYTES = 64 << 20
-"""Of the resident memory of the DHT process: allocators keep what one burst needed."""
+"""Bound on the growth of the DHT process's resident memory; allocators keep the memory of one
+burst."""
 MAX_LOG_BYTES = 64 << 10
 SENDERS = 16
 """Requests that are under way at the same time."""
@@ -95,7 +96,7 @@ def mutated(seed: bytes, draw: random.Random) -> bytes:
 
 
 def fuzz_decoder(inputs: int, draw: random.Random) -> int:
-    """Decode random and mutated values. Returns: the number of those that were accepted."""
+    """Decode random and mutated values, and return the number of accepted values."""
     seeds, accepted = value_seeds(), 0
     for number in range(inputs):
         if number % 8:

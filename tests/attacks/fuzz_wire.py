@@ -148,7 +148,7 @@ class Recorded:
 
 
 class RecordedSocket(SocketStream):
-    """The same below TLS."""
+    """Socket below TLS that records the bytes."""
 
     def __init__(self, raw: bytes) -> None:
         self._left = memoryview(raw)
@@ -190,7 +190,7 @@ def received_frames(raw: bytes) -> None:
     channel = Channel(Recorded(raw))
     while True:
         kind, length = channel.recv_header(MAX_MESSAGE_BYTES, _NEVER)
-        payload = channel.recv_rest(length, _NEVER)
+        payload = channel.recv_body(length, _NEVER)
         if kind == Kind.REFUSED:
             handshake.refusal(payload, otherwise=Reason.NOT_FOUND)
         elif kind == Kind.MESSAGE:
@@ -215,7 +215,7 @@ def decoded_message(raw: bytes) -> messages.Message:
 
 
 def decoded_lease(payload: bytes) -> Lease:
-    """In the place of a payload that its author signed."""
+    """Decode a lease, in place of a payload that its author signed."""
     return decode_lease(schema.encode(SignedRecord(LEASE_DOMAIN, payload, bytes(64))))
 
 

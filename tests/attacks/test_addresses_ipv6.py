@@ -47,7 +47,7 @@ def test_a_peer_announces_the_families_that_it_listens_on(monkeypatch: pytest.Mo
 def test_a_witness_on_both_families_dials_back_by_ipv4(
     make_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It sees an IPv4 address inside an IPv6 one."""
+    """The witness sees an IPv4 address inside an IPv6 address."""
     monkeypatch.setattr(transport, "_PROBE_S", 0.1)
     asker, local = make_peer(), Local(Identity.create(), RUN, bytes(16))
     on_loopback = partial(dial_rules.dialled_classes, ["127.0.0.1"])

@@ -39,7 +39,7 @@ def test_a_probe_dials_no_host_but_the_one_that_sent_it(two: tuple[Peer, Peer]) 
 
 
 def test_a_peer_is_reached_at_the_host_that_it_asks_from(two: tuple[Peer, Peer]) -> None:
-    """Its lease may name another host: a name, or an address that the witness cannot know."""
+    """The lease may name another host: a name, or an address that the witness cannot know."""
     witness, attacker = two
     port = attacker.transport.address[1]
     witness.transport.set_addresses(attacker.peer_id, [f"elsewhere.invalid:{port}"])

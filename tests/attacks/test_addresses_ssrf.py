@@ -23,7 +23,7 @@ COMMAND = b"\r\nFLUSHALL\r\n\r\n\r\n"
 
 @pytest.fixture
 def service() -> Iterator[socket.socket]:
-    """A service without password in the victim's network; nobody has connected to it yet."""
+    """A service without password in the victim's network, with no connection yet."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         yield listening

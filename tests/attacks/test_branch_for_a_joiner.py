@@ -57,7 +57,7 @@ def test_a_joiner_takes_the_chain_of_the_quorum_from_whichever_donor(
 
 
 def test_a_run_that_lives_on_a_branch_is_joined_all_the_same(peer_of: Make) -> None:
-    """Its old voters are gone for good; nobody serves another chain."""
+    """The old voters of the run are gone, and no peer serves another chain."""
     peer, first, second = peer_of(knows_start=False), donor_of_branch(()), donor_of_branch()
     assert peer.run(first, second, discard=True) == ""
     assert peer.shared.usable

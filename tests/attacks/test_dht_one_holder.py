@@ -22,7 +22,7 @@ ANNA, BERT = (Identity.create() for _ in range(2))
 
 
 def test_a_node_beside_the_key_that_says_nothing_is_there_hides_no_lease(tmp_path: Path) -> None:
-    """On real nodes. A stock node is among the holders and carries the leases."""
+    """Real nodes: a stock node is among the holders and carries the leases."""
     key = DHTID.generate(lease_key(RUN, ANNA.peer_id))
     near = dht_pb2.NodeInfo(node_id=(key ^ 2).to_bytes(KEY_BYTES, "big"))
     asked = Counter[str]()

@@ -24,7 +24,7 @@ CHECKS_AT_ONCE, CHECKS_PER_S = 2_500, 500
 
 
 def crowded_request() -> bytes:
-    """Return a request to store records that nobody signed, under their right key."""
+    """Return a request to store unsigned records under their right key."""
     owner, ends = Identity.create().peer_id, time.time() + 19.0
     items = []
     for _ in range(RECORDS):

@@ -101,7 +101,7 @@ def test_a_branch_against_a_round_of_our_quorum_is_left_at_once(peer_of: Make) -
 def test_a_long_chain_of_quorums_is_fetched_in_several_goes(
     peer_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A newcomer to an old run reports nobody and begins no fetch anew."""
+    """A newcomer to an old run reports no peer, and repeats no fetch."""
     monkeypatch.setattr(commit_chain, "MAX_CHAIN_BYTES", len(chain_bytes(run().commits[:1])))
     peer, honest = peer_of(knows_start=False), Served(offers=[3])
     reached = list[int]()

@@ -139,7 +139,7 @@ def test_encoded_records_belong_to_one_chain_and_have_a_bound(
     monkeypatch.setattr(commit_chain, "KEPT_RECORD_BYTES", len(page_of(commits[:2], 0)))
     for _ in range(3):
         assert parse_commits(records.page(commits, 0))[0] == commits
-        assert len(records._records) <= 3, "two of these, and the one that is too much"
+        assert len(records._records) <= 3, "two of these, and the excess one"
 
 
 def test_chunks_of_a_state_do_not_read_all_headers_again(

@@ -98,7 +98,7 @@ def test_one_host_with_many_lines_leaves_a_place_to_another_host(
 def test_one_host_with_many_identities_keeps_no_other_host_out(
     make_peer: Make, stack: ExitStack
 ) -> None:
-    """It has all places of strangers; another stranger takes one of these."""
+    """The attacker has all places of strangers; another stranger takes one of these."""
     peer = make_peer(MAX_CONNECTIONS=8, **LONG)
     crowd = [shake_from("127.0.0.2", peer, newcomer()) for _ in range(4)]
     for channel in crowd:
@@ -109,7 +109,7 @@ def test_one_host_with_many_identities_keeps_no_other_host_out(
 
 
 def test_one_ipv6_network_is_one_host() -> None:
-    """Its owner has 2**64 addresses."""
+    """The owner of the network has 2**64 addresses."""
     door = ConnectionLimiter(KnownPeers())
     crowd = [Channel(stream_pair()[0]) for _ in range(40)]
     entered = [door.enter(each, f"2001:db8::{n:x}") for n, each in enumerate(crowd)]
@@ -135,7 +135,7 @@ def test_host_groups(ip: str, group: str) -> None:
 def test_after_a_restart_peers_that_we_dialled_find_their_places(
     make_peer: Make, stack: ExitStack
 ) -> None:
-    """Nothing is remembered of who came before, and 32 hosts take all places of strangers."""
+    """The server remembers no earlier peer, and 32 hosts take all places of strangers."""
     peer, voter = make_peer(**LONG), make_peer(**LONG)
     peer.transport.known.at_head([voter.peer_id])
     peer.knows(voter)

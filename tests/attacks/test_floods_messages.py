@@ -30,7 +30,7 @@ def flood(channel: Channel) -> None:
 def test_a_newcomer_and_a_voter_are_heard_while_strangers_flood(
     make_peer: Callable[..., Peer],
 ) -> None:
-    """At the rate of all strangers the flood takes over two minutes."""
+    """The flood takes over two minutes at the rate of all strangers."""
     peer, voter = make_peer(HANDSHAKE_S=60.0), newcomer()
     peer.transport.known.at_head([voter.identity.peer_id])
     crowd = [shake(peer, newcomer()) for _ in range(FLOODERS)]

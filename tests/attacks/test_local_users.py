@@ -97,12 +97,12 @@ def test_a_name_that_another_user_took_stops_no_daemon(open_folder: Path) -> Non
 def test_a_socket_of_another_user_is_not_asked(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a daemon of ours starts it does not listen yet: another user answers in its place."""
+    """A starting daemon of ours does not listen yet: another user answers in its place."""
     state = locked(open_folder / "state")
     with socket.socket(socket.AF_UNIX) as theirs:
         theirs.bind(str(state.control_socket))
         belongs_to_nobody(state.control_socket, monkeypatch)
-        with pytest.raises(ControlError, match="can be another user's"):
+        with pytest.raises(ControlError, match="may belong to another user"):
             ask_daemon(state.root, "info")
     state.unlock()
 
@@ -113,7 +113,7 @@ def test_a_socket_that_another_user_can_replace_is_not_asked(open_folder: Path) 
     state.root.chmod(0o777)
     with socket.socket(socket.AF_UNIX) as ours:
         ours.bind(str(state.control_socket))
-        with pytest.raises(ControlError, match="can be another user's"):
+        with pytest.raises(ControlError, match="may belong to another user"):
             ask_daemon(state.root, "info")
     state.unlock()
 

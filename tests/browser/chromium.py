@@ -34,10 +34,10 @@ class Page:
         self._number = 0
         self.requested: list[str] = []
         self.complaints: list[str] = []
-        """What the browser's console said, and refusals of the page's policy."""
+        """Messages of the browser's console, and refusals of the page's policy."""
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command and its answer; what happens meanwhile is noted."""
+        """Send one command and return its answer; record the events before the answer."""
         self._number += 1
         await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
         while True:
@@ -77,7 +77,7 @@ class Page:
         return answer["result"].get("value")
 
     async def until(self, expression: str) -> None:
-        """Until it is true, looked at by the page itself each time it draws."""
+        """Wait until the expression is true; the page checks it each time it draws."""
         async with asyncio.timeout(START_S):
             await self.value(
                 "new Promise(done => { const look = () => "
@@ -122,7 +122,7 @@ async def _port(process: asyncio.subprocess.Process) -> int:
 
 
 def keep(picture: bytes, name: str) -> None:
-    """In $ATOM_PICTURES, for somebody to look at."""
+    """Write a picture to $ATOM_PICTURES, for people to look at."""
     folder = os.environ.get("ATOM_PICTURES")
     if folder:
         path = Path(folder)

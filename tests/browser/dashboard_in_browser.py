@@ -93,6 +93,6 @@ def test_it_says_that_it_connects_again_and_only_later_that_the_dashboard_has_en
                 await page.until(status("live"))
             await page.until(status("connecting again"))
             await page.value("performance.now = () => Infinity")
-            await page.until(status("has ended"))
+            await page.until(status("has stopped"))
 
     asyncio.run(run())

@@ -13,7 +13,7 @@ _NOW = a_lease().issued_at + 0.4
 
 
 class ShownSwarm:
-    """What a `SwarmFeed` looks at."""
+    """Swarm that a `SwarmFeed` shows."""
 
     def __init__(self) -> None:
         self.note = ""

@@ -33,14 +33,14 @@ from wire import Trouble, Wire
 TIMES = int(os.environ.get("ATOM_CHAOS_TIMES", "2"))
 FREEZE_S = float(os.environ.get("ATOM_CHAOS_FREEZE_S", "3"))
 BOUND_S = 30.0
-"""Within this the others commit again, and whoever came back contributes again."""
+"""Time within which the other peers commit again, and the victim contributes again."""
 GRACE_S = 2.0
 PATIENCE_S = TIMES * (FREEZE_S + 2 * START_S)
 RUN = "faults"
 Fault = Callable[[Swarm, Peer, int], AbstractContextManager[None]]
-"""While it lasts, the victim has no part in rounds."""
+"""Context in which the victim has no part in rounds."""
 Damage = tuple[tuple[str, Callable[[Path], None]], ...]
-"""Which files of the state directory, and what becomes of each."""
+"""Files of the state directory, and the damage to each."""
 
 
 def halved(path: Path) -> None:
@@ -52,7 +52,7 @@ def torn(path: Path) -> None:
 
 
 def emptied(path: Path) -> None:
-    """As a power cut may leave a file whose name had reached the disk, and nothing else of it."""
+    """Empty a file, as a power cut may do to a file whose name had reached the disk."""
     os.truncate(path, 0)
 
 
@@ -83,7 +83,7 @@ def deal(damage: Damage, state: Path) -> None:
 
 @pytest.fixture(scope="module")
 def wire() -> Iterator[Wire]:
-    """To bob, for whoever dials it: it announces a host of its own, where the wire begins."""
+    """Yield a wire to bob, who announces the host at the wire's entry."""
     with closing(Wire("127.0.0.2", free_port())) as wire:
         yield wire
 
@@ -120,7 +120,7 @@ def frozen(swarm: Swarm, victim: Peer, attempt: int) -> Iterator[None]:
 
 @contextmanager
 def restarted_with_damaged_files(swarm: Swarm, victim: Peer, attempt: int) -> Iterator[None]:
-    """It leaves cleanly; then what it finds on its disk is not what it wrote."""
+    """The victim leaves cleanly, and then finds damaged files on its disk."""
     family = victim.family()
     victim.ask("leave", 60.0)
     assert victim.wait() == 0, victim.story()
@@ -153,10 +153,10 @@ def test_during_a_round(three: Swarm, fault: Fault, attempt: int) -> None:
 @pytest.mark.parametrize("attempt", range(TIMES - 1))
 @pytest.mark.parametrize("trouble", [Trouble.CUT, Trouble.DEAD])
 def test_a_wire_in_trouble(three: Swarm, wire: Wire, trouble: Trouble, attempt: int) -> None:
-    """The others' rounds go on meanwhile, and bob has a part in them when it is sound again."""
+    """The other peers' rounds continue, and bob contributes again once the wire is sound."""
     bob = three.peers[1]
     three.until(lambda: all_in(three), "a round of all three", 2 * BOUND_S)
-    assert wire.chunks > 0, "nobody uses this wire"
+    assert wire.chunks > 0, "no peer uses this wire"
     wire.trouble = trouble
     try:
         others_go_on(three, bob)
@@ -220,7 +220,7 @@ def all_in(swarm: Swarm) -> bool:
 
 
 def others_go_on(swarm: Swarm, *victims: Peer, rounds: int = 2) -> None:
-    """Until all but the victims committed so many more rounds."""
+    """Wait until all peers but the victims have committed so many more rounds."""
     rest = [peer for peer in swarm.peers if peer not in victims]
     marks = {peer.name: peer.last_round + rounds for peer in rest}
     swarm.until(

@@ -30,7 +30,7 @@ class Wire:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._other_end: dict[socket.socket, socket.socket] = {}
-        """Of each connection, both ways."""
+        """Other end of each connection, in both directions."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"wire {host}", daemon=True)
         self._thread.start()

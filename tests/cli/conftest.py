@@ -9,7 +9,7 @@ from tests.cli.good_run import GOOD_RUN
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a good run.toml; homes lie below it, and nobody's words fold."""
+    """Working directory with a good run.toml and the homes; output is not folded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))

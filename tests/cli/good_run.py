@@ -2,7 +2,7 @@
 
 
 def good_run(rounds: int = 3, global_sequences: int = 4, micro_batch_sequences: int = 2) -> str:
-    """Its run file."""
+    """Return a valid run file."""
     return f"""\
 [run]
 name = "tiny"

@@ -58,7 +58,7 @@ class Sight:
 
 
 def sight(peers: int = 2, **wishes: object) -> Sight:
-    """What an onlooker sees of a village whose leases have these fields."""
+    """Return an onlooker's view of a village whose leases have these fields."""
 
     async def look() -> Sight:
         village = Village(peers)

@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong: an exit code, `error:`, `hint:`, and never a traceback."""
+"""User errors: an exit code, `error:`, `hint:`, and never a traceback."""
 
 import socket
 from collections.abc import Callable
@@ -33,7 +33,7 @@ SPOILT = {
     "a folder as tokenizer": (TEXT, f'tokenizer = "."\n{TEXT}', "Is a directory"),
     "no JSON as tokenizer": (TEXT, f'tokenizer = "bad.jsonl"\n{TEXT}', "bad.jsonl"),
 }
-"""What of a good run file, what stands there instead, and what is said of it."""
+"""Text of a good run file, the text that replaces it, and words of the error."""
 
 
 def refused(arguments: list[str], code: ExitCode, capsys: pytest.CaptureFixture[str]) -> str:
@@ -71,7 +71,7 @@ def test_what_a_command_line_gets_wrong(
 
 def test_nobody_listens_at_the_address(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # bound, not listening: nobody else gets this port meanwhile
+        free.bind(("127.0.0.1", 0))  # bound, not listening: no other process gets this port
         address = (
             f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}/p2p/{PEER_ID}/run/tiny/owner/{PEER_ID}"
         )
@@ -80,7 +80,7 @@ def test_nobody_listens_at_the_address(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
-    """What `atom status` ends with that fails so."""
+    """Return a function that gives the exit code of `atom status` for an exception."""
 
     def ended(fault: BaseException) -> int:
         def command(*_given: object) -> None:
@@ -97,17 +97,17 @@ def test_an_unexpected_fault_is_told_with_its_traceback(
 ) -> None:
     assert failing(RuntimeError("no \udcff")) == ExitCode.FAULT
     before, _, said = capsys.readouterr().err.partition("error: ")
-    assert before.startswith("Traceback"), "above, as what is said last is read first"
+    assert before.startswith("Traceback"), "above, because the last lines are read first"
     assert said.startswith("unexpected fault: RuntimeError: no �\nhint:  this is a bug")
 
 
 def test_what_a_terminal_would_obey_is_not_shown(
     failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    odd = ConfigError("m holds what the model does not have: w\x1b[2J\x9b", "a\tb \udcff\nsecond")
+    odd = ConfigError("m holds tensors that the model lacks: w\x1b[2J\x9b", "a\tb \udcff\nsecond")
     assert failing(odd) == ExitCode.CONFIG
     shown = capsys.readouterr().err.splitlines()
-    assert shown[0] == "error: m holds what the model does not have: w�[2J�"
+    assert shown[0] == "error: m holds tensors that the model lacks: w�[2J�"
     assert [line.split() for line in shown[1:]] == [["hint:", "a", "b", "�"], ["second"]]
 
 

@@ -22,7 +22,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "contributions": (ADDRESS,), "export": ("out",),
     "sample": (".", "A word"),
 }  # fmt: skip
-"""What a command takes before the option that is spoilt."""
+"""Arguments of a command before the option under test."""
 
 Bad = tuple[tuple[ExitCode, tuple[str, ...]], ...]
 USAGE, CONFIG, NO_ADDRESS = ExitCode.USAGE, ExitCode.CONFIG, ExitCode.ADDRESS
@@ -63,7 +63,7 @@ OF_ANY_COMMAND: dict[str, Bad] = {
     "address": NO_RUN,
     "run_file": (*NO_FILE, (USAGE, ())),
 }
-"""By the name of an option, or of an argument; of an argument () is to leave it out."""
+"""Bad values by name of an option or argument; () omits the argument."""
 OF_ONE_COMMAND: dict[tuple[str, str], Bad] = {
     ("start", "state"): NOT_CLAIMED,
     ("start", "weights"): ((USAGE, ("",)),),

@@ -85,7 +85,7 @@ def test_a_folder_of_another_user_is_told_with_who_needs_it(
     monkeypatch.setattr(os, "geteuid", lambda: 10001)
     with pytest.raises(StorageError, match="Permission denied") as problem:
         StateDirectory(tmp_path / "s").lock()
-    assert "let user 10001 write there" in problem.value.hint
+    assert "give write permission to user 10001" in problem.value.hint
 
 
 def test_a_file_system_without_locks_is_no_other_daemon(
@@ -102,7 +102,7 @@ def test_a_file_system_without_locks_is_no_other_daemon(
 def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
     """The directory could be opened, but PyTorch could not map token files in it."""
     state = StateDirectory(tmp_path / os.fsdecode(b"\xff"))
-    with pytest.raises(StorageError, match="its path is no text"):
+    with pytest.raises(StorageError, match="its path is not UTF-8 text"):
         state.lock()
     assert not any(tmp_path.iterdir())
 
@@ -195,7 +195,7 @@ def test_atomic_write_replaces_or_leaves_alone(
     write_atomically(path, b"one")
     write_atomically(path, b"two")
     monkeypatch.setattr(os, "fsync", full)
-    write_atomically(path, b"two")  # what is there already needs no room
+    write_atomically(path, b"two")  # existing files need no room
     with pytest.raises(StorageError, match=r"manifest\.bin: the disk is full"):
         write_atomically(path, b"three")
     assert path.read_bytes() == b"two"

@@ -22,7 +22,7 @@ IMAGE = "atom:check"
 PEERS = ("founder", "peer-1", "peer-2")
 BUILD_S, UP_S, TOGETHER_S, STOP_S, CALL_S = 1500.0, 400.0, 400.0, 120.0, 60.0
 MOST_BYTES = 1_500_000_000
-"""Of an image for CPUs; PyTorch alone is half of it."""
+"""Bound on the size of an image for CPUs; PyTorch alone is half of it."""
 BUILT_FROM = (
     "atom/", "peers/", "LICENSE", "README.md", "constraints.txt", "pyproject.toml", "setup.py",
 )  # fmt: skip
@@ -31,13 +31,13 @@ STRAYS = (
     "atom/swap/libold.12.partial", "peers/identity.key", "peers/founder/identity.key",
     "peers/.demo.toml.swp",
 )  # fmt: skip
-"""What a checkout in use has beside what git knows."""
+"""Files that a checkout in use has in addition to the files in git."""
 
 pytestmark = pytest.mark.timeout(BUILD_S + UP_S + TOGETHER_S + 5 * STOP_S)
 
 
 def docker(*words: str, within_s: float = CALL_S) -> str:
-    """stdout. Raises: CalledProcessError with what it said, TimeoutExpired."""
+    """Return the stdout of docker. Raises: CalledProcessError with the output, TimeoutExpired."""
     done = subprocess.run(
         ["docker", *words],
         capture_output=True, text=True, timeout=within_s, check=False, cwd=ROOT,
@@ -65,7 +65,7 @@ class Containers:
         return dict(json.loads(self.inside(service, "atom", "info", "--json")))
 
     def status(self) -> dict[str, Any]:
-        """As anybody sees the swarm from the home of peer-1."""
+        """Return the status of the swarm, asked from the home of peer-1."""
         address = self.inside("peer-1", "sed", "-n", "s/^join: //p", "/meeting/founder").strip()
         return dict(json.loads(self.inside("peer-1", "atom", "status", address, "--json")))
 
@@ -150,8 +150,8 @@ def test_a_swarm_that_is_restarted_as_a_whole_trains_on(containers: Containers) 
 
 
 def _together(containers: Containers) -> dict[str, dict[str, Any]]:
-    """What each peer says of itself, once every one trains with the others. Raises: AssertionError
-    if one of the containers has ended."""
+    """Return the info of each peer once all peers train together. Raises: AssertionError if a
+    container has ended."""
     deadline = time.monotonic() + TOGETHER_S
     seen: dict[str, dict[str, Any]] = {}
     while not (len(seen) == len(PEERS) and all(_is_one_of_three(each) for each in seen.values())):
@@ -164,7 +164,7 @@ def _together(containers: Containers) -> dict[str, dict[str, Any]]:
 
 
 def _is_one_of_three(info: dict[str, Any]) -> bool:
-    """It decides with the others, and its part has been in a few rounds."""
+    """Return True if the peer votes with the others and has contributed to a few rounds."""
     return info["rounds_joined"] >= 3 and len(info["voters"]) == len(PEERS)
 
 

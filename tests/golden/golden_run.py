@@ -43,7 +43,7 @@ SETTINGS = ReplicaSettings(RATE, AdamW(weight_decay=0.1), 1.0, torch.float32, Ar
 
 @dataclass(frozen=True)
 class GoldenRun:
-    """What fifty rounds gave."""
+    """Result of fifty rounds."""
 
     losses: tuple[float, ...]
     """Mean loss per sequence, of each round."""

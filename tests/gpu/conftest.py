@@ -1,4 +1,4 @@
-"""For the device path: on a GPU where there is one, on a CPU otherwise.
+"""Fixtures of the device path: on a GPU if there is one, otherwise on the CPU.
 
 A GPU's own kernels are compared with themselves, so what repeats a computation must repeat its
 bits: deterministic algorithms are on. cuBLAS reads its setting when it is first used.
@@ -16,7 +16,7 @@ from atom.swap.device import CpuDevice, Device
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 ON_A_GPU = torch.cuda.is_available()
 collect_ignore = [] if ON_A_GPU else ["test_memory.py"]
-"""Of a GPU's own memory a CPU has nothing."""
+"""Tests of a GPU's own memory have no counterpart on a CPU."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def device() -> Iterator[Device]:
     device = _opened()
     yield device
     device.close()
-    gc.collect()  # engines are in cycles with what they call: their slots would be there still
+    gc.collect()  # engines are in reference cycles: their slots would still be there
 
 
 @pytest.fixture

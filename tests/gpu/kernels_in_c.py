@@ -32,7 +32,7 @@ void squares(int64_t blocks, const float *x, int64_t count, double *lane, int64_
 
 
 class KernelsInC:
-    """As `DeviceKernels`, of host memory."""
+    """`DeviceKernels` in host memory."""
 
     def __init__(self, folder: Path) -> None:
         source, library = folder / "kernels.c", folder / "kernels.so"

@@ -95,7 +95,7 @@ class Swapped:
         for number in range(PASSES):
             self.store.gradients.zero_()
             losses = self.engine.run_pass(batches(number), seeds(number))
-            self.engine.landed()
+            self.engine.wait_added()
             told.append((losses, self.store.gradients.clone()))
             self.store.master.mul_(0.9)
             self.store.round_master()
@@ -104,7 +104,7 @@ class Swapped:
 
 
 def plain(program: Program, swapped: Swapped, device: torch.device) -> list[object]:
-    """The same sub-models one after the other, all their weights on the device."""
+    """Run the same sub-models one after the other, with all weights on the device."""
     modules, told = [make() for make in load(program, device)], list[object]()
     master = swapped.store.master.clone()
     for number in range(PASSES):

@@ -28,7 +28,7 @@ RUNS = {
     )
     for rule in EXCHANGE
 }
-"""By update rule; 400,000 parameters."""
+"""Run files by update rule; 400,000 parameters."""
 
 
 def last_state(peer: Peer) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from tests.gpu.kernels_in_c import KernelsInC
 PLACE = torch.device("cuda", 0) if ON_A_GPU else torch.device("cpu")
 ELEMENTS = 2**18 + 37
 BORDER = 2**32 - 1000
-"""Of elements whose numbers have other upper halves."""
+"""Border between elements whose numbers have different upper halves."""
 EXACT, BFLOAT16 = torch.float32, torch.bfloat16
 FORMS = [  # of the master, of what the device loads, of the moments
     (EXACT, None, EXACT), (EXACT, BFLOAT16, EXACT), (EXACT, torch.float16, EXACT),
@@ -70,8 +70,8 @@ def same(one: Tensor, other: Tensor, where: Tensor) -> bool:
 
 
 def numbers(state: dict[str, Tensor]) -> Tensor:
-    """Which elements are numbers. Processors have different bits for what is none, and no gradient
-    that makes one gets past the gate."""
+    """Return a mask of the elements that are numbers. Processors have different bits for NaN, and
+    the gate refuses gradients with NaN."""
     weight = state["master"]
     if weight.dtype == torch.int16:
         weight = joined(state["working"], weight)

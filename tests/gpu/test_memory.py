@@ -16,12 +16,13 @@ from tests.training.small_replica import same
 
 GIVEN_BACK_WITHIN_S = 2.0
 LEFT_BYTES = 2**21
-"""What is not in slots: constants, and a segment of the allocator's for the least."""
+"""Memory outside slots: constants, and a segment of the allocator for the smallest."""
 
 
 @contextmanager
 def no_memory_left() -> Iterator[None]:
-    """As if other programs had all that PyTorch has not reserved."""
+    """Limit the device memory to PyTorch's reservation, as if other programs had the remaining
+    memory."""
     give_back_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
@@ -85,7 +86,7 @@ def test_more_than_the_cap_is_not_taken() -> None:
 
 
 def test_a_registration_that_the_driver_refuses_harms_nothing_else(device: Device) -> None:
-    """The same memory twice is such a one."""
+    """A second registration of the same memory is refused."""
     memory = device.host_memory(2**20, torch.float32)
     assert not register(memory)
     assert torch.ones(8, device="cuda").add_(1).sum().item() == 16

@@ -56,7 +56,7 @@ def test_steps_under_passes(form: str, arrangement: Arrangement, device: Device)
 
 
 def test_the_last_sub_model_shares_a_tied_parameter_with_the_first(device: Device) -> None:
-    """So neither alone keeps it on the device."""
+    """Neither sub-model alone keeps the parameter on the device."""
     first = new_replica(device, {}, Arrangement(2, EVERY, trained=frozenset({0})))
     both = new_replica(device, {}, Arrangement(2, EVERY, trained=EVERY))
     live = [replica.engines.store.on_device for replica in (first, both)]
@@ -69,7 +69,7 @@ def test_the_last_sub_model_shares_a_tied_parameter_with_the_first(device: Devic
 @formed
 @arranged
 def test_pauses_with_a_step_under_way(form: str, arrangement: Arrangement, device: Device) -> None:
-    """What is still to be stepped is stepped on the host."""
+    """The remaining parameters are stepped on the host."""
 
     def pause(replica: Replica, number: int) -> None:
         assert replica.engines.preempt(WAIT_S)
@@ -163,7 +163,8 @@ def test_a_mean_takes_the_place_of_nothing_that_counts(
 
 @arranged
 def test_void_passes(arrangement: Arrangement, device: Device) -> None:
-    """Of a round's first pass or a later one, which costs the earlier ones what it touched."""
+    """The void pass is a round's first pass or a later pass; a later void pass loses the earlier
+    ones' sums that it touched."""
     form = FORMS["float16"]
     both = [new_replica(device, form, each) for each in (None, arrangement)]
     void = 0
@@ -191,5 +192,5 @@ def test_void_passes(arrangement: Arrangement, device: Device) -> None:
 def test_what_has_no_kernel_is_refused(changes: dict[str, Any], device: Device) -> None:
     arrangement = Arrangement(2, EVERY, trained=EVERY)
     settings = settings_of({"precision": torch.bfloat16}, arrangement)
-    with pytest.raises(ValueError, match="nothing is trained on the device"):
+    with pytest.raises(ValueError, match="no weights are trained on the device"):
         Replica(program_in(torch.bfloat16), None, replace(settings, **changes), device)

@@ -53,7 +53,7 @@ def test_a_second_device_changes_no_bit(
     device: Device,
     second_device: Device,
 ) -> None:
-    """Where it may be the same GPU, without dropout: that has one generator."""
+    """The second device may be the same GPU, without dropout, because a GPU has one generator."""
     alone = new_replica(device, changes, replace(arrangement, devices=1), dropout=0.0)
     both = new_replica(device, changes, arrangement, 0.0, [second_device])
     for seed in (0, 3):

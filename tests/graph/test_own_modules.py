@@ -87,9 +87,9 @@ def test_an_input_left_out_is_none_and_stays_out() -> None:
     without_bias = build_program(trace(model, SeveralInputs.batch_without_bias(0)))
     verify_against_eager(model, with_bias, given)
     verify_against_eager(model, without_bias, left_out)
-    with pytest.raises(ModelError, match=r"bias is .* was left out"):
+    with pytest.raises(ModelError, match=r"bias is .* was missing"):
         plain(model, without_bias, [given], [0])
-    with pytest.raises(ModelError, match="bias is left out"):
+    with pytest.raises(ModelError, match="bias is missing"):
         plain(model, with_bias, [left_out], [0])
 
 

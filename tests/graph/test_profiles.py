@@ -83,7 +83,7 @@ def test_models_that_nobody_prepared_are_measured() -> None:
 
 def test_only_one_layers_parameters_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     live = peak = 0
-    make_up = measured._made_up
+    make_up = measured._values
 
     def counted(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         nonlocal live, peak
@@ -98,7 +98,7 @@ def test_only_one_layers_parameters_exist_at_a_time(monkeypatch: pytest.MonkeyPa
         nonlocal live
         live -= size
 
-    monkeypatch.setattr(measured, "_made_up", counted)
+    monkeypatch.setattr(measured, "_values", counted)
     config = GPT3Config(8, 4, 256, sequence_tokens=8, vocabulary_size=64)
     model = GPT3(config, device="meta")
     batch = {name: torch.zeros(1, 8, dtype=torch.int64) for name in GPT3_NAMES}

@@ -131,7 +131,7 @@ def test_the_users_own_mistakes_come_with_their_place() -> None:
 def test_a_batch_that_does_not_fit_is_refused_first() -> None:
     model = TiedGPT()
     program = compile_program(model, tokens_and_targets())
-    with pytest.raises(ModelError, match=r"mask is .* was left out"):
+    with pytest.raises(ModelError, match=r"mask is .* was missing"):
         verify_against_eager(model, program, {**tokens_and_targets(), "mask": torch.ones(2)})
     batch = tokens_and_targets()
     with pytest.raises(ModelError, match=r"tokens is int32 .* was int64"):

@@ -83,6 +83,6 @@ def test_what_no_run_could_use_is_refused_before_it_is_fetched(played: Hub) -> N
 def test_a_hub_that_does_not_answer_may_be_asked_again(played: Hub) -> None:
     played.down = True
     for ask in (lambda: hub.newest_revision(NAME, "model"), fetched):
-        with pytest.raises(DataUnreachable, match="cannot be asked for") as caught:
+        with pytest.raises(DataUnreachable, match="cannot query") as caught:
             ask()
         assert "folder" in caught.value.hint

@@ -193,8 +193,8 @@ def test_frequencies_are_those_of_the_run_s_length(rope: dict[str, Any], tokens:
     [
         ({"model_type": "no_such_model"}, "knows no model_type 'no_such_model'"),
         ({"model_type": "../llama"}, "names no model_type"),
-        ({"model_type": "t5"}, "t5 is no causal language model"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "no causal language model"),
+        ({"model_type": "t5"}, "t5 is not a causal language model"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "not a causal language model"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
         ({"text_config": {"n_layer": 5000}}, "n_layer is 5000"),
         ({"hidden_size": 2**40}, "the config holds 1099511627776"),
@@ -217,7 +217,7 @@ def nested(levels: int) -> str:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("[1]", "no JSON object"),
+        ("[1]", "not a JSON object"),
         ("{", "not JSON"),
         ('{"model_type": NaN}', "not JSON"),
         ("[" * 5000, "the config"),

@@ -186,7 +186,7 @@ def test_a_text_that_the_tokenizer_knows_nothing_of_is_refused(tmp_path: Path) -
         def encode(self, pieces):
             return [b"" for _ in pieces]
 
-    with pytest.raises(DataError, match="makes no token of the text"):
+    with pytest.raises(DataError, match="turns the text into no tokens"):
         cached_tokens(corpus_of(tmp_path, b"good"), Deaf(), tmp_path / "c")
     assert not left_in(tmp_path / "c")
 

@@ -114,7 +114,7 @@ def test_a_saved_table_that_knows_its_split(folders: Path, split: str) -> None:
     [
         ("gone", {}, "no such folder", "OWNER/NAME"),
         ("splits", {"split": "tst"}, "no split \"tst\"; it has 'train', 'test'", "split ="),
-        ("several", {}, "saved tables lie below it, such as", "merge all of them"),
+        ("several", {}, "contains tables such as", "merge all of them"),
         ("known", {"split": "test"}, 'no split "test"; it holds one table, of the split', "split"),
         ("both", {"split": "test"}, 'of the split "train+test"', "split ="),
         ("files", {"split": "test"}, "Unknown split", "[data] split"),

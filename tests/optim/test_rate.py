@@ -59,7 +59,7 @@ def plain_optimizer(rate: float) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize(("warmup", "rounds"), [(0, 2), (0, 500), (7, 100), (199, 1000)])
 def test_the_schedules_are_those_of_transformers(warmup: int, rounds: int) -> None:
-    """Whose warm-up is one step longer: ours gives the first round a rate above zero."""
+    """Their warm-up is one step longer: ours gives the first round a rate above zero."""
     peak, name = 3e-3, optimization.get_scheduler
     for decay, final, terms in [
         ("constant", 0.0, {"name": "constant_with_warmup"}),

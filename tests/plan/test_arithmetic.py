@@ -31,5 +31,7 @@ def test_kernels_are_deterministic_where_that_is_wanted_alone() -> None:
     set_arithmetic(Device(deterministic=True, cpu_threads=1))
     assert os.environ[CUBLAS] == ":4096:8"
     assert torch.are_deterministic_algorithms_enabled()
-    assert torch.is_deterministic_algorithms_warn_only_enabled(), "what has no such kernel runs too"
+    assert torch.is_deterministic_algorithms_warn_only_enabled(), (
+        "operations without such a kernel run too"
+    )
     assert torch.get_num_threads() == 1

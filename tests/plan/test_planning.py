@@ -259,7 +259,7 @@ def test_a_gpu_without_kernels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(devices, "device_kernels", none)
     assert not has_kernels(torch.device("cuda", 0), told.append)
     assert not has_kernels(torch.device("cpu"), told.append)
-    assert told == ["nothing is trained on the device: no kernels for this GPU: libnvrtc.so.13"]
+    assert told == ["no weights are trained on the device: no kernels for this GPU: libnvrtc.so.13"]
 
 
 def test_peers_share_the_batch_and_the_network_is_the_slower_cap(tmp_path: Path) -> None:

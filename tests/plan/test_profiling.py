@@ -100,7 +100,7 @@ def test_layers_that_do_not_run_on_made_up_inputs(
     notes: list[str] = []
     assert profile_or_guess(graph, CPU, notes.append, unheard).source == "assumed"
     assert "index out of range" in notes[-1]
-    with pytest.raises(ModelError, match="made-up inputs"):
+    with pytest.raises(ModelError, match="random inputs"):
         profile_of(graph, CPU, notes.append)
 
 

@@ -1,4 +1,4 @@
-"""What one peer does in one move.
+"""Acts of one peer, each in one move.
 
 Some things are taken in one move though the daemon takes several, and nothing is lost by it:
 
@@ -40,18 +40,18 @@ from .tidy import is_led
 
 
 class Acts:
-    """Each returns the state after it; None where somebody refuses, or it does not concern it."""
+    """Acts that return the state after them; None if a peer refuses, or the act does not apply."""
 
     def __init__(self, ledger: Ledger, rules: Rules, rings_end_everywhere: bool = True) -> None:
-        """`rings_end_everywhere`: all members get a ring's result; else only those of the ring of
-        the state's first attempt."""
+        """`rings_end_everywhere`: all members get a ring's result; else only the members of the
+        first attempt's ring."""
         self.ledger, self.rules = ledger, rules
         self._rings_end_everywhere = rings_end_everywhere
 
     # ---- leading
 
     def start(self, state: State, p: int, number: int, survivors: Survivors) -> State:
-        """PREPARE goes out to whoever may hear it; the coordinator promises first."""
+        """Send PREPARE to every peer that may hear it; the coordinator promises first."""
         peer, budget = state.peers[p], state.budget
         ballot = number, p, peer.incarnation
         attempt = Attempt(peer.head, ballot, survivors, (), NOTHING, (), False)
@@ -155,7 +155,7 @@ class Acts:
         )
 
     def is_at_hand(self, state: State, q: int, value: int) -> bool:
-        """Whether `q` has the result, or some living peer lets it have it."""
+        """Return True if `q` has the result, or some living peer can serve it to `q`."""
         made = self.ledger.values[value]
         offered = self.rules.offers_what_it_accepted()
         ring_ended = self._rings_end_everywhere or made.origin == state.attempts[0].ballot
@@ -172,7 +172,7 @@ class Acts:
         return False
 
     def has_accepted(self, peer: Peer, value: int) -> bool:
-        """Whether it accepted a value with this one's result."""
+        """Return True if the peer accepted a value with the same result."""
         values = self.ledger.values
         accepted = (slot[2][1] for slot in peer.slots if slot[2])
         return any(values[other].result == values[value].result for other in accepted)
@@ -188,7 +188,7 @@ class Acts:
         return State(state.peers, replaced(state.attempts, at, committed), state.budget)
 
     def step(self, state: State, q: int, value: int) -> State:
-        """`q` applies a committed result. What it remembers of the old head ends with it."""
+        """Apply a committed result at `q`, which forgets its records of the old head."""
         peer = state.peers[q]
         head = self.ledger.head_after(peer.head, value)
         applied = self.ledger.values[self.rules.result_applied(peer, value)].result
@@ -223,7 +223,7 @@ class Acts:
 
 
 def numbers_heard(state: State, head: int) -> Iterator[int]:
-    """Attempt numbers that anybody at that head has promised."""
+    """Yield attempt numbers that any peer at that head has promised."""
     for peer in state.peers:
         if peer.status == ALIVE and peer.head == head and peer.slots:
             yield highest_promised(peer.slots)[0]

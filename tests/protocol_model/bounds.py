@@ -1,4 +1,4 @@
-"""How far a search looks: who is there, how often what may happen."""
+"""Bounds of a search: the peers, and how often each event may happen."""
 
 from dataclasses import dataclass
 
@@ -24,9 +24,9 @@ class Bounds:
     branches_by_silence: bool = True
     """`survivors = "branch"`, else only confirmed death founds a branch."""
     states: int = 0
-    """At least so many there are."""
+    """Least number of states."""
     liveness: bool = True
-    """Whether every state is asked for its outlook."""
+    """True if every state is checked for its outlook."""
 
     @property
     def voters(self) -> tuple[tuple[int, int], ...]:
@@ -48,7 +48,7 @@ SHORT = (
            states=2_500),
     Bounds("4 peers, one joins, an attempt, a crash", 4, 1, joiners=1, crashes=1, states=2_900),
 )  # fmt: skip
-"""What the tests search: seconds each."""
+"""Searches of the tests, which take seconds each."""
 LONG = (
     *SHORT,
     Bounds("2 peers, 3 attempts, 2 rounds, a restart", 2, 3, rounds=2, crashes=1, restarts=1),
@@ -69,4 +69,4 @@ LONG = (
     Bounds("3 peers, one joins and votes, 2 attempts, 2 rounds, a crash, a restart", 3, 2,
            joiners=1, rounds=2, crashes=1, restarts=1),
 )  # fmt: skip
-"""What `make model` searches."""
+"""Searches of `make model`."""

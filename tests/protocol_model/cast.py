@@ -1,6 +1,5 @@
-"""Who takes part. In the model a voter is (peer number, incarnation number), a ballot is (attempt,
-peer number, incarnation number): plain tuples, ordered as the real ones are.
-"""
+"""Participants. In the model a voter is (peer number, incarnation number), a ballot is (attempt,
+peer number, incarnation number): plain tuples, ordered as the real ones are."""
 
 from collections.abc import Iterable
 from functools import cache

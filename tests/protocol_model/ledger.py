@@ -26,7 +26,7 @@ from .cast import BallotKey
 from .state import NOTHING, Attempt, Survivors, Voters
 
 Unit = tuple[int, int, int]
-"""What one process counted while its gradients carried one tag: (peer, incarnation, tag)."""
+"""Work that one process counted while its gradients had one tag: (peer, incarnation, tag)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class HeadRecord:
     units: frozenset[Unit]
     voters: Voters
     content: int
-    """What a replica at this head has to hold."""
+    """Return the content that a replica at this head has to hold."""
 
 
 class Ledger:
@@ -125,7 +125,7 @@ class Ledger:
         return number
 
     def is_branch(self, head: int) -> bool:
-        """Whether no quorum decided the round that led to this head."""
+        """Return True if no quorum decided the round that led to this head."""
         return any(b.round == self.round(head) for b in self.heads[head].head.branches)
 
     def content_after(self, content: int, result: int) -> int:
@@ -133,7 +133,7 @@ class Ledger:
         return self._contents.setdefault((content, result), len(self._contents) + 1)
 
     def certified(self, a: Attempt) -> bool:
-        """Whether replicas at its head would take a commit with its votes."""
+        """Return True if replicas at its head would take a commit with its votes."""
         key = a.head, a.value, a.ballot, a.votes
         if key not in self._certified:
             problem = commit_problem(self.heads[a.head].head, self._commit(a))
@@ -151,11 +151,11 @@ class Ledger:
         return Commit(what, ballot, tuple(signed))
 
     def electors(self, a: Attempt) -> Voters:
-        """Who decides it."""
+        """Return the voters that decide the attempt."""
         return a.survivors or self.heads[a.head].voters
 
     def is_quorum(self, head: int, votes: Voters) -> bool:
-        """By the real quorum, whatever a mutant believes."""
+        """Return True for a real quorum, even if a mutant has another rule."""
         return _is_quorum(self.heads[head].voters, votes)
 
     def round(self, head: int) -> int:

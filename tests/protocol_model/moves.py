@@ -14,14 +14,14 @@ from .state import ALIVE, DEAD, LEFT, NOTHING, Attempt, Peers, Promised, State, 
 from .tidy import is_led, tidied
 
 Move = tuple
-"""What happened, for the story: a word, who, and the rest."""
+"""Description of a move for the story: a word, the actor, and details."""
 
 
 class Moves:
     """All moves from a state, in an order that never changes."""
 
     def __init__(self, ledger: Ledger, rules: Rules, rounds: int, forgets: bool) -> None:
-        """Nobody starts an attempt once `rounds` are committed below it. `forgets`: see `tidy`."""
+        """No peer starts an attempt once `rounds` are committed below it. `forgets`: see `tidy`."""
         self._ledger, self._rules, self._rounds, self._forgets = ledger, rules, rounds, forgets
         self._acts = Acts(ledger, rules)
 
@@ -65,7 +65,7 @@ class Moves:
     def _heard(
         self, state: State, at: int, answer: str, act: Callable[[State, int, int], State | None]
     ) -> Iterator[tuple[Move, State]]:
-        """Anybody hears what the coordinator asks."""
+        """Yield the moves of peers that hear the coordinator's request: any peer may hear it."""
         for q in range(len(state.peers)):
             after = act(state, q, at)
             if after is not None:
@@ -90,7 +90,7 @@ class Moves:
     def _possible(
         self, attempt: Attempt, peers: Peers
     ) -> tuple[list[int], list[tuple[Promised, ...]]]:
-        """What may follow from any deciding part of the promises: values to finish, rings."""
+        """Return the values to finish, and the rings, of any deciding part of the promises."""
         values: set[int] = set()
         rings = []
         for size in range(1, len(attempt.promises) + 1):

@@ -20,7 +20,7 @@ class _OwnCertificates(Rules):
 
 
 class LocalMajority(_OwnCertificates):
-    """The electorate is a majority of those that the coordinator happens to see."""
+    """The electorate is a majority of the peers that the coordinator happens to see."""
 
     def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
         return len(present) > 0
@@ -30,7 +30,7 @@ class AsksForCommits(Rules):
     """A new attempt asks who has seen a commit, not who has accepted a value."""
 
     def to_finish(self, promises: tuple[Promised, ...]) -> int | None:
-        return None  # whoever has seen one has stepped, and does not answer at this head
+        return None  # a peer that has seen one has stepped, and does not answer at this head
 
 
 class PeersVote(_OwnCertificates):
@@ -46,7 +46,7 @@ class PeersVote(_OwnCertificates):
 
 
 class OneSlot(_OwnCertificates):
-    """What is accepted for a branch is kept in the ordinary slot."""
+    """Values accepted for a branch are kept in the ordinary slot."""
 
     def slot_of(self, survivors: Survivors) -> Survivors:
         return ()
@@ -98,7 +98,7 @@ class OwnResult(Rules):
 
 
 class CountsWork(Rules):
-    """The chain with more samples is preferred, whoever decided its rounds."""
+    """The chain with more samples is preferred, even if no quorum decided its rounds."""
 
     def prefers(self, one: int, other: int) -> bool:
         ours, theirs = self.ledger.heads[other].head, self.ledger.heads[one].head
@@ -141,7 +141,7 @@ class Mutant:
 _TWO_CHOSEN = "a quorum accepted one value, then another"
 _TWO_COMMITS = "two commits by an ordinary quorum on one head"
 _OVERRULED = "a quorum's round was given up for a branch"
-_STUCK = "stuck: no attempt of anybody can commit any more"
+_STUCK = "stuck: no peer's attempt can commit any more"
 
 
 def _within(peers: int, starts: int, **more: int) -> Bounds:

@@ -1,4 +1,4 @@
-"""Whether a commit is still within reach once faults stop.
+"""Check that a commit is still within reach once faults stop.
 
 From a state on, nobody fails any more, leases show the truth, the silent have been silent for the
 grace time, and every message that was under way is lost. All living peers catch up with the best
@@ -41,10 +41,10 @@ class Outlook:
         head = state.peers[alive[0]].head
         leaders = [(p, s) for p in alive for s in self._electorate(state, p)]
         if not leaders:
-            return "a quorum lives, and nobody leads" if self._has_quorum(state) else None
+            return "a quorum lives, and no peer leads" if self._has_quorum(state) else None
         if any(self._commits(state, p, survivors, alive, head) for p, survivors in leaders):
             return None
-        return "stuck: no attempt of anybody can commit any more"
+        return "stuck: no peer's attempt can commit any more"
 
     def _all_at_one_head(self, state: State, alive: list[int]) -> State:
         best = alive[0]
@@ -57,7 +57,7 @@ class Outlook:
         return state
 
     def _electorate(self, state: State, p: int) -> list[tuple]:
-        """What the real rule says to a peer that sees everybody who lives."""
+        """Return the answer of the real rule to a peer that sees all living peers."""
         peers, head = state.peers, state.peers[p].head
         me, gone = (p, peers[p].incarnation), self._rules.gone(head, peers)
         chosen = self._rules.electorate(head, me, others_alive(me, peers), gone)

@@ -1,4 +1,4 @@
-"""What must never be, looked at after every move.
+"""Forbidden states, checked after every move.
 
 A property that only one kind of move can break is looked at after moves of that kind.
 """
@@ -10,7 +10,8 @@ from .state import ALIVE, State
 
 
 def problem(rules: Rules, before: State, move: Move, after: State) -> str | None:
-    """What this move broke; None if all is well. `rules`: by which replicas take commits."""
+    """Return the property that this move broke; None if all is well. `rules`: rules by which
+    replicas take commits."""
     kind, ledger = move[0], rules.ledger
     if kind == "ring":
         return _unequal_heads_averaged(ledger, before, move)
@@ -51,7 +52,7 @@ def _counted_twice(ledger: Ledger, move: Move) -> str | None:
 
 
 def _refused(rules: Rules, move: Move) -> str | None:
-    return None if rules.certified(move[2]) else "a commit that nobody takes"
+    return None if rules.certified(move[2]) else "a commit that no peer takes"
 
 
 def _unequal_heads_averaged(ledger: Ledger, before: State, move: Move) -> str | None:

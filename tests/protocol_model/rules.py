@@ -1,6 +1,5 @@
-"""What may happen, asked of the code that runs in the daemon: quorums, electorates, slots, what to
-finish, who votes next. A mutant overrides one of these answers.
-"""
+"""Rules of the code that runs in the daemon: quorums, electorates, slots, values to finish, next
+voters. A mutant overrides one of these rules."""
 
 from functools import cache
 from itertools import chain, combinations
@@ -49,15 +48,16 @@ class Rules:
     # ---- who decides
 
     def decides(self, a: Attempt, present: Voters, peers: Peers) -> bool:
-        """Whether the present are enough for that attempt. `peers` only matters to mutants."""
+        """Return True if the present peers are enough for that attempt. `peers` only matters to
+        mutants."""
         return _decides(self.ledger.electors(a), a.survivors, present)
 
     def certified(self, a: Attempt) -> bool:
-        """Whether replicas would take the commit."""
+        """Return True if replicas would take the commit."""
         return self.ledger.certified(a)
 
     def votes(self, a: Attempt, who: VoterKey) -> bool:
-        """Whether ACCEPT is for `who`, and its vote counts."""
+        """Return True if ACCEPT is for `who`, and its vote counts."""
         return who in self.ledger.electors(a)
 
     def electorates(self, head: int, me: VoterKey, peers: Peers) -> tuple[Survivors, ...]:
@@ -75,8 +75,8 @@ class Rules:
         return tuple(v for v in self.ledger.heads[head].voters if is_confirmed_dead(v, peers))
 
     def electorate(self, head: int, me: VoterKey, seen: Seen, gone: Voters) -> Survivors | None:
-        """Whom `me` asks if it sees these leases and no others for the grace time: survivors, empty
-        for a quorum of the voters, None for nobody yet."""
+        """Return the peers that `me` asks if it sees only these leases for the grace time:
+        survivors, empty for a quorum of the voters, None for no peer yet."""
         record = self.ledger.heads[head]
         shown = view(
             *(self._lease(*each) for each in seen),
@@ -94,7 +94,7 @@ class Rules:
     # ---- what binds an acceptor
 
     def slot_of(self, survivors: Survivors) -> Survivors:
-        """Where an attempt of these survivors is promised and accepted."""
+        """Return the slot in which an attempt of these survivors is promised and accepted."""
         return survivors
 
     def promise(self, slots: Slotted, survivors: Survivors, ballot: BallotKey) -> Slotted | None:
@@ -108,7 +108,7 @@ class Rules:
         return _accepted(slots, self.slot_of(survivors), ballot, value)
 
     def takes_part(self, peer: Peer, head: int) -> bool:
-        """Whether a call at that head concerns this peer."""
+        """Return True if a call at that head concerns this peer."""
         return peer.head == head
 
     # ---- what is proposed
@@ -136,7 +136,8 @@ class Rules:
     # ---- gradients, results, states
 
     def offers_what_it_accepted(self) -> bool:
-        """Whether others can fetch the result of a value before anybody has stepped with it."""
+        """Return True if others can fetch the result of a value before any peer has stepped with
+        it."""
         return True
 
     def tag_after_fetch(self, tag: int, head: int) -> int:

@@ -21,20 +21,20 @@ RulesOf = Callable[[Ledger, bool], Rules]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a search found. `trouble` is None if every state within the bounds is sound."""
+    """Result of a search. `trouble` is None if every state within the bounds is sound."""
 
     states: int
     moves: int
     depth: int
     """Moves on the longest of the shortest ways to a state, or to the failure."""
     seconds: float
-    """Of one core."""
+    """Seconds of one core."""
     trouble: str | None
     way: tuple[Move, ...]
     """The moves that lead to the failure."""
 
     def story(self) -> str:
-        """A line for each move, and what is wrong at the end."""
+        """Return a line for each move, and the broken property at the end."""
         lives = [0] * len(cast.NAMES)
         lines = []
         for number, (kind, p, *rest) in enumerate(self.way, 1):
@@ -91,7 +91,7 @@ class Search:
         return None, ()
 
     def _shared(self, state: State) -> State:
-        """The same, of peers and attempts that other states have as well: memory is scarce."""
+        """Return an equal state that shares peers and attempts with other states to save memory."""
         peers = tuple(self._same.setdefault(peer, peer) for peer in state.peers)
         return State(peers, self._same.setdefault(state.attempts, state.attempts), state.budget)
 

@@ -1,4 +1,4 @@
-"""What is true at one moment of the model: small immutable tuples, equal when nothing differs.
+"""State of the model at one moment: small immutable tuples, equal when nothing differs.
 
 Messages are never removed once sent: whoever may receive one may receive it now, later, twice or
 never, so loss, delay, duplication, reordering, partition and freezing need no state of their own.
@@ -13,7 +13,7 @@ Voters = Survivors = tuple[VoterKey, ...]
 Accepted = tuple[BallotKey, int] | tuple[()]
 """Ballot and number of the value; empty: nothing."""
 Slot = tuple[Survivors, BallotKey | tuple[()], Accepted]
-"""Which slot (empty: the ordinary one), the highest promise in it, and what it accepted."""
+"""One slot (empty: the ordinary one), the highest promise in it, and its accepted value."""
 
 DEAD, ALIVE, LEFT = 0, 1, 2
 NOTHING = -1
@@ -27,11 +27,11 @@ class Peer(NamedTuple):
     head: int
     """Number of the head in the ledger; of a dead peer, what its disk leads to."""
     content: int
-    """Which bytes its replica holds (`Ledger.content_after`)."""
+    """Bytes that its replica holds (`Ledger.content_after`)."""
     tag: int
     """The head at which the gradients in memory were begun."""
     slots: tuple[Slot, ...]
-    """What was promised and accepted at this head."""
+    """Promises and accepted values at this head."""
     leaving: bool
 
 
@@ -52,7 +52,7 @@ class Attempt(NamedTuple):
     survivors: Survivors
     promises: tuple[Promised, ...]
     value: int
-    """What ACCEPT proposes; `NOTHING` before."""
+    """Value that ACCEPT proposes; `NOTHING` before."""
     votes: Voters
     committed: bool
 
@@ -77,7 +77,7 @@ class State(NamedTuple):
 
 
 def lives(who: VoterKey, peers: Peers) -> bool:
-    """Whether that very process is there."""
+    """Return True if that very process is there."""
     peer = peers[who[0]]
     return peer.status == ALIVE and peer.incarnation == who[1]
 

@@ -32,7 +32,7 @@ def test_a_broken_rule_is_found(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("mutant", _QUICK, ids=lambda mutant: mutant.rules.__name__)
 def test_what_is_forgotten_changes_no_verdict(mutant: Mutant) -> None:
-    """The same failures in as many moves, whether states are tidied or not."""
+    """Find the same failures in as many moves, with and without tidying."""
     everything = Search(mutant.bounds, mutant.rules, forgets=False).run()
     assert (everything.trouble, len(everything.way)) == (mutant.trouble, mutant.way)
     assert everything.states >= verdict_on(mutant).states

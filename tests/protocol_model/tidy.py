@@ -1,4 +1,4 @@
-"""Forgetting what can no longer matter, so that fewer states differ.
+"""Removal of facts that can no longer matter, so that fewer states differ.
 
 An attempt whose coordinator is gone (dead, at another head, or outdone) and that proposed nothing
 is dropped, as if its messages were lost. One that proposed is kept while somebody may still accept,
@@ -18,8 +18,8 @@ from .state import ALIVE, DEAD, NOTHING, Attempt, Peers, Slot, State, Survivors,
 
 
 def is_led(attempt: Attempt, peers: Peers) -> bool:
-    """Whether its coordinator still goes on with it: it leads at most one attempt, and none
-    below what it promised anybody."""
+    """Return True if the coordinator may still continue the attempt: it leads at most one attempt,
+    and none below its own promises."""
     peer = peers[attempt.ballot[1]]
     return (
         lives(attempt.ballot[1:], peers)
@@ -49,7 +49,7 @@ def tidied(state: State, ledger: Ledger, rules: Rules) -> State:
 def _ballots(
     head: int, attempts: list[Attempt], peers: Peers, rules: Rules
 ) -> frozenset[tuple[Survivors, BallotKey]]:
-    """With their slots: those of attempts on this head that matter, and those somebody accepted."""
+    """Return slot and ballot of attempts on this head that matter, or have an accepted value."""
     known = {(rules.slot_of(a.survivors), a.ballot) for a in attempts if a.head == head}
     for peer in peers:
         if peer.head == head:
@@ -59,7 +59,7 @@ def _ballots(
 
 @cache
 def _lowered(slots: tuple[Slot, ...], known: frozenset[tuple[Survivors, BallotKey]]) -> tuple:
-    """Promises of forgotten ballots become those of the next lower one that is known."""
+    """Replace promises of forgotten ballots by promises of the next lower known ballot."""
     lowered = []
     for which, promised, accepted in slots:
         lower = [b for slot, b in known if slot == which and b <= promised]
@@ -70,7 +70,7 @@ def _lowered(slots: tuple[Slot, ...], known: frozenset[tuple[Survivors, BallotKe
 
 
 def _matters(attempt: Attempt, peers: Peers, ledger: Ledger, rules: Rules) -> bool:
-    """Whether an attempt that nobody leads may still change something."""
+    """Return True if an attempt without a leader may still change something."""
     if attempt.value == NOTHING:
         return False
     if not attempt.survivors and ledger.is_quorum(attempt.head, attempt.votes):

@@ -121,7 +121,7 @@ class LateDevice(CpuDevice):
         self._loads_held, self._gradients_held, self._leaving = ({} for _ in range(3))
 
     def load(self, slot: int, copies: Sequence[Copy], *rest: Any) -> None:
-        assert slot not in self._loads_held, "nobody waited for the load before"
+        assert slot not in self._loads_held, "no job waited for the earlier load"
         for copy in copies:
             copy.destination.fill_(255 if copy.destination.dtype == torch.uint8 else float("nan"))
         self._loads_held[slot] = (copies, *rest)

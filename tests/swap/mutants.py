@@ -29,7 +29,7 @@ from stream_order import Order
 from atom.swap import device
 
 FOLDER = Path(device.__file__).parent
-WAITS = re.compile(r"(wait|record|synchronize)(_\w+)?|drain|result|ready|settle|landed")
+WAITS = re.compile(r"(wait|record|synchronize)(_\w+)?|drain|result|ready|settle")
 ALLOCATES = {"slot_memory", "host_memory"}
 IGNORED = "(lambda *given, **named: None)"
 PATIENCE_S = 100.0

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: shapes with arrangements, and what may be loaded when a pass begins."""
+"""Hypothesis strategies: shapes with arrangements, and loads that a pass may find done."""
 
 from hypothesis import strategies as st
 

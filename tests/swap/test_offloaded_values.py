@@ -102,7 +102,7 @@ def test_the_bits_are_the_same_however_late_copies_are(model: str, cut: str, cou
     rig = Rig(program, everything(program), LateDevice())
     assert_same(rig.story(count), told_without(model, cut, count))
     moved = [s for s in rig.recording.spans if isinstance(s.event, ValuesIn | ValuesOut)]
-    assert bool(moved) == any(shape_of(program, everything(program), count).away)
+    assert bool(moved) == any(shape_of(program, everything(program), count).offloads)
     assert moved or len(program.sub_models) < 5 or cut != "layers"
 
 
@@ -132,7 +132,7 @@ def test_any_of_the_boundaries_may_move(model: str, seed: int) -> None:
 
 def moved_bytes(shape: Shape) -> int:
     """Per pass, each way."""
-    return shape.micro_batches * sum(map(shape.away_bytes, range(shape.sub_models)))
+    return shape.micro_batches * sum(map(shape.offloaded_bytes, range(shape.sub_models)))
 
 
 def test_small_values_stay_and_take_no_place() -> None:
@@ -208,6 +208,6 @@ def test_there_is_a_place_more_than_micro_batches_and_memory_on_the_host() -> No
 def test_more_micro_batches_than_there_is_host_memory_for_are_refused() -> None:
     program = program_of("skipping", "layers")
     rig = Rig(program, everything(program))
-    with pytest.raises(ValueError, match="host memory for the values of 3"):
+    with pytest.raises(ValueError, match="host memory for only 3"):
         rig.run_pass(1, MOST + 1)
     assert_same(rig.run_pass(1, 2), told_without("skipping", "layers", 2)[0])

@@ -162,7 +162,7 @@ def test_values_leave_behind_their_last_user_and_come_back_a_visit_ahead() -> No
     events = [e for e in training_pass(OFFLOADED) if not isinstance(e, Load | GradientOut)]
     there = [(e.sub_model, e.micro_batch) for e in events if isinstance(e, ValuesOut)]
     assert there == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
-    assert OFFLOADED.away == ((), (0,), (1,), (2, 5), (), ()), "the others are needed too soon"
+    assert OFFLOADED.offloads == ((), (0,), (1,), (2, 5), (), ()), "the others are needed too soon"
     back = [event for event in events if isinstance(event, ValuesIn)]
     assert [(e.sub_model, e.micro_batch) for e in back] == [
         (3, 0), (3, 1), (2, 0), (2, 1), (1, 0), (1, 1)
@@ -194,12 +194,12 @@ def most_held(events: Sequence[Event], shape: Shape) -> int:
             if isinstance(event, Backward) and s == crossing.used_by[-1]:
                 held[gradient] = crossing.gradient_bytes
                 held[value] = crossing.value_bytes
-                if index in shape.away[s] and len(crossing.used_by) == 1:
+                if index in shape.offloads[s] and len(crossing.used_by) == 1:
                     del held[value]  # it lies in the ring
-            if isinstance(event, ValuesOut) and index in shape.away[s]:
+            if isinstance(event, ValuesOut) and index in shape.offloads[s]:
                 del held[value]
         if isinstance(event, ValuesOut):
-            leaving = [*leaving, shape.away_bytes(s)][-2:]
+            leaving = [*leaving, shape.offloaded_bytes(s)][-2:]
         most = max(most, sum(held.values()) + sum(leaving))
         if isinstance(event, Backward):
             for index, crossing in enumerate(shape.crossings):

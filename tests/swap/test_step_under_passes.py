@@ -84,7 +84,7 @@ class Rig(EngineRig):
 
     def close(self) -> None:
         self.permit()
-        self.stepper.rest()
+        self.stepper.wait_idle()
 
 
 @pytest.fixture

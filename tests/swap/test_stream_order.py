@@ -43,13 +43,13 @@ HARMLESS = {
     "streams.py, CudaDevice.give_back: torch.cuda.synchronize":
         "called when nothing is under way; for those who do not drain",
     "streams.py, CudaDevice.computing: self._compute.wait_stream":
-        "slot_memory has waited for constants; for who makes some later",
+        "slot_memory has waited for constants; needed for later ones",
     "streams.py, CudaDevice.settle: self._loads.drain":
         "a schedule loads nothing that it does not compute on",
     "streams.py, CudaDevice.settle: self._compute.synchronize":
         "the losses have been read",
     "device.py, Lane.submit: self.wait":
-        "the engine has waited; it keeps the failure of a job that nobody asked for",
+        "the engine has waited; it keeps the failure of a job without a caller",
 }  # fmt: skip
 """Why a run without it is sound."""
 LEAST_FOUND, FEWEST_MUTANTS = 0.9, 50

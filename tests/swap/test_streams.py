@@ -22,9 +22,9 @@ from played_gpu import Event, HostedDevice, Machine, Stream, hosted
 from atom.base.errors import DeviceError
 from atom.graph.ir import padded_elements
 from atom.swap import streams
+from atom.swap.addition_order import AdditionOrder
 from atom.swap.engine import Engine
 from atom.swap.host_sums import Gate, HostSum, add_admitted
-from atom.swap.landing_order import LandingOrder
 from atom.swap.readiness import Readiness, StepFailed
 from atom.swap.schedule import GradientOut, GradientSum
 from atom.swap.streams import CudaDevice, StreamTimes, has_code, set_allocator
@@ -89,7 +89,7 @@ class SteeredSums:
 
     def __call__(self, sums: Sequence[HostSum], gate: Gate, extremes: torch.Tensor) -> None:
         self._begun += 1
-        with gate.landing():
+        with gate.adding():
             if self._begun == self._number:
                 self._before()
         add_admitted(sums, gate, extremes)
@@ -135,7 +135,7 @@ def test_what_waits_on_the_host_is_added_before_the_next_pass_takes_its_place(
     device: HostedDevice,
 ) -> None:
     """The pass that it belongs to waits for another device, and the next one is copied already."""
-    order, arena, place = LandingOrder(ManualClock()), torch.zeros(16), torch.ones(16)
+    order, arena, place = AdditionOrder(ManualClock()), torch.zeros(16), torch.ones(16)
     device.reserve_gradients(2, 16)
     added = [HostSum(arena, place, replace=False, on_host=True)]
     device.gradients_out(0, added, Gate(order=order, number=1))
@@ -156,12 +156,12 @@ def test_a_pass_returns_when_its_gradients_are_found_finite_and_before_they_are_
     hosted, plain = EngineRig(FINEST, device=device), EngineRig(FINEST)
     assert hosted.engine.run_pass(batches([2]), [1]) == plain.engine.run_pass(batches([2]), [1])
     returned.set()
-    hosted.engine.landed()
+    hosted.engine.wait_added()
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
     for rig in (hosted, plain):
         rig.engine.run_pass(batches([2, 3]), [1, 2])
         rig.engine.run_pass(batches([3]), [3])
-    hosted.engine.landed()
+    hosted.engine.wait_added()
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
 
 
@@ -178,19 +178,19 @@ def test_what_does_not_land_of_a_counted_pass_costs_what_was_accumulated(
     hosted.engine.run_pass(batches([2]), [1])
     if asked == "before the next pass":
         with pytest.raises(MemoryError):
-            hosted.engine.landed()
+            hosted.engine.wait_added()
     elif asked == "by nobody":
         with pytest.raises(MemoryError):
             device.drain()
         with pytest.raises(MemoryError):
-            hosted.engine.landed()
+            hosted.engine.wait_added()
     with pytest.raises(PassVoided, match="no room"):
         hosted.engine.run_pass(batches([2]), [1])
     assert hosted.engine.touched
     hosted.store.gradients.zero_()
     for rig in (hosted, plain):
         rig.engine.run_pass(batches([2, 3]), [1, 2])
-    hosted.engine.landed()
+    hosted.engine.wait_added()
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
 
 
@@ -226,7 +226,7 @@ def test_slots_given_back_hold_no_memory_and_are_the_same_afterwards(device: Hos
     for seed in range(2):
         for rig in (hosted, plain):
             rig.engine.run_pass(batches([2, 3], seed), [seed, 2])
-        hosted.engine.landed()
+        hosted.engine.wait_added()
         slots = hosted.engine._slots
         owned = [*slots.weights, *slots.gradients, *slots.leaving]
         slots.give_back(device)
@@ -259,7 +259,7 @@ def test_a_first_pass_lands_where_it_belongs(device: HostedDevice, gradients: to
     for staged in device._staging.values():
         staged.fill_(-7)
     assert first_pass(hosted) == first_pass(plain)
-    hosted.engine.landed()
+    hosted.engine.wait_added()
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
     added = 0  # in 16 bits the second use of the tied weight is added to the first
     if gradients == torch.bfloat16:
@@ -286,7 +286,7 @@ def test_sums_that_live_on_the_device_are_added_there_and_nothing_else_is(
     for rig in (hosted, plain):
         rig.engine.run_pass(batches([2, 3]), [1, 2])
         rig.engine.run_pass(batches([3]), [3])
-        rig.engine.landed()
+        rig.engine.wait_added()
     assert not any(hosted.gradients()[name].any() for name in names[::2])
     on_device.sums_to_host()
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
@@ -320,7 +320,7 @@ def test_memory_that_the_driver_does_not_lock_is_used_as_it_is(
     assert device.unlocked_bytes == 2**20
     hosted, plain = EngineRig(FINEST, device=device), EngineRig(FINEST)
     assert first_pass(hosted) == first_pass(plain)
-    hosted.engine.landed()
+    hosted.engine.wait_added()
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
 
 
@@ -457,7 +457,7 @@ def test_times_on_streams_become_times_on_the_clock_once_drained(timed: Timed) -
             with times.around(stream, lambda *span: told.append(span)):
                 timed.now_ms += 500
             times.begin(stream)
-        assert told == [], "nobody waited for them"
+        assert told == [], "no caller waited for them"
         times.end(succeeded=True)
         assert told == [(origin_s + 1.0, origin_s + 1.5), (origin_s + 2.5, origin_s + 3.0)]
         told.clear()
@@ -469,7 +469,7 @@ def test_times_on_streams_become_times_on_the_clock_once_drained(timed: Timed) -
     for tell in (False, True):
         times.end(tell)
         times.begin(stream)
-    assert told == [], "those of a failed pass are forgotten"
+    assert told == [], "records of a failed pass are forgotten"
 
 
 def test_what_a_host_thread_does_is_told_at_once() -> None:

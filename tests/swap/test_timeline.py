@@ -129,7 +129,7 @@ def test_the_next_gradients_leave_while_others_are_added() -> None:
     passes = [training_pass(Shape(3, 1))] * 2
     assert [landed_s(passes[:n], Shape(3, 1), durations) for n in (1, 2)] == [16, 37]
     more = [landed_s(passes[:n], Shape(3, 1), durations, (1.0, 2.0, 3.0)) for n in (1, 2)]
-    assert more == [17, 43], "it is done in the last pass, to what has landed"
+    assert more == [17, 43], "the work is done in the last pass, on added gradients"
 
 
 def test_lanes_share_the_hosts_memory() -> None:

@@ -22,7 +22,8 @@ class MemoryDht:
         """True if only a wide search finds the records."""
         self.restarted = asyncio.Event()
         self.told: tuple[set[str], bool] = set(), False
-        """Whose records matter to the last who asked, and whether no others do."""
+        """Peers whose records matter to the last caller, and whether all other records are
+        irrelevant."""
 
     def directory(self, run: str, owner: str, identity: Identity | None = None) -> Directory:
         """One peer's, or without an identity an onlooker's."""

@@ -1,4 +1,4 @@
-"""Who catches up in tests, and donors that say what a test wants."""
+"""A peer that catches up in tests, and donors that serve the data of a test."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ ME = Voter("me", bytes(16))
 
 
 class Served(BlobServer):
-    """What one donor gives. Everything may be replaced by a lie."""
+    """Data of one donor, any of which a test may replace by a lie."""
 
     def __init__(
         self, offers: Sequence[int] = (), results: Sequence[int] = range(1, ROUNDS + 1)
@@ -65,7 +65,7 @@ def state_name(round_number: int) -> str:
 
 
 def end_of(raw: bytes, start: int, commits: int) -> int:
-    """Where so many records end."""
+    """Return the end of so many records."""
     for _ in range(commits):
         start += 4 + int.from_bytes(raw[start : start + 4], "big")
     return min(start, len(raw))
@@ -144,7 +144,7 @@ class Peer:
             write_snapshot(self.snapshots, number, head, story.digest(number), state)
 
     def at(self, round_number: int) -> bool:
-        """Whether journal, file and state are all at that round."""
+        """Return True if journal, file and state are all at that round."""
         story = run()
         again = Journal(self.folder / "chain.bin", story.heads[0])
         return (

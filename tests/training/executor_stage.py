@@ -40,7 +40,7 @@ BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
 
 
 def a_run(snapshots: int = 2, validations: int | None = None, last: int | None = None) -> Any:
-    """Of a run file, what happens every so many rounds."""
+    """Return a run file with these intervals."""
     validation = validations and SimpleNamespace(every_rounds=validations, batches=5)
     snapshot = SimpleNamespace(every_rounds=snapshots)
     return SimpleNamespace(
@@ -132,7 +132,7 @@ class Stage(WorkerScene):
         return self.posted.get(timeout=WAIT_S)
 
     def serves(self, name: str) -> bool:
-        """Whether others get anything under that name."""
+        """Return True if the peer serves a blob of that name."""
         return self.storage.content(name) is not None
 
     def stored(self) -> list[bytes]:

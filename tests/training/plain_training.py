@@ -26,7 +26,7 @@ def adamw(model: nn.Module, weight_decay: float, **options: Any) -> torch.optim.
 
 
 class PlainTraining:
-    """The same training without Atom. `apart`: sums the tied weight's uses layer by layer."""
+    """Same training without Atom. `apart`: sum the tied weight's uses layer by layer."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class PlainTraining:
         return functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
 
     def norm(self) -> float:
-        """In the arena's order: the norm's bits depend on it."""
+        """Return the norm, summed in the arena's order, on which its bits depend."""
         layout = program().layout
         flat = torch.zeros(layout.total_elements)
         for name, parameter in self.parameters.items():

@@ -1,4 +1,4 @@
-"""A run of five rounds that was really trained: its commits, and what they name."""
+"""A run of five rounds that was really trained: its commits, and the data that they name."""
 
 import functools
 from collections.abc import Mapping, Sequence

@@ -86,5 +86,5 @@ def step_once(replica: Replica, micro_batches: Sequence[MicroBatch], round: int)
 
 
 def same(one: Replica, other: Replica) -> bool:
-    """Whether their states are, bit for bit."""
+    """Return True if the states are bit-identical."""
     return state_digest(one.state_arenas()) == state_digest(other.state_arenas())

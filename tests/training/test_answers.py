@@ -1,4 +1,4 @@
-"""Where answers alone are targets, each counts the same, whatever others its micro-batch has."""
+"""Loss on answers only: each answer counts the same, whatever its micro-batch has."""
 
 from typing import Any
 

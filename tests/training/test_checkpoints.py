@@ -1,5 +1,5 @@
 """Weights of every n-th round and of the best one: kept over restarts and branches, never at the
-cost of a round, and with what was trained alone."""
+cost of a round, and with only the trained weights."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,7 +127,7 @@ def test_a_disk_that_turns_read_only_costs_the_checkpoint_alone(
 
 
 def test_rounds_keep_theirs_by_the_clock_and_by_the_validation(tmp_path: Path) -> None:
-    """As a daemon has it: after each step, in the background."""
+    """Checkpoints are written as in a daemon: after each step, in the background."""
     stage = Stage(
         tmp_path, a_run(validations=3), keeps=peer_file.Checkpoints(every_rounds=2, best=True)
     )

@@ -48,7 +48,7 @@ class Doorway(LocalTransport):
 
 
 class Member:
-    """Its gradients say when they are asked for, and may be held up."""
+    """Member whose gradients record when they are read, and may be blocked."""
 
     def __init__(self, transport: Transport, gradients: Tensor, folder: Path, codec: Codec) -> None:
         self.transport, self.gradients = transport, gradients
@@ -97,7 +97,7 @@ class Member:
         return outcome
 
     def result(self, digest: bytes) -> Tensor:
-        """As anybody would decode it."""
+        """Return the result, decoded as any peer decodes it."""
         held = self.results.get(digest)
         assert held is not None
         assert state_digest(held.arenas) == digest
@@ -192,7 +192,7 @@ def test_all_members_hold_the_same_mean(
     kept = [member.gradients.clone() for member in circle.members]
     circle.start(*sequences, shares=shares)
     outcomes = [member.finished() for member in circle.members]
-    assert len(set(outcomes)) == 1, "digest and norm are everybody's"
+    assert len(set(outcomes)) == 1, "all members have the same digest and norm"
     total = sum(10.0**number for number, count in enumerate(sequences) if count)
     mean = torch.full((ELEMENTS,), total / sum(sequences))
     for member, count, before in zip(circle.members, sequences, kept, strict=True):
@@ -263,7 +263,7 @@ def test_stopped_while_opening_it_never_reads(circle_of: CircleOf) -> None:
     assert door.opening.wait(WAIT_S)
     opening = rings()
     stopped.exchange.stop()
-    assert [thread.is_alive() for thread in opening] == [True], "nobody waited for the opening"
+    assert [thread.is_alive() for thread in opening] == [True], "no caller waited for the opening"
     circle.start(1, 1, who=slice(1, 2))
     door.let_in.set()
     other.failed()  # the connections came up, and were dropped again
@@ -321,7 +321,7 @@ def test_a_ring_of_nothing_is_refused(circle_of: CircleOf) -> None:
     [
         (RuntimeError("poisoned"), "itself", "RuntimeError: poisoned"),
         (ExchangeBroken("ann", Reason.NOT_FINITE), "ann", "not-finite"),
-        (ExchangeBroken("ann", Reason.NOT_FINITE, told=True), "", "not-finite"),
+        (ExchangeBroken("ann", Reason.NOT_FINITE, reported=True), "", "not-finite"),
         (ExchangeBroken(None, Reason.TOO_SLOW), "", "too-slow"),
     ],
     ids=["its own", "seen", "heard of", "too slow"],

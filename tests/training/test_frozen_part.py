@@ -1,4 +1,4 @@
-"""What no step changes is no part of a state: it comes once, and is on disk from then on."""
+"""Frozen weights are no part of a state: they are fetched once, and are on disk from then on."""
 
 from collections import Counter
 from collections.abc import Iterator

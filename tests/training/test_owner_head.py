@@ -108,7 +108,7 @@ def test_a_signed_head_overrides_once_and_then_the_rules_hold_again(peer_of: Mak
 def test_a_peer_behind_the_signed_head_keeps_its_state_until_it_sees_that_chain(
     peer_of: Make,
 ) -> None:
-    """Its chain may be a part of the owner's: then a few results are all that it lacks."""
+    """The peer's chain may be a part of the owner's chain: then only a few results are missing."""
     peer, theirs = peer_of(at=SHARED + 1), other_part()
     restarted(peer, signed(theirs, ROUNDS))
     assert peer.at(SHARED + 1)

@@ -81,5 +81,5 @@ def test_the_loss_and_gradients_are_those_of_the_documents_alone(config: dict[st
 
 def test_an_architecture_that_looks_beyond_is_refused() -> None:
     bloom = SMALL | {"model_type": "bloom", "n_layer": 2, "n_head": 2}
-    with pytest.raises(SourceError, match="looks beyond the document"):
+    with pytest.raises(SourceError, match="attends beyond the document"):
         HuggingFaceSource(bloom, S, ["positions"]).inspect(0)

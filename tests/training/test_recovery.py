@@ -1,4 +1,5 @@
-"""From our own disk and from others: always the very state the chain names, by the shortest way."""
+"""State from our own disk and from other peers: always the exact state of the chain, by the
+shortest route."""
 
 import math
 from collections.abc import Sequence
@@ -160,7 +161,7 @@ def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) ->
 
 
 def test_a_catch_up_in_vain_leaves_what_was_averaged_and_names_nobody(peer_of: Make) -> None:
-    """Perhaps we voted for it, and nobody else has it any more."""
+    """The peer may have voted for the result, which no other peer has any more."""
     peer, result = peer_of(at=1), encoded(torch.ones(32))
     peer.results.hold(b"r" * 32, result)
     assert "no known address" in peer.recovery.run(["gone"], discard=False)
@@ -207,7 +208,7 @@ def test_a_chain_that_trickles_is_given_up_and_what_was_checked_is_kept(
     monkeypatch.setattr(serving, "UNCHECKED_PACE", Pace(slack_s=2.0, bytes_per_s=math.inf))
     peer, slow, honest = peer_of(), Served(), Served(offers=[3])
     peer.door(slow, Trickle(len(run().chain(2)), 200))
-    assert "no byte for too long" in peer.run(slow)
+    assert "no byte arrived for too long" in peer.run(slow)
     assert peer.run(honest) == ""
     assert peer.at(ROUNDS)
     assert honest.asked[0] != "chain/0"
@@ -225,7 +226,7 @@ def test_a_chain_that_parts_from_ours_is_fetched_from_there(peer_of: Make) -> No
 def test_a_better_head_that_nobody_can_bring_us_to_keeps_nobody_from_another(
     peer_of: Make,
 ) -> None:
-    """Whoever had the last result is gone; the others went on without it."""
+    """The peer with the last result is gone; the other peers continued without it."""
     peer, story = peer_of(at=2), run()
     last = story.commits[-1].value
     branch = story.branch(4, result_digest=last.result_digest, gradient_norm=last.gradient_norm)
@@ -270,7 +271,7 @@ def test_without_room_for_the_state_it_waits_and_says_so(peer_of: Make) -> None:
 def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
     peer_of: Make, ends: bool, discard: bool
 ) -> None:
-    """It may be all that is left of the run."""
+    """The state may be the only remaining part of the run."""
 
     class Ending(Served):
         def content_of(self, name: str) -> Content | None:
@@ -336,7 +337,8 @@ def test_a_nonsensical_list_is_passed_over(peer_of: Make, listed: bytes) -> None
 
 
 def test_a_first_state_that_is_not_the_manifest_s_is_not_taken(peer_of: Make) -> None:
-    """At round 0 no commit names the state; whoever cannot make it would begin with a lie."""
+    """No commit names the state of round 0; a peer that cannot make that state would begin with a
+    false one."""
     peer, liar, honest = peer_of(knows_start=False), Served(offers=[0]), Served(offers=[0])
     liar.chain = honest.chain = b""
     liar.contents[state_name(0)] = run().states[1]

@@ -1,5 +1,5 @@
-"""What a round asks of a replica, done on a real worker's thread with a replica of 64 numbers; and
-the next round counted while a step ends and its digest is taken."""
+"""Actions of a round on a replica with 64 numbers, on a real worker's thread; the next round is
+counted while a step ends and its digest is taken."""
 
 import math
 import threading
@@ -203,7 +203,7 @@ def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
 
 @pytest.mark.parametrize("action", ["freeze", "thaw", "step"])
 def test_before_anything_moves_the_exchange_under_way_ends(stage: Stage, action: str) -> None:
-    """Whoever stops it waits until it reads no more; only then the worker is told."""
+    """The caller waits until the exchange reads no more; only then the worker gets its command."""
     told: list[str] = []
     stage.executor.exchange.stop = lambda: told.append("ended")  # type: ignore[method-assign]
     submit = stage.worker.submit
@@ -230,7 +230,7 @@ def test_what_a_contribution_lacked_is_known_of_its_own_round_alone(stage: Stage
 
 
 def test_a_step_is_written_down_and_told(stage: Stage) -> None:
-    """Its result may be on our own disk only."""
+    """The result may be on our own disk only."""
     stage.train()
     result = stage.hold(0.25)
     commit = stage.commit(result, sequences=6)
@@ -259,8 +259,8 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
 
 
 def test_a_held_result_is_served_before_its_round_is_decided(stage: Stage) -> None:
-    """No file is made of what may never be committed. Nor is anything written over while somebody
-    may read it."""
+    """No file is written for a result that may never be committed, and no file is overwritten while
+    a reader may use it."""
     committed, other, unwanted = (stage.hold(value) for value in (0.25, 0.5, 0.75))
     chunk = bytes(stage.blobs.chunk(f"result/{committed.hex()}", 1, 0))
     assert chunk == torch.full((ELEMENTS,), 0.25).numpy().tobytes()
@@ -293,7 +293,7 @@ def test_snapshots_and_validations_are_due_by_the_schedule(new_stage: NewStage) 
 
 
 def test_whoever_is_paused_or_has_no_memory_validates_another_time(new_stage: NewStage) -> None:
-    """Rounds are stepped on the host alone meanwhile."""
+    """Rounds are stepped on the host alone during that time."""
     stage = new_stage(validations=1)
     gate = stage.worker.gate
 
@@ -315,7 +315,7 @@ def test_whoever_is_paused_or_has_no_memory_validates_another_time(new_stage: Ne
 
 
 def test_the_last_rounds_validation_is_seen_to_its_end(new_stage: NewStage) -> None:
-    """The round's end has the worker closed meanwhile."""
+    """The end of the round closes the worker before the validation ends."""
     stage, validating = new_stage(validations=1, last=1), threading.Event()
 
     def until_closing(should_stop: ShouldStop) -> None:
@@ -373,7 +373,7 @@ def test_a_start_goes_on_with_its_own(stage: Stage) -> None:
 
 
 def test_counting_and_validation_go_on_under_the_step(new_stage: NewStage) -> None:
-    """They wait for it by themselves, load by load."""
+    """Counting and validation wait for the step by themselves, load by load."""
     stage = new_stage(validations=1)
     stage.train()
     stage.passed.clear()
@@ -393,7 +393,7 @@ def test_counting_and_validation_go_on_under_the_step(new_stage: NewStage) -> No
 def test_where_passes_change_weights_of_their_own_validation_waits_for_the_digest(
     new_stage: NewStage,
 ) -> None:
-    """The shared weights lie where the peer's own do meanwhile."""
+    """The shared weights are in the place of the peer's own weights during validation."""
     stage, order = new_stage(validations=1), list[str]()
     stage.replica.overlaps, stage.replica.sequences = True, 8
     stage.replica.may_step.clear()
@@ -602,7 +602,7 @@ def test_a_vote_does_not_outwait_its_attempt() -> None:
 def test_gradients_are_kept_as_long_as_the_state_that_they_were_counted_with(
     stage: Stage, wanted: CatchUp, moves: bool, problem: str, kept: bool, written: list[int]
 ) -> None:
-    """Of a state that is odd no snapshot is written: it would take the place of a good one."""
+    """No snapshot of a false state is written: it would replace a good one."""
 
     def run() -> str:
         if moves:

@@ -132,7 +132,7 @@ class Stage:
 
 @pytest.fixture
 def idle() -> Stage:
-    """Not started: what is posted waits in the inbox."""
+    """Return a stage that is not started: posted events wait in the inbox."""
     return Stage()
 
 
@@ -203,7 +203,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
 def test_reports_become_events_but_not_all_of_a_flood_and_who_is_accused_is_put_aside(
     stage: Stage,
 ) -> None:
-    """Whoever has them refused can send a hundred each second."""
+    """A peer that has its messages refused can send a hundred each second."""
     refused = [Report("value-refused", {"round": 1, "peer": ANN.peer_id})] * 1000
     accused = Offence(ANN.peer_id, Reason.BAD_SIGNATURE)
     stage.machine.answers[LeaveRequested] = [*refused, Report("branch", {"round": 2}), accused]

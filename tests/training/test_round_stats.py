@@ -1,4 +1,4 @@
-"""What a process had a part in: rounds that it saw, and rounds that others brought it."""
+"""Rounds that a process contributed to: rounds that it saw, and rounds that other peers brought."""
 
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, MemberCount, Value, Voter

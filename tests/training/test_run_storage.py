@@ -226,7 +226,7 @@ def test_damaged_results_are_not_there(results: Results) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of a journal of three rounds."""
+    """Path of a journal of three rounds."""
     path = tmp_path / "chain.bin"
     journal = Journal(path, run().heads[0])
     for commit in run().commits[:3]:

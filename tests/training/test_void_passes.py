@@ -122,9 +122,9 @@ def test_fewer_micro_batches_are_tried_until_they_fit_or_not_even_one_does(
     assert "[device] memory" in given_up.value.hint
     device.micro_batches_that_fit = 1
     replica.run_pass(batches(1, 2))
-    assert replica.sequences == 6 * SEQUENCES, "what was added before is still there"
+    assert replica.sequences == 6 * SEQUENCES, "earlier sums are still there"
     device.micro_batches_that_fit = 0
-    assert void_pass(replica, 1).cause is Cause.MEMORY, "what had the memory may be gone again"
+    assert void_pass(replica, 1).cause is Cause.MEMORY, "the other program may have ended"
 
 
 def test_an_evaluation_that_does_not_fit_takes_fewer_at_a_time(device: ScriptedDevice) -> None:

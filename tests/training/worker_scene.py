@@ -177,7 +177,8 @@ class WorkerScene:
             self.passed.set()
 
     def on_worker(self, command: Callable[[], Any] = lambda: None) -> Any:
-        """What `command` returns on the worker's thread, behind everything submitted."""
+        """Return the result of `command` on the worker's thread, after all commands submitted
+        before."""
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.worker.submit(lambda: answers.put(command()))
         return answers.get(timeout=WAIT_S)

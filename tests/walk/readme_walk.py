@@ -1,4 +1,4 @@
-"""From `git clone` to the first committed round with one other peer, by README.md alone.
+"""Walk from `git clone` to the first committed round with one other peer, by README.md alone.
 
 `make walk` does it: in an empty folder, with an empty home and a bare PATH, it clones the last
 commit of this checkout and runs what the page says. It ends with an error where that takes more
@@ -23,7 +23,7 @@ README = Path(__file__).parents[2] / "README.md"
 HEADING = "## Found a run"
 MOST_S = 300.0
 PATIENCE_S = 900.0
-"""For each thing; beyond it something is stuck."""
+"""Time limit of each step; beyond it the walk is stuck."""
 LEAVING_S = 75.0
 POLL_S = 0.05
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -33,19 +33,19 @@ _FILE_NAME = re.compile(r"# (\S+)\n")
 
 
 class Steps(NamedTuple):
-    """What the page tells, in this order."""
+    """Commands of the page, in this order."""
 
     file_name: str
     file_text: str
     prepare: tuple[str, ...]
     start: str
-    """It goes on for as long as the run does, and prints the address."""
+    """Command that runs for as long as the run does, and prints the address."""
     join: str
-    """In another terminal, with ADDRESS and a state directory of its own."""
+    """Command for another terminal, with ADDRESS and its own state directory."""
 
 
 def read_steps(text: str) -> Steps:
-    """Of README.md. Raises: ValueError where it says them otherwise."""
+    """Return the steps of README.md. Raises: ValueError if the page has other commands."""
     blocks = _FENCED.findall(text.partition(f"\n{HEADING}\n")[2].partition("\n## ")[0])
     (file_text,) = [block for language, block in blocks if language == "toml"]
     (*prepare, start), (join,) = [block.splitlines() for language, block in blocks if not language][
@@ -94,7 +94,7 @@ class Terminal:
 
 
 def bare_environment(home: Path) -> dict[str, str]:
-    """What somebody has who has just logged in, and the way to the package registry."""
+    """Return the environment of a newly logged-in user, with access to the package registry."""
     ours = {key: value for key, value in os.environ.items() if key.upper().startswith(_REGISTRY)}
     settings = Path.home() / ".config" / "pip" / "pip.conf"
     if settings.exists():

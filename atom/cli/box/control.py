@@ -43,12 +43,12 @@ def reload_settings(state: Path | None) -> None:
     Raises:
         UserError: The daemon refused the file, and has changed nothing.
     """
-    with stderr_console().status("the daemon reads its peer file"):
+    with stderr_console().status("the daemon is reading its peer file"):
         changed = ask_daemon(state, "reload")
     for each in changed:
-        typer.echo(each["key"] if each["live"] else f"{each['key']}  # changes at a restart")
+        typer.echo(each["key"] if each["live"] else f"{each['key']}  # takes effect at a restart")
     if not changed:
-        typer.echo("nothing has changed in the peer file", err=True)
+        typer.echo("no key has changed in the peer file", err=True)
 
 
 def ask_daemon(state: Path | None, command: str, *arguments: Any) -> Any:
@@ -88,14 +88,14 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
     running = [folder.root for folder in folders if folder.in_use]
     if not running:
         where = f"under {home}" if state is None else f"in {state}"
-        raise ControlError(f"no daemon of yours runs {where}", _START_HINT)
-    root = _the_one(running, "daemons run on this machine", ControlError)
+        raise ControlError(f"no daemon of this user is running {where}", _START_HINT)
+    root = _the_one(running, "daemons are running on this machine", ControlError)
     path = StateDirectory(root).control_socket
     # Root may command the daemon of any user; all others only their own.
     owners = {os.geteuid(), root.stat().st_uid} if os.geteuid() == 0 else {os.geteuid()}
     if path.exists() and not _is_safe(path, owners):
-        hint = "if it is a daemon of yours, restart it; its state directory must be yours alone"
-        raise ControlError(f"{path} can be another user's", hint)
+        hint = "if the daemon is yours, restart it; only you may write to its state directory"
+        raise ControlError(f"{path} may belong to another user", hint)
     return path
 
 
@@ -124,10 +124,10 @@ def find_state(state: Path | None, home: Path | None = None) -> Path:
     home = base_folder("data") if home is None else home
     runs = [folder.root for folder in _state_directories(home) if folder.manifest.exists()]
     if not runs:
-        raise StorageError(f"no run is kept under {home}", "name its directory with --state DIR")
+        raise StorageError(f"there is no run under {home}", "name its directory with --state DIR")
     running = [path for path in runs if StateDirectory(path).in_use]
     meant = running if len(running) == 1 else runs
-    return _the_one(meant, f"runs are kept under {home}", StorageError)
+    return _the_one(meant, f"runs are stored under {home}", StorageError)
 
 
 def _the_one(folders: Sequence[Path], several: str, error: type[UserError]) -> Path:
@@ -138,7 +138,7 @@ def _the_one(folders: Sequence[Path], several: str, error: type[UserError]) -> P
     """
     if len(folders) > 1:
         names = ", ".join(folder.name for folder in folders)
-        lines = ["say which one:", *(f"--state {quote(str(folder))}" for folder in folders)]
+        lines = ["choose one of:", *(f"--state {quote(str(folder))}" for folder in folders)]
         raise error(f"{len(folders)} {several}: {names}", "\n".join(lines))
     return folders[0]
 

@@ -17,7 +17,7 @@ from atom.extras.doctor.this_box import Finding, Level
 
 _SHOWN = {
     Level.FAILURE: ("✗", "bad", "failed"),
-    Level.WARNING: ("!", "warning", "to look at"),
+    Level.WARNING: ("!", "warning", "to review"),
     Level.OK: ("✓", "good", "ok"),
     Level.UNCHECKED: ("·", "quiet", "not checked"),
 }
@@ -42,7 +42,7 @@ def show_diagnosis(
         ConfigError: The peer file cannot be used.
         AddressError: The address is malformed.
     """
-    with stderr_console().status("looking") as status:
+    with stderr_console().status("checking") as status:
         findings = examine(address, peer_file, state, status.update)
     if as_json:
         said = {"findings": [asdict(finding) for finding in findings]}

@@ -39,7 +39,7 @@ def export_model(
     """
     if precision not in (None, *PRECISION_NAMES):
         known = ", ".join(PRECISION_NAMES)
-        raise typer.BadParameter(f"{precision!r} is none of {known}", param_hint="--precision")
+        raise typer.BadParameter(f"{precision!r} is not one of {known}", param_hint="--precision")
     if wanted not in ("best", "latest") and not (wanted.isdecimal() and len(wanted) < 12):
         raise typer.BadParameter(f"{wanted!r} is no round, best or latest", param_hint="--round")
     parse_trust(trust)

@@ -42,7 +42,7 @@ def rows(info: Info) -> Iterator[Row]:
     if disk["checkpoints"]:
         yield "checkpoints", _checkpoints(disk["checkpoints"])
     if disk["paused"]:
-        yield "disk paused", "; ".join(f"{what}: {why}" for what, why in disk["paused"].items())
+        yield "writes paused", "; ".join(f"{what}: {why}" for what, why in disk["paused"].items())
     if {*info["voters"]} - {info["peer_id"], *info["peers"]}:
         yield "voters", ", ".join(map(short_id, info["voters"][:MOST_PEERS]))
     yield "other peers", _others(info["peers"], info["links"], info["peer_names"])
@@ -50,7 +50,7 @@ def rows(info: Info) -> Iterator[Row]:
     yield "digest", info["digest"]
     yield "peer id", info["peer_id"]
     yield "join address", info["join_address"]
-    yield "with its head", info["pinned_address"]
+    yield "pinned address", info["pinned_address"]
     yield "directory", info["state_directory"]
 
 
@@ -66,19 +66,19 @@ def _work(info: Info) -> Iterator[Row]:
         yield "sample", f"round {sample['round']:,}: {sample['text']}"
     if use := info["last_round"]:
         took = f"{use['seconds']:.1f} s, {use['utilisation']:.0%} of it in passes"
-        sent, received = (format_bytes(use[f"{way}_bytes"]) for way in ("sent", "received"))
+        sent, received = (format_bytes(use[f"{kind}_bytes"]) for kind in ("sent", "received"))
         line = f"{sent} sent, {received} received"
         to_go = remaining(info["rounds"], info["round"], use["seconds"])
         yield "last round", ", ".join(filter(None, (took, line, to_go)))
     counted, batch = info["sequences"], info["global_batch"]
-    yield "next round", f"{counted:,} of its {batch:,} sequences are counted here"
-    seen = (f"{name} {times:,.2f} times".lstrip() for name, times in info["epochs"].items())
-    yield "data", f"{data}; seen: {', '.join(seen)}"
+    yield "next round", f"{counted:,} of {batch:,} sequences counted by this peer"
+    seen = (f"{name} {times:,.2f}".lstrip() for name, times in info["epochs"].items())
+    yield "data", f"{data}; epochs: {', '.join(seen)}"
     if text := info["text"]:
         here, total = (format_bytes(text[f"{which}_bytes"]) for which in ("kept", "total"))
-        yield "text", f"{here} of {total} are here"
+        yield "text", f"{here} of {total} fetched"
     joined, given = info["rounds_joined"], info["sequences_committed"]
-    yield "given", f"{given:,} sequences to {joined:,} round{'' if joined == 1 else 's'}"
+    yield "contributed", f"{given:,} sequences to {joined:,} round{'' if joined == 1 else 's'}"
     # In runs without text each sample is one sequence, and there are no tokens to count.
     tokens = f"{info['tokens_per_s']:,.0f} tokens/s, " if trained_on(data) == "tokens" else ""
     yield "speed", f"{tokens}{info['sequences_per_s']:,.1f} sequences/s"
@@ -104,25 +104,25 @@ def _checkpoints(kept: Sequence[Info]) -> str:
 def _device(info: Info) -> str:
     """Describe the devices, and how they spent the time of the last pass."""
     figures, devices = info["last_pass"], info["devices"]
-    said = [
-        ", ".join(name + (f" (left out: {why})" if why else "") for name, why in devices.items())
+    parts = [
+        ", ".join(name + (f" (excluded: {why})" if why else "") for name, why in devices.items())
     ]
     if figures:
         waits = [f"{reason} {share:.0%}" for reason, share in figures["waiting"].items() if share]
-        said += [
+        parts += [
             f"computes {figures['computing']:.0%} of a pass of {figures['pass_seconds']:.3f} s",
             *([f"waits for {', '.join(waits)}"] if waits else []),
         ]
-    return "; ".join(said)
+    return "; ".join(parts)
 
 
-def _others(peers: Sequence[str], ways: Mapping[str, Info], names: Mapping[str, str]) -> str:
+def _others(peers: Sequence[str], links: Mapping[str, Info], names: Mapping[str, str]) -> str:
     """Describe the other peers: their number, and names and round-trip times of the first ones."""
     if not peers:
-        return "none in sight"
+        return "none seen"
     named = [
         f"{names.get(peer, '')} {short_id(peer)}".lstrip()
-        + (f" ({ways[peer]['round_trip_ms']:g} ms)" if peer in ways else "")
+        + (f" ({links[peer]['round_trip_ms']:g} ms)" if peer in links else "")
         for peer in peers[:MOST_PEERS]
     ]
     more = len(peers) - len(named)

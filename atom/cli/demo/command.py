@@ -59,11 +59,11 @@ def _verdict(demo: "Demo", root: Path) -> ExitCode:
     checks = judge(results, [float(event["loss"]) for event in rounds_of(founder)])
     print_plainly(results_table(results))
     for check in checks:
-        print_plainly(_told(check))
+        print_plainly(_line(check))
     failed = sum(not check.passed for check in checks)
     if not failed:
         return ExitCode.OK
-    what = f"the demo missed its goal: {failed} of {len(checks)} claims did not hold"
+    what = f"the demo failed: {failed} of {len(checks)} claims did not hold"
     say_error(what, f"the peers' logs are in {root}")
     return ExitCode.FAULT
 
@@ -72,7 +72,7 @@ class Demo:
     """One run of the demo. Call `play`, then `clear_up` in any case."""
 
     def __init__(
-        self, stage: Stage, rounds: int, console: Console, told: Callable[[str], None]
+        self, stage: Stage, rounds: int, console: Console, on_line: Callable[[str], None]
     ) -> None:
         """Start nothing yet.
 
@@ -80,12 +80,12 @@ class Demo:
             stage: Prepared folder of the demo.
             rounds: Rounds of the run.
             console: Console for the story of the demo.
-            told: Function that shows the progress, such as a spinner's update.
+            on_line: Function that shows the progress, such as a spinner's update.
         """
         self._stage = stage
         self._rounds = rounds
         self._console = console
-        self._told = told
+        self._on_line = on_line
         self._began = time.monotonic()
         self._round = 0
         """Last round that the founder committed."""
@@ -105,7 +105,7 @@ class Demo:
             self._step()
         for _ in range(FIRST_PEERS - 1):
             self._enter("join", address)
-        self._say(f"{FIRST_PEERS - 1} peers join by its address; look on: atom watch {address}")
+        self._say(f"{FIRST_PEERS - 1} peers join at its address; to watch: atom watch {address}")
         while any(not peer.fate for peer in self.peers):
             self._step()
             fates = [peer.fate for peer in self.peers]
@@ -113,7 +113,7 @@ class Demo:
             if kill:
                 victim = self.peers[VICTIM - 1]
                 victim.kill()
-                self._say(f"{victim.name} is killed after round {self._round}: the others go on")
+                self._say(f"{victim.name} is killed after round {self._round}: others continue")
             if join:
                 self._say(f"peer {len(self.peers) + 1} joins")
                 self._enter("join", address)
@@ -140,7 +140,7 @@ class Demo:
             self._show(event)
         if self._elapsed_s() > LIMIT_S + PER_ROUND_S * self._rounds:
             late = next(peer for peer in self.peers if not peer.fate)
-            raise late.failure(f"is not done: it is late at round {self._round} of {self._rounds}")
+            raise late.failure(f"is too slow: it is at round {self._round} of {self._rounds}")
 
     def _show(self, event: Event) -> None:
         for peer in self.peers:
@@ -150,7 +150,7 @@ class Demo:
         words = f"round {self._round:3} of {self._rounds}   loss {event['loss']:.4f}"
         if self._round % TOLD_EVERY_ROUNDS == 0:
             self._say(f"{words}  {curve(event['loss'])}")
-        self._told(words)
+        self._on_line(words)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
@@ -198,6 +198,6 @@ def results_table(results: Sequence[PeerResult]) -> Table:
     return fitting(list(rows[0]), rows, None, words=("peer", "id", "digest", "fate"))
 
 
-def _told(check: Check) -> Text:
+def _line(check: Check) -> Text:
     mark = ("✓ ", "good") if check.passed else ("✗ ", "bad")
     return Text.assemble(mark, check.claim, (f"   {check.figures}", "quiet"))

@@ -31,7 +31,7 @@ _PEER_FILE = """\
 # Every peer of the demo: one thread each, reachable from this machine alone.
 [device]
 use = "cpu"
-memory = "16 MiB"             # so little that the model goes through it in four pieces
+memory = "16 MiB"             # so little that the model is swapped in four pieces
 cpu_threads = 1
 
 [network]
@@ -75,8 +75,8 @@ class DemoPeer:
     def join_address(self) -> str:
         """Join address that a founder prints first; empty until then."""
         lines = self._stdout.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        told = [line for line in lines if line.startswith(_JOIN) and line.endswith("\n")]
-        return told[0].removeprefix(_JOIN).strip() if told else ""
+        addresses = [line for line in lines if line.startswith(_JOIN) and line.endswith("\n")]
+        return addresses[0].removeprefix(_JOIN).strip() if addresses else ""
 
     def start(self, *arguments: str) -> None:
         """Start `atom ARGUMENTS…` in a process."""
@@ -182,11 +182,11 @@ class Stage:
 
     def _clear(self) -> None:
         """Empty the folder. Raises: OSError; StorageError if no demo wrote its content."""
-        there = list(self.root.iterdir())
-        if there and self.root / _MARKER not in there:
-            what = f"{self.root} is not empty, and no demo wrote what it holds"
+        content = list(self.root.iterdir())
+        if content and self.root / _MARKER not in content:
+            what = f"{self.root} is not empty, and its content is not a demo's"
             raise StorageError(what, _ELSEWHERE)
-        for path in there:
+        for path in content:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != _MARKER:

@@ -107,11 +107,11 @@ def _identical(survivors: Sequence[PeerResult]) -> Check:
     """Check that the replicas are equal at the end, and after each round that several had."""
     claim = "all surviving replicas are bit-identical"
     if len(survivors) < 2:
-        return Check(claim, False, f"{len(survivors)} of them proves nothing")
+        return Check(claim, False, f"{len(survivors)} survived: nothing to compare")
     seen = sorted((number, state) for each in survivors for number, state in each.states.items())
     for (number, state), (next_number, next_state) in pairwise(seen):
         if number == next_number and state != next_state:
-            return Check(claim, False, f"they differ after round {number}")
+            return Check(claim, False, f"replicas differ after round {number}")
     last = {result.last_round for result in survivors}
     if len(last) > 1 or last == {0}:
         where = ", ".join(f"{result.name} at round {result.last_round}" for result in survivors)

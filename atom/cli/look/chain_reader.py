@@ -63,10 +63,10 @@ class LedgerReader:
             The ledger, updated as far as chains were verified.
         """
         self.problem, self.shut_out = "", False
-        there = {lease.peer_id: lease for lease in leases}
-        for gone in self._in_vain.keys() - there.keys():
+        by_peer = {lease.peer_id: lease for lease in leases}
+        for gone in self._in_vain.keys() - by_peer.keys():
             del self._in_vain[gone]
-        for lease in self._donors(there.values())[:DONORS]:
+        for lease in self._donors(by_peer.values())[:DONORS]:
             self._in_vain[lease.peer_id] += 1
             try:
                 found = self._found(lease)
@@ -119,15 +119,15 @@ class LedgerReader:
                     self.ledger = ledger
                 self.on_progress(ledger.head.round, max(lease.round, ledger.head.round))
         if claims_better(lease, ledger.head):
-            raise PeerRefused(Reason.WRONG_HEAD, "the chain does not lead to the head claimed")
+            raise PeerRefused(Reason.WRONG_HEAD, "the chain does not lead to the claimed head")
         return ledger
 
 
 def _in_words(reason: Reason) -> str:
     if reason is Reason.NOT_ON_THE_LIST:
-        return "it answers only the peers that the run's owner has listed"
+        return "this peer answers only peers on the owner's list"
     if reason is Reason.UNREACHABLE:
-        return "it cannot be reached from here"
+        return "this peer is unreachable from this machine"
     return f"refused with {reason.value}"
 
 

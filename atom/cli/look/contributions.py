@@ -41,7 +41,7 @@ def show_contributions(address: str | None, state: Path | None, as_json: bool) -
         whole=True,
     )
     width = console.width if console.is_terminal else None
-    rows = [_cells(told, whole_id=width is None) for told in _told(ledger)]
+    rows = [_cells(share, whole_id=width is None) for share in _shares(ledger)]
     print_plainly(
         fitting(_COLUMNS, rows, width, words=("peer",), first_to_go=_COLUMNS[:2:-1]), True
     )
@@ -55,11 +55,11 @@ def contributions(manifest: Manifest, ledger: Ledger) -> dict[str, Any]:
         "round": ledger.head.round,
         "head": ledger.head.digest.hex(),
         "sequences": ledger.sequences,
-        "peers": _told(ledger),
+        "peers": _shares(ledger),
     }
 
 
-def _told(ledger: Ledger) -> list[dict[str, Any]]:
+def _shares(ledger: Ledger) -> list[dict[str, Any]]:
     """Return the JSON of each peer, largest contribution first."""
     return [
         {
@@ -74,12 +74,12 @@ def _told(ledger: Ledger) -> list[dict[str, Any]]:
     ]
 
 
-def _cells(told: dict[str, Any], whole_id: bool) -> dict[str, str]:
+def _cells(share: dict[str, Any], whole_id: bool) -> dict[str, str]:
     return {
-        "peer": told["peer_id"] if whole_id else short_id(told["peer_id"]),
-        "sequences": f"{told['sequences']:,}",
-        "share": f"{told['share']:.1%}",
-        "rounds": f"{told['rounds']:,}",
-        "first": f"{told['first_round']:,}",
-        "last": f"{told['last_round']:,}",
+        "peer": share["peer_id"] if whole_id else short_id(share["peer_id"]),
+        "sequences": f"{share['sequences']:,}",
+        "share": f"{share['share']:.1%}",
+        "rounds": f"{share['rounds']:,}",
+        "first": f"{share['first_round']:,}",
+        "last": f"{share['last_round']:,}",
     }

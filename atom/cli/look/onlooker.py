@@ -115,7 +115,7 @@ class Onlooker:
     @property
     def note(self) -> str:
         """Progress of a read that is under way, otherwise `problem` and a remedy."""
-        helps = "; --state DIR asks as one of them" if self.shut_out else ""
+        helps = "; --state DIR identifies as one of them" if self.shut_out else ""
         return self._progress or f"{self.problem}{helps}"
 
     @property
@@ -123,15 +123,15 @@ class Onlooker:
         """True if we are refused for not being on the run's list, so that retrying is pointless."""
         return self._has_list and self._reader.shut_out
 
-    async def read(self, tell: Progress | None = None) -> None:
+    async def read(self, on_progress: Progress | None = None) -> None:
         """Update the ledger from the peers of the last view.
 
         This may take seconds, or minutes for a long chain. Failures are in `problem`.
 
         Args:
-            tell: Called with the progress, from another thread; None: `note` shows the progress.
+            on_progress: Called with the progress, in another thread; None: shown by `note`.
         """
-        self._reader.on_progress = tell or self._note_progress
+        self._reader.on_progress = on_progress or self._note_progress
         self._fetcher.know(self.leases)
         try:
             await asyncio.to_thread(self._reader.read, list(self.leases.values()))
@@ -162,7 +162,7 @@ async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[On
     with stderr_console().status("looking for the swarm"), _answering():
         directory = await open_directory(where.run, where.owner, node)
     try:
-        with stderr_console().status("reading what the run is"), _answering():
+        with stderr_console().status("reading the run's manifest"), _answering():
             manifest, _ = await directory.read_manifest()
         onlooker = Onlooker(directory, manifest, me, where.bootstrap)
         try:
@@ -202,23 +202,23 @@ async def certified(onlooker: Onlooker) -> Ledger:
         TrustError: The run answers only listed peers.
     """
     console = TerminalConsole()
-    tell = partial(console.progress, "checking the chain", unit="rounds")
+    on_progress = partial(console.progress, "checking the chain", unit="rounds")
     try:
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(RETRY_S)
             await onlooker.first_view()
-            await onlooker.read(tell)
+            await onlooker.read(on_progress)
             if onlooker.shut_out or not onlooker.problem:
                 break
     finally:
         console.close()
     unread = f"the chain cannot be read: {onlooker.problem}"
     if onlooker.shut_out:
-        ask = "ask on the box of such a peer; --state DIR, if its state is not in the usual place"
+        ask = "ask from the machine of a listed peer; name its state directory with --state DIR"
         raise TrustError(unread, ask)
     if onlooker.problem:
-        raise AddressError(unread, "try again in a moment; `atom status` shows who is alive")
+        raise AddressError(unread, "try again in a moment; `atom status` shows live peers")
     if not onlooker.ledger.head.round and not onlooker.leases:
         raise AddressError("no peer of the run is alive to serve its chain", "try again later")
     return onlooker.ledger
@@ -243,7 +243,7 @@ def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None
         hint = f"{problem.hint}\nor give the run's ADDRESS"
         raise ControlError(problem.message, hint) from None
     if not info["join_address"]:
-        said = f"this peer knows no way into its run: {info['paused']}"
+        said = f"this peer knows no address of its run: {info['paused']}"
         raise ControlError(said, "give the run's ADDRESS")
     return info["join_address"], Path(info["state_directory"])
 
@@ -275,7 +275,7 @@ def identity_in(state: Path | None) -> Identity | None:
     if (found := own_identity(state)) is None:
         raise AddressError(
             f"there is no peer in {state}",
-            "name the state directory of a peer of that run with --state DIR",
+            "use --state DIR to name the state directory of a peer of that run",
         )
     return found
 

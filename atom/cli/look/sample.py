@@ -60,10 +60,10 @@ def show_samples(asked: SampleRequest) -> None:
                 known = min(known, sampled.tokenizer.vocabulary_size)
                 console.note(f"{sampled.title}; each token is a pass over {window:,} tokens")
                 console.close()
-                told = continuations(
+                added = continuations(
                     prompts, asked.tokens, window, known, sampled.ends, asked.sampling, ask
                 )
-                _print(sampled.tokenizer, prompts, told)
+                _print(sampled.tokenizer, prompts, added)
         except SourceError as problem:
             raise StorageError(problem.message, problem.hint) from problem
     finally:
@@ -73,45 +73,45 @@ def show_samples(asked: SampleRequest) -> None:
 def _check(asked: SampleRequest) -> None:
     parse_trust(asked.trust)
     if not re.fullmatch(DEVICE_PATTERN, asked.device):
-        what = f"{asked.device!r} is none of auto, cpu, cuda and cuda:N"
+        what = f"{asked.device!r} is not auto, cpu, cuda or cuda:N"
         raise typer.BadParameter(what, param_hint="--device")
     if not asked.folder.is_dir():
         raise StorageError(
-            f"{asked.folder} is no folder, and text is sampled from folders on this machine alone",
+            f"{asked.folder} is not a folder on this machine",
             "name a peer's state directory, or a folder of `atom export`",
         )
     if len(asked.prompts) > MOST_TEXTS:
-        what = f"{len(asked.prompts)} prompts, and at most {MOST_TEXTS} go through together"
+        what = f"{len(asked.prompts)} prompts, but at most {MOST_TEXTS} are possible"
         raise typer.BadParameter(what, param_hint="PROMPT...")
     for prompt in asked.prompts:
         if not prompt:
-            raise typer.BadParameter("it is empty: say how the text begins", param_hint="PROMPT...")
+            raise typer.BadParameter("empty: write the start of a text", param_hint="PROMPT...")
         try:
             prompt.encode()
         except UnicodeEncodeError:
-            raise typer.BadParameter("it is no UTF-8 text", param_hint="PROMPT...") from None
+            raise typer.BadParameter("not UTF-8 text", param_hint="PROMPT...") from None
 
 
 def _print(
-    tokenizer: Tokenizer, prompts: Sequence[list[int]], told: Iterator[Mapping[int, int]]
+    tokenizer: Tokenizer, prompts: Sequence[list[int]], added: Iterator[Mapping[int, int]]
 ) -> None:
     """Print the first text while it grows, then the other texts as a whole."""
     texts = [list(prompt) for prompt in prompts]
-    said = 0
-    for tokens in told:
+    printed = 0
+    for tokens in added:
         for number, token in tokens.items():
             texts[number].append(token)
-        said += _say(tokenizer.decode(texts[0]), said)
-    _say(tokenizer.decode(texts[0]) + "\n", said, is_whole=True)
+        printed += _print_new(tokenizer.decode(texts[0]), printed)
+    _print_new(tokenizer.decode(texts[0]) + "\n", printed, is_whole=True)
     for tokens_of_text in texts[1:]:
-        _say(f"\n{tokenizer.decode(tokens_of_text)}\n", 0, is_whole=True)
+        _print_new(f"\n{tokenizer.decode(tokens_of_text)}\n", 0, is_whole=True)
 
 
-def _say(text: str, said: int, is_whole: bool = False) -> int:
-    """Print the new part of `text`, after its first `said` characters, and return its length.
+def _print_new(text: str, printed: int, is_whole: bool = False) -> int:
+    """Print the new part of `text`, after its first `printed` characters, and return its length.
 
     A character at the end whose bytes are incomplete is printed by a later call.
     """
-    new = text[said:] if is_whole else text[said:].rstrip("�")
+    new = text[printed:] if is_whole else text[printed:].rstrip("�")
     typer.echo(printable(new, _LINES), nl=False)
     return len(new)

@@ -67,7 +67,7 @@ def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
     if by_text := validation_by_text(view.validation):
         console.print(f"validation  {by_text}", style="dim", soft_wrap=not console.is_terminal)
     if not view.peers:
-        stderr_console().print("[hint]hint:[/]  the run is known, but no peer of it is alive")
+        stderr_console().print("[hint]hint:[/]  the run is known, but none of its peers is alive")
 
 
 async def _look(address: str, state: Path | None) -> tuple[SwarmView, int | None]:

@@ -159,4 +159,4 @@ async def _serve(address: str, state: Path | None, where: ListenAddress) -> None
 
 def _say(url: str) -> None:
     typer.echo(url)
-    stderr_console().print("[quiet]open it in a browser; Ctrl-C ends it[/]")
+    stderr_console().print("[quiet]open this address in a browser; Ctrl-C ends the page[/]")

@@ -70,7 +70,7 @@ class TerminalConsole:
         self.data(f"join: {address}")
         if host := private_host(address):
             self.note(
-                f"{host} is reached from this machine or its network only. For peers elsewhere, "
+                f"{host} can be reached only from this machine or its network. For other peers, "
                 "name the public address: [network] announce in the peer file"
             )
 
@@ -167,7 +167,7 @@ class Steps:
             self._progress.start()
         elif total != 1 and self._clock() >= self._next_line_at[what]:
             self._next_line_at[what] = self._clock() + NEXT_LINE_S
-            far = f"{done / total:.0%}" if total else "broke off"
+            far = f"{done / total:.0%}" if total else "interrupted"
             self._console.print(f"{what}: {far}", markup=False, soft_wrap=True)
         if done >= total:
             self._end(what)

@@ -28,7 +28,7 @@ _NO_MEMORY = ("annot allocate memory", "can't allocate memory", "failed to map s
 _RUST_DISK_FULL = "(os error 28)"
 """End of the message of safetensors and tokenizers for a full disk."""
 _NO_THREAD = ("can't start new thread", "no thread for")
-_EMPTY = "is empty (is it a variable of the shell that is not set?)"
+_EMPTY = "is empty (an unset shell variable?)"
 _LABEL_COLUMNS = len("error: ")
 
 
@@ -53,13 +53,13 @@ class ExitCode(IntEnum):
     DEVICE = 8, "the device is missing or too small"
     MODEL = 9, "the model cannot be trained faithfully"
     CONTROL = 10, "no daemon answers, or it refused the command"
-    LEFT_LATE = 11, "left, and some of the counted work is in no round"
-    OTHER = 12, "another mistake that the message explains"
+    LEFT_LATE = 11, "left, but some counted work is in no round"
+    OTHER = 12, "another error, which the message explains"
     TRUST = 13, "--trust does not match the code and its owner, or you are not listed"
-    DIAGNOSIS = 14, "atom doctor found something that keeps this box from training"
+    DIAGNOSIS = 14, "atom doctor found an obstacle to training on this machine"
     IDENTITY = 15, "another process uses this peer's key"
     SHORTAGE = 16, "memory, threads or open files ran out"
-    ALLOWANCE = 17, "the month's allowance of the line is used up"
+    ALLOWANCE = 17, "the month's traffic allowance is used up"
     HUNG_UP = 129, "the terminal was closed (SIGHUP)"
     INTERRUPTED = 130, "interrupted (Ctrl-C)"
     TERMINATED = 143, "terminated (SIGTERM)"
@@ -191,7 +191,7 @@ def _as_user_error(fault: Exception) -> UserError | None:
         return ShortageError(f"host memory ran out{more}", "end other programs, then try again")
     if _is_said(_NO_THREAD, said):
         hint = "free memory, or raise the limit: ulimit -u, TasksMax=, --pids-limit"
-        return ShortageError(f"the system gives no more threads: {said}", hint)
+        return ShortageError(f"the system cannot start more threads: {said}", hint)
     if number in (errno.EMFILE, errno.ENFILE):
         hint = "raise the limit: ulimit -n, LimitNOFILE=, --ulimit nofile="
         return ShortageError(f"too many open files: {said}", hint)
@@ -199,8 +199,8 @@ def _as_user_error(fault: Exception) -> UserError | None:
         return StorageError("the disk is full", "free some space, or choose another directory")
     if isinstance(fault, OSError) and number in (*_DISK_FULL, *_NO_RIGHT):
         where = f"{fault.filename}: " if fault.filename else ""
-        mend = "free some space" if number in _DISK_FULL else "check its owner and rights"
-        hint = f"{mend}, or choose another directory"
+        remedy = "free some space" if number in _DISK_FULL else "check its owner and permissions"
+        hint = f"{remedy}, or choose another directory"
         return StorageError(f"{where}{why_not_written(fault)}", hint)
     return None
 

@@ -23,11 +23,11 @@ def _state(words: str) -> Any:
 
 
 PeerOption = Annotated[
-    Path | None, typer.Option("--peer", metavar="PEER.toml", help="What this box gives.")
+    Path | None, typer.Option("--peer", metavar="PEER.toml", help="Settings of this machine.")
 ]
 StateOption = Annotated[
     Path | None,
-    _state("Where identity, snapshots and events are kept."),
+    _state("Directory of identity, snapshots and events."),
 ]
 DaemonStateOption = Annotated[
     Path | None,
@@ -38,44 +38,44 @@ KeptOption = Annotated[
     _state("The peer's state directory, if several are kept."),
 ]
 ListenOption = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Where the DHT node listens.")
+    str | None, typer.Option(metavar="HOST:PORT", help="Address that the DHT node listens on.")
 ]
 InitialPeersOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ADDRESS",
-        help="DHT node to enter through, as a libp2p multiaddr; may be given several times.",
+        help="DHT node to connect to, as a libp2p multiaddr; may be given several times.",
     ),
 ]
 MemberOption = Annotated[
     Path | None,
     _state(
-        "State directory of the peer to ask as: a run for listed peers answers those alone. Else"
-        " the one in the usual place."
+        "State directory of the peer to identify as: a run for listed peers answers no others."
+        " Default: the run's usual directory."
     ),
 ]
 AddressArgument = Annotated[
-    str, typer.Argument(metavar="ADDRESS", help="What `atom start` printed after `join:`.")
+    str, typer.Argument(metavar="ADDRESS", help="Address that `atom start` printed after `join:`.")
 ]
 LookedAtArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="ADDRESS",
-        help="What `atom start` printed after `join:`; else the run of this machine's daemon.",
+        help="Address that `atom start` printed after `join:`; default: this daemon's run.",
     ),
 ]
 AssumeOption = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICE",
-        help='Reckon for another device, such as rtx4090-24g; "?" lists them; or'
+        help='Plan for another device, such as rtx4090-24g; "?" lists them; or'
         ' "tflops=71,memory=24 GiB,link=22 GB/s".',
     ),
 ]
 NetworkOption = Annotated[
     str | None,
     typer.Option(
-        metavar="RATE", help='Bandwidth between peers: "400 Mbit/s". Else the peer file\'s caps.'
+        metavar="RATE", help='Bandwidth of a peer: "400 Mbit/s"; default: the peer file\'s limits.'
     ),
 ]
 PeersOption = Annotated[
@@ -84,15 +84,15 @@ PeersOption = Annotated[
         metavar="N",
         min=1,
         max=100_000,
-        help="Peers like this one that share the global batch; else 4, or those of the swarm and"
-        " this one.",
+        help="Number of equal peers that share the global batch; default: 4, or the swarm's peers"
+        " and this peer.",
     ),
 ]
 TrustOption = Annotated[
     str | None,
     typer.Option(metavar="KEY:SHA256", help="Owner and digest of code that may be executed here."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
 
 
 def parse_trust(text: str | None) -> str | None:
@@ -126,5 +126,5 @@ def parse_deadline(text: str | None) -> float | None:
     except ValueError as problem:
         raise typer.BadParameter(str(problem), param_hint="--deadline") from None
     if seconds <= 0:
-        raise typer.BadParameter("a deadline is above zero", param_hint="--deadline")
+        raise typer.BadParameter("a deadline must be above zero", param_hint="--deadline")
     return seconds

@@ -20,7 +20,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 """Escape sequence that shows the cursor, which a progress bar hides."""
 
 
-def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") -> None:
+def end_at_once_on_signals(message: str = "interrupted: no file is incomplete") -> None:
     """Exit immediately on SIGINT, SIGTERM or SIGHUP, with exit code 128 + the signal's number.
 
     This suits commands that write nothing, and a daemon that is starting (a running one leaves in
@@ -31,13 +31,13 @@ def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") 
     Without effect outside the main thread.
 
     Args:
-        said: Message that is written to stderr before the exit.
+        message: Message that is written to stderr before the exit.
     """
 
     def end(number: int, frame: object) -> None:
         if select.select([], [2], [], 0.0)[1]:  # a blocked terminal must not delay the exit
             with contextlib.suppress(OSError):
-                os.write(2, (_SHOW_CURSOR if _draws() else b"") + f"\n{said}\n".encode())
+                os.write(2, (_SHOW_CURSOR if _draws() else b"") + f"\n{message}\n".encode())
         os._exit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():

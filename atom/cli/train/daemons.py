@@ -68,7 +68,7 @@ def code_of(ending: Ending) -> ExitCode:
     return codes.get(ending, ExitCode.OK)
 
 
-class ToldEvents:
+class PrintedEvents:
     """An `EventSink` that shows events to the user, because a bootstrap node keeps no journal."""
 
     def __init__(self, console: TerminalConsole) -> None:
@@ -116,16 +116,16 @@ def serve_bootstrap(
     try:
         with contextlib.suppress(KeyboardInterrupt, Terminated):
             run_to_the_end(_serve(node, console))
-        console.note("the bootstrap node has ended")
+        console.note("the bootstrap node has stopped")
     finally:
         place.unlock()
         console.close()
 
 
 async def _serve(node: NodeSettings, console: TerminalConsole) -> None:
-    async with entrance(node, ToldEvents(console)) as (best, *others):
+    async with entrance(node, PrintedEvents(console)) as (best, *others):
         console.data(best)
-        console.note(f"to found a run through it: `atom start RUN.toml --initial-peers {best}`")
+        console.note(f"to found a run here: `atom start RUN.toml --initial-peers {best}`")
         for address in others:
-            console.note(f"also reached at {address}")
+            console.note(f"also reachable at {address}")
         await asyncio.Event().wait()

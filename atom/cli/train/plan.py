@@ -65,7 +65,7 @@ def _require_room(plan: Plan) -> None:
         raise DeviceError(
             f"this run needs {format_bytes(host.total_bytes)} of host memory; "
             f"there are {format_bytes(host.have_bytes)}",
-            'for another box, say what it has: [host] memory = "128 GiB" in a peer file',
+            'to plan for another machine, set its size in a peer file: [host] memory = "128 GiB"',
         )
     if disk.total_bytes > disk.have_bytes:
         raise StorageError(
@@ -136,5 +136,5 @@ def parse_network(text: str | None) -> float | None:
     except ValueError as problem:
         raise typer.BadParameter(str(problem), param_hint="--network") from problem
     if bits_per_s <= 0:
-        raise typer.BadParameter("no bandwidth at all", param_hint="--network")
+        raise typer.BadParameter("the bandwidth must be above zero", param_hint="--network")
     return bits_per_s

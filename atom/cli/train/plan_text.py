@@ -15,14 +15,14 @@ from atom.plan.prediction import RoundPrediction
 
 MAX_SUB_MODELS = 12
 """Most sub-models in the table, the last one included."""
-_COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "hands on", "stays")
+_COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "output", "stays")
 _WAITS = {
     "link": "weights",
-    "gradients": "gradients to leave",
+    "gradients": "copies of gradients",
     "values": "values between sub-models",
     "end": "the last gradients",
 }
-_FIRST_TO_GO = ("hands on", "backward", "forward", "activations", "stays", "weights")
+_FIRST_TO_GO = ("output", "backward", "forward", "activations", "stays", "weights")
 
 
 def plan_text(plan: Plan, columns: int) -> RenderableType:
@@ -35,7 +35,7 @@ def plan_text(plan: Plan, columns: int) -> RenderableType:
     return Group(
         _headline(plan),
         *_section("verdict", _verdict(plan)),
-        *_section("does it fit", _fit(plan)),
+        *_section("requirements", _fit(plan)),
         *_section(_cut_title(plan), _sub_models(plan, columns - 2)),
         *_section(_pass_title(plan), _pass(plan)),
         *_section(_round_title(plan), _round(plan)),
@@ -68,19 +68,19 @@ def _verdict(plan: Plan) -> RenderableType:
     round_, gain = plan.prediction, plan.gain
     unit = "tokens" if plan.work.sequence_tokens > 1 else "samples"
     times = ("fewer than", "bad") if gain.times_alone < 1 else f"{gain.times_alone:.2g} times"
-    others = f"; without this box {gain.without:,.0f}" if gain.without else ""
-    alone = f" the {gain.alone:,.0f} of this box alone{others}"
-    swarm = Text.assemble(f"{gain.swarm:,.0f} {unit}/s of {_peers(plan)}, ", times, alone)
+    others = f"; without this machine {gain.without:,.0f}" if gain.without else ""
+    alone = f" the {gain.alone:,.0f} of this machine alone{others}"
+    swarm = Text.assemble(f"{gain.swarm:,.0f} {unit}/s for {_peers(plan)}, ", times, alone)
     table = _grid(right=())
     table.add_row("speed", swarm)
     if len(plan.alone) > 1:
         each = ", ".join(f"{rate:,.0f} with {n}" for n, rate in enumerate(plan.alone, start=1))
-        table.add_row("devices", f"{each}: {unit}/s of this box alone")
+        table.add_row("devices", f"{each}: {unit}/s of this machine alone")
     if len(plan.shapes) > 1:
         table.add_row("shape", _shape(plan, unit))
     table.add_row("passes", _share_of(round_))
     an_hour = _line_bytes(round_.line_bytes_per_day / 24)
-    table.add_row("line", f"{an_hour} an hour up, and as much down")
+    table.add_row("line", f"{an_hour} per hour up, and the same down")
     if plan.run_s is not None and plan.run_alone_s is not None:
         ends = f"{plan.run.run.rounds:,} rounds take {format_seconds(plan.run_s)}"
         table.add_row("end", f"{ends}; as much alone {format_seconds(plan.run_alone_s)}")
@@ -98,19 +98,19 @@ def _shape(plan: Plan, unit: str) -> str:
     def said(size: int) -> str:
         count = choice.devices // size
         groups = f"{count} group{'' if count == 1 else 's'} of {size} devices"
-        return f"{groups if size > 1 else 'each by itself'} {each * plan.shapes[size]:,.0f}"
+        return f"{groups if size > 1 else 'separately'} {each * plan.shapes[size]:,.0f}"
 
     chosen, why = choice.group_devices, ""
     if chosen > 1:
         resident = len(choice.arrangement.resident) == len(choice.cut.pieces)
-        why = " (it holds the model)" if resident else " (one loads a sub-model for all)"
+        why = " (the model fits)" if resident else " (loads are shared)"
     others = "".join(f"; {said(size)}" for size in plan.shapes if size != chosen)
-    return f"{said(chosen)}{why}{others}: {unit}/s of a pass by itself"
+    return f"{said(chosen)}{why}{others}: {unit}/s, without the exchange"
 
 
 def _peers(plan: Plan) -> str:
     peers = plan.work.peers
-    return f"{peers:,} peers like this one" if peers > 1 else "this box, alone"
+    return f"{peers:,} peers like this one" if peers > 1 else "this machine alone"
 
 
 def _fit(plan: Plan) -> RenderableType:
@@ -130,29 +130,29 @@ def _fit(plan: Plan) -> RenderableType:
     parts = [
         (memory.slot_bytes, "swapped weights"),
         (memory.resident_bytes, "weights that stay"),
-        (memory.trained_bytes, "state of what is trained there"),
+        (memory.trained_bytes, "state of weights trained there"),
         (memory.gradient_bytes, "gradients"),
-        (memory.activation_bytes, "activations at work"),
-        (memory.kept_bytes, "activations that stay"),
-        (memory.boundary_bytes, "between sub-models"),
+        (memory.activation_bytes, "activations in use"),
+        (memory.kept_bytes, "stored activations"),
+        (memory.boundary_bytes, "values between sub-models"),
     ]
     held = ", ".join(f"{format_bytes(size)} {what}" for size, what in parts if size)
-    kept = f"{format_bytes(disk.snapshot_bytes)} states, one and the next that is written"
+    kept = f"{format_bytes(disk.snapshot_bytes)} snapshots, the current and the next"
     if disk.checkpoint_bytes:
         kept += f", {format_bytes(disk.checkpoint_bytes)} checkpoints"
-    kept += f", {format_bytes(disk.result_bytes)} averages of the rounds since"
+    kept += f", {format_bytes(disk.result_bytes)} averages of later rounds"
     if disk.text_bytes:
-        kept += f", {format_bytes(disk.text_bytes)} text of the run"
+        kept += f", {format_bytes(disk.text_bytes)} training text"
     if disk.joiners_bytes:
-        kept += f"; {format_bytes(disk.joiners_bytes)} more for joiners, where there is room"
+        kept += f"; {format_bytes(disk.joiners_bytes)} more for joiners, if there is room"
     lines = [Text(f"on the device: {held}", "quiet"), Text(f"on the disk: {kept}", "quiet")]
     if plan.choice.host_bytes:
         count = len(plan.choice.waiting)
         waiting = (
             f"{format_bytes(plan.choice.host_bytes)} of values between sub-models, "
-            f"what {count} of {len(plan.choice.cut.pieces)} hand on"
+            f"the outputs of {count} of {len(plan.choice.cut.pieces)}"
         )
-        lines.append(Text(f"on the host while nobody needs them: {waiting}", "quiet"))
+        lines.append(Text(f"on the host between uses: {waiting}", "quiet"))
     return Group(table, *lines)
 
 
@@ -160,7 +160,7 @@ def _fits(need_bytes: int, have_bytes: int, remark: str) -> Text:
     if need_bytes <= have_bytes:
         verdict = (f"fits, {format_bytes(have_bytes - need_bytes)} to spare", "good")
     else:
-        verdict = (f"too much by {format_bytes(need_bytes - have_bytes)}", "bad")
+        verdict = (f"short by {format_bytes(need_bytes - have_bytes)}", "bad")
     return Text.assemble(verdict, (f"  {remark}" if remark else "", "quiet"))
 
 
@@ -196,7 +196,7 @@ def _cells(plan: Plan, s: int) -> dict[str, str]:
         "forward": format_seconds(piece.forward_s),
         "backward": format_seconds(piece.backward_s),
         "activations": format_bytes(piece.activation_bytes),
-        "hands on": format_bytes(piece.out_bytes) if piece.out_bytes else "",
+        "output": format_bytes(piece.out_bytes) if piece.out_bytes else "",
         "stays": stays if s in arrangement.resident else "",
     }
 
@@ -208,11 +208,11 @@ def _pass_title(plan: Plan) -> str:
 
 def _pass(plan: Plan) -> RenderableType:
     timeline, profile = plan.choice.timeline, plan.profile
-    source = "measured here, layer by layer, once: --measure-again"
+    source = "measured once on this device, layer by layer: --measure-again"
     if profile.source == "assumed":
         source = f"estimated from the data sheet of {plan.device}"
     table = _grid()
-    table.add_row("takes", format_seconds(timeline.seconds), f"seconds are {source}")
+    table.add_row("takes", format_seconds(timeline.seconds), f"times are {source}")
     busy = f"the device computes {timeline.computing:.0%} of the pass"
     table.add_row("computes", format_seconds(timeline.busy_s("compute")), busy)
     rate, loads_s = profile.link.load_bytes_per_s, timeline.busy_s("load")
@@ -221,7 +221,7 @@ def _pass(plan: Plan) -> RenderableType:
     table.add_row("gradients out", format_seconds(timeline.busy_s("gradients")), "")
     if profile.link.adds_apart:
         added = format_seconds(timeline.busy_s("sums"))
-        table.add_row("adds them", added, "on the host, meanwhile")
+        table.add_row("sums", added, "of gradients, on the host in parallel")
     waits_s = plan.choice.waits_s
     longest = sorted(waits_s, key=lambda reason: -waits_s[reason])
     words = (f"{format_seconds(waits_s[r])} for {_WAITS[r]}" for r in longest if waits_s[r] > 0)
@@ -239,12 +239,12 @@ def _round(plan: Plan) -> RenderableType:
     table = _grid()
     passes = f"{round_.passes} pass{'' if round_.passes == 1 else 'es'}"
     table.add_row("accumulates", format_seconds(round_.passes_s), passes)
-    waits = f"each keeps a pass waiting {format_seconds(round_.optimizer_wait_s)}"
-    steps = f"measured here; {round_.steps} a round, {waits}"
+    waits = f"each delays a pass by {format_seconds(round_.optimizer_wait_s)}"
+    steps = f"measured on this machine; {round_.steps} per round, {waits}"
     table.add_row("a step", format_seconds(round_.optimizer_s), steps)
     travels = f"{_line_bytes(plan.footprint.wire_bytes)} up and as much down, at {network}"
     table.add_row("exchange", format_seconds(round_.all_reduce_s), travels)
-    goes_on = "go on under" if round_.overlapped else "wait for"
+    goes_on = "continue during" if round_.overlapped else "wait for"
     table.add_row("round", format_seconds(round_.round_s), f"passes {goes_on} the exchange")
     return table
 
@@ -254,7 +254,7 @@ def _share_of(round_: RoundPrediction) -> str:
     if not round_.overlapped:
         return share
     waiting = round_.passes_s / (round_.passes_s + round_.all_reduce_s)
-    return f"{share}, under the exchange; {waiting:.0%} if they waited for it"
+    return f"{share}, during the exchange too; {waiting:.0%} if passes waited for it"
 
 
 def _line_bytes(count: float) -> str:

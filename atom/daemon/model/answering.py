@@ -60,7 +60,7 @@ def answering(
         left_bytes = free_host_bytes(None) - layout.total_elements * sampled.dtype.itemsize
         if left_bytes < 0:
             takes = format_bytes(layout.total_elements * sampled.dtype.itemsize)
-            raise DeviceError(f"the weights take {takes} of host memory", "end other programs")
+            raise DeviceError(f"the weights need {takes} of host memory", "end other programs")
         on = device.torch_device
         profile = typical_graph(graph, on, measure_link(on))
         device_bytes = usable_device_bytes([on], left_bytes)
@@ -98,7 +98,7 @@ def _answered(engine: Engine, questions: list[dict[str, torch.Tensor]]) -> list[
         return finite_answers(engine.evaluate(questions))
     except PassVoided as void:
         if void.cause is Cause.MEMORY:
-            what, hint = f"memory ran out: {void.detail}", "fewer prompts, or --device cpu"
+            what, hint = f"memory ran out: {void.detail}", "use fewer prompts, or --device cpu"
             raise DeviceError(what, hint) from void
-        what, hint = "the model gives no finite numbers", "its training has diverged"
+        what, hint = "the model computes numbers that are not finite", "the training has diverged"
         raise ModelError(what, hint) from void

@@ -117,7 +117,7 @@ def _opened(
 def _adapter(source: ModelSource) -> Outside:
     """Return the folder format of the run's adapters. Raises: SourceError."""
     if not isinstance(source, PartlyTrained):
-        raise SourceError("the run trains no adapters", "leave --adapter out")
+        raise SourceError("the run trains no adapters", "omit --adapter")
     return Outside(*source.adapter())
 
 
@@ -257,8 +257,8 @@ def folder_aside(target: Path) -> Iterator[Path]:
         aside.mkdir()
     except FileExistsError as problem:
         raise StorageError(
-            f"{aside} is there: another export writes it, or one was killed while it did",
-            "remove it if none is at work",
+            f"{aside} exists: another export writes it, or was killed while writing",
+            "remove it if no export is running",
         ) from problem
     except OSError as problem:
         raise _unwritable(target, problem) from problem

@@ -112,7 +112,7 @@ class KeptRun:
         except (PeerRefused, OSError) as problem:
             raise StorageError(
                 f"the run in {state.root} cannot be read: {problem}",
-                "start its daemon once: it repairs what it can",
+                "start its daemon once, which repairs damaged files",
             ) from problem
         return cls(state, manifest, pinned_run(manifest.run_file), journal)
 
@@ -141,7 +141,7 @@ class KeptRun:
             code = kept_code(model.module, self.state.own_code, model.module_sha256)
             if code is None:
                 what = f"{self.state.own_code} is not the run's code"
-                raise StorageError(what, "start the daemon once: it fetches it")
+                raise StorageError(what, "start the daemon once, which fetches it")
             self._require_trust(code, trust)
         return open_source(self.run, code)
 
@@ -169,11 +169,11 @@ class KeptRun:
             chosen = next((each for each in found if each.round == int(wanted)), None)
         if chosen is None:
             rounds = ", ".join(str(number) for number in sorted({each.round for each in found}))
-            nothing = f"nothing of round {wanted}"
+            nothing = f"no checkpoint of round {wanted}"
             what = "no checkpoint with a validation" if wanted == BEST else nothing
             raise StorageError(
                 f"{self.state.root} holds {what}; it has rounds {rounds}",
-                "[checkpoints] in the peer file says what is kept from now on",
+                "[checkpoints] in the peer file says which rounds are stored from now on",
             )
         return chosen
 
@@ -225,8 +225,8 @@ class KeptRun:
         arenas = read_tensors(path)
         if state_digest(arenas) != wanted:
             raise StorageError(
-                f"{path} is damaged: it is not what the run began with",
-                "delete it, and start the daemon once: it fetches it",
+                f"{path} is damaged: it does not hold the run's initial weights",
+                "delete it, and start the daemon once, which fetches it",
             )
         return arenas[FROZEN]
 
@@ -243,8 +243,8 @@ class KeptRun:
         """
         if self.run.train is not None:
             raise ConfigError(
-                f"{self.state.root} holds adapters beside a model",
-                "put them into it with `atom export FOLDER`, then begin with --from FOLDER",
+                f"{self.state.root} holds adapters and a frozen model",
+                "merge them with `atom export FOLDER`, then begin with --from FOLDER",
             )
         weights = HeldWeights(
             self.layout(self.source(None)), self.arenas(self.chosen()), self.frozen()
@@ -273,7 +273,7 @@ class KeptRun:
         if trust != wanted and (keeper is None or keeper.peer_id != owner):
             raise TrustError(
                 f"this run's model is code of its owner {owner}, saved in {code.path}",
-                f"to run it once more, for the names of the weights: --trust {wanted}",
+                f"to execute it again, for the names of the weights: --trust {wanted}",
             )
 
 

@@ -234,7 +234,7 @@ def verify_recipe(recipe: Recipe, samples: Samples, console: Console) -> None:
     def told(done: int, total: int) -> None:
         console.progress("checking the sub-models", done, total, "runs")
 
-    verify_against_eager(model, program, batch, told=told)
+    verify_against_eager(model, program, batch, on_progress=told)
 
 
 def _compared_on(samples: Samples, sequences: int) -> Batch:
@@ -280,8 +280,8 @@ def answering_graph(recipe: Recipe, window: int) -> Graph:
     graph = trace(model, example_question(window), training=False, gives_loss=False)
     if graph.layout != recipe.graph.layout:
         raise ModelError(
-            "without its loss the model uses its parameters in another way",
-            "use the same ones, in the same order, for both, or remove [sample]",
+            "without its loss the model uses other parameters",
+            "use the same parameters, in the same order, for both, or remove [sample]",
         )
     return graph
 
@@ -297,7 +297,7 @@ def evaluation_graph(recipe: Recipe) -> Graph | None:
     try:
         graph = trace_run(recipe.run, recipe.source, training=False)
     except ModelError as problem:
-        hint = "see that it can be validated, or remove [validation]"
+        hint = "make validation possible, or remove [validation]"
         raise ModelError(f"in evaluation mode {problem.message}", hint) from problem
     if place := drawing_place(graph):
         raise ModelError(
@@ -306,8 +306,8 @@ def evaluation_graph(recipe: Recipe) -> Graph | None:
         )
     if graph.layout != recipe.graph.layout:
         raise ModelError(
-            "in evaluation mode the model uses its parameters in another way",
-            "use the same ones, in the same order, in both modes, or remove [validation]",
+            "in evaluation mode the model uses other parameters",
+            "use the same parameters, in the same order, in both modes, or remove [validation]",
         )
     # The mode may change more than dropout, such as label smoothing or an extra loss.
     return None if graph.graph_hash == recipe.graph.graph_hash else graph

@@ -94,18 +94,18 @@ def _read(
     try:
         tokens = tokens_of(tokenizer, prompt)
     except ValueError as problem:
-        raise ConfigError(f"{which}: {problem}", "write it otherwise") from problem
+        raise ConfigError(f"{which}: {problem}", "change the prompt") from problem
     if not tokens:
-        raise ConfigError(f"{which} has no tokens", "say how the text begins")
+        raise ConfigError(f"{which} has no tokens", "write the start of a text")
     if len(tokens) > most:
         raise ConfigError(
             f"{which} has {len(tokens):,} tokens, and the model's sequences {most:,}",
-            "shorten it: what comes before would not be looked at",
+            "shorten it: the model would ignore the tokens before them",
         )
     if vocabulary is not None and max(tokens) >= vocabulary:
         raise ConfigError(
             f"{which} has the token {max(tokens):,}, and the model {vocabulary:,} tokens",
-            "the tokenizer is another model's",
+            "the tokenizer belongs to another model",
         )
     return tokens
 
@@ -155,7 +155,7 @@ def wanted_prompts(
         return None
     _require_text(run)
     if run.data.tokenizer != "bytes" and not tokenizer_json.exists():
-        note("[sample]: the run's tokenizer is on its way; texts are written after the next start")
+        note("[sample]: the tokenizer is being fetched; texts are written after the next start")
         return None
     tokenizer, most = run_tokenizer(run, tokenizer_json), run.model.sequence_tokens
     ends = ends_of(tokenizer)
@@ -194,7 +194,7 @@ def sampled_folder(folder: Path, trust: str | None, note: Note) -> Sampled:
         return _exported(folder)
     if (folder / _ADAPTER_CONFIG).exists():
         raise StorageError(
-            f"{folder} holds adapters alone", "export without --adapter, or name the state folder"
+            f"{folder} holds only adapters", "export without --adapter, or name the state directory"
         )
     raise StorageError(
         f"{folder} holds neither a run nor a model",
@@ -207,7 +207,7 @@ def _require_text(run: PinnedRun) -> None:
     if run.data.source == "module":
         raise ConfigError(
             f"the run {run.run.name} trains on its module's own dataset, and not on text",
-            "nothing can be sampled from it",
+            "it has no text to sample",
         )
 
 

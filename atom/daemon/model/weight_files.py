@@ -155,12 +155,12 @@ def _files_in(folder: Path) -> dict[Path, list[str]]:
         with _read_errors(folder / INDEX):
             return {folder / file: names for file, names in read_index(folder / INDEX).items()}
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder", "name one that holds model.safetensors")
+        raise ConfigError(f"{folder} is not a folder", "name a folder that holds model.safetensors")
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
     if pickled:
         raise ConfigError(
-            f"{folder} holds weights as {pickled[0]} only, which is a program to be run",
-            "load it where you trust it, with transformers, and save_pretrained() it again",
+            f"{folder} holds weights only as {pickled[0]}, which can execute code",
+            "if you trust it, load it with transformers, and save_pretrained() it again",
         )
     raise ConfigError(f"{folder} holds no {WHOLE}", "name a folder with weights as safetensors")
 
@@ -171,7 +171,7 @@ def _read_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, DataError) as problem:
         raise ConfigError(
-            f"{path} cannot be read: {problem}", "the folder is not whole: get it again"
+            f"{path} cannot be read: {problem}", "the folder is incomplete: get it again"
         ) from problem
 
 
@@ -236,9 +236,9 @@ def refuse_unused(recipe: Recipe, folder: Path) -> None:
     unused = [place.name for place in places if place.parameter not in recipe.graph.layout.by_name]
     if unused:
         raise ConfigError(
-            f"{folder} holds what the loss does not use: {_some(unused)}",
-            "peers keep only what they train, and an export would lack it: begin from a model "
-            "and a folder without it",
+            f"{folder} holds weights that the loss does not use: {_some(unused)}",
+            "peers keep only trained weights, so an export would lack these: begin from a model "
+            "and a folder without them",
         )
 
 
@@ -269,14 +269,14 @@ class _Given:
             if not torch.equal(self._read(other, its_place), value):
                 raise ConfigError(
                     f"{self.files.folder}: {first} and {other} differ, the model ties them",
-                    "set tie_word_embeddings = false in its config.json, and begin anew",
+                    "set tie_word_embeddings = false in its config.json, and found the run again",
                 )
         return value
 
     def _read(self, name: str, place: Place) -> Tensor:
         raw = self.files.value(name)
         if not raw.dtype.is_floating_point:
-            raise ConfigError(f"{self.files.folder}: {name} holds {raw.dtype}, no weights")
+            raise ConfigError(f"{self.files.folder}: {name} holds {raw.dtype}, not weights")
         return _finite(self.files.folder, name, place.to_parameter(raw).to(torch.float32))
 
 
@@ -299,8 +299,8 @@ def _matched(outside: Outside, files: WeightFiles) -> _Given:
     missing = [place.name for place in outside.places if not found[place.parameter]]
     for what, names, hint in (
         ("does not hold", missing, "the model has more tensors than the folder"),
-        ("holds what the model does not have:", extra, "the folder is of another model"),
-        ("holds another shape:", misshaped, "the sizes in [model] must be the folder's"),
+        ("holds tensors that the model lacks:", extra, "the folder belongs to another model"),
+        ("holds other shapes:", misshaped, "the sizes in [model] must equal the folder's"),
     ):
         if names:
             raise ConfigError(f"{files.folder} {what} {_some(names)}", hint)
@@ -311,15 +311,15 @@ def _matched(outside: Outside, files: WeightFiles) -> _Given:
 
 def _finite(folder: Path, name: str, value: Tensor) -> Tensor:
     if not bool(torch.isfinite(value).all()):
-        raise ConfigError(f"{folder}: {name} has values that are no numbers")
+        raise ConfigError(f"{folder}: {name} has values that are not finite")
     return value
 
 
 def _require_own(folder: Path, name: str, found: Tensor, own: Tensor) -> None:
     if not torch.equal(found, own):
         raise ConfigError(
-            f"{folder}: {name} is another one than the model's own",
-            "it is a constant that no training changes, and that peers do not exchange",
+            f"{folder}: {name} differs from the model's",
+            "it is a constant, which training does not change and peers do not exchange",
         )
 
 
@@ -335,8 +335,8 @@ def _by_full_name(outside: Outside, files: WeightFiles) -> dict[str, str]:
         full = _full(name, outside.prefix, known)
         if full in found:
             raise ConfigError(
-                f"{files.folder} holds both {found[full]} and {name}, one tensor of the model",
-                "leave one of them out",
+                f"{files.folder} holds both {found[full]} and {name}: one tensor of the model",
+                "remove one of them",
             )
         found[full] = name
     return found

@@ -26,11 +26,11 @@ def idle_hint_s(said: str, now_s: float) -> float:
 
     `now_s`: seconds of `time.monotonic`.
     """
-    told = dict(line.partition("=")[::2] for line in said.splitlines())
-    if told.get("IdleHint") == "no":
+    fields = dict(line.partition("=")[::2] for line in said.splitlines())
+    if fields.get("IdleHint") == "no":
         return 0.0
-    since_us = told.get(_SINCE, "0")
-    if told.get("IdleHint") != "yes" or not since_us.isdigit() or int(since_us) == 0:
+    since_us = fields.get(_SINCE, "0")
+    if fields.get("IdleHint") != "yes" or not since_us.isdigit() or int(since_us) == 0:
         return math.inf
     return now_s - int(since_us) / 1e6
 

@@ -63,56 +63,54 @@ def _at(*keys: str) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def _validation(info: Mapping[str, Any]) -> Mapping[str, float] | None:
-    if (told := info["validation"]) is None:
+    if (losses := info["validation"]) is None:
         return None
-    return {"": told["loss"], **{text: each["loss"] for text, each in told["texts"].items()}}
+    return {"": losses["loss"], **{text: each["loss"] for text, each in losses["texts"].items()}}
 
 
 _FIGURES = (
-    _Figure("atom_round", "Last round applied here.", _at("round")),
-    _Figure("atom_state", "1 for the state that this peer is in.",
+    _Figure("atom_round", "Last round that this peer applied.", _at("round")),
+    _Figure("atom_state", "1 for the current state of this peer.",
             lambda info: {each.value: float(each == info["state"]) for each in PeerState}, "state"),
     _Figure("atom_global_batch_sequences", "Sequences per round, over all peers.",
             _at("global_batch")),
-    _Figure("atom_counted_sequences", "Sequences counted here for the next round.",
+    _Figure("atom_counted_sequences", "Sequences that this peer counted for the next round.",
             _at("sequences")),
-    _Figure("atom_loss_nats", "Mean loss of the last committed round; of text, nats per token.",
+    _Figure("atom_loss_nats", "Mean loss of the last committed round; for text, nats per token.",
             _at("loss")),
-    _Figure("atom_validation_loss_nats", "Newest of what is held back, by text; without one: the "
-            "mean of these.", _validation, "text"),
-    _Figure("atom_text_epochs", "How often each text that is trained on was dealt as a whole.",
-            _at("epochs"), "text"),
-    _Figure("atom_tokens_per_second", "This peer's speed over the last 30 s.", _at("tokens_per_s")),
-    _Figure("atom_utilisation_ratio", "Of the last round's time: in passes.",
+    _Figure("atom_validation_loss_nats", "Newest validation loss by text; without a label: of all.",
+            _validation, "text"),
+    _Figure("atom_text_epochs", "Epochs of each training text.", _at("epochs"), "text"),
+    _Figure("atom_tokens_per_second", "Speed of this peer in the last 30 s.", _at("tokens_per_s")),
+    _Figure("atom_utilisation_ratio", "Fraction of the last round's time spent in passes.",
             _at("last_round", "utilisation")),
-    _Figure("atom_round_sent_bytes", "To other peers, over the last round.",
+    _Figure("atom_round_sent_bytes", "Bytes sent to other peers, over the last round.",
             _at("last_round", "sent_bytes")),
-    _Figure("atom_round_received_bytes", "From other peers, over the last round.",
+    _Figure("atom_round_received_bytes", "Bytes received from other peers, over the last round.",
             _at("last_round", "received_bytes")),
-    _Figure("atom_sent_bytes", "To other peers, by this process.", _at("sent_bytes"),
+    _Figure("atom_sent_bytes", "Bytes sent to other peers by this process.", _at("sent_bytes"),
             only_rises=True),
-    _Figure("atom_received_bytes", "From other peers, by this process.", _at("received_bytes"),
-            only_rises=True),
-    _Figure("atom_traffic_bytes", "Both ways, today and this month, by all processes of this peer.",
+    _Figure("atom_received_bytes", "Bytes received by this process from other peers.",
+            _at("received_bytes"), only_rises=True),
+    _Figure("atom_traffic_bytes", "Bytes in both directions, by all processes of this peer.",
             lambda info: {span: info["traffic"][f"{span}_bytes"] for span in ("today", "month")},
             "span"),
-    _Figure("atom_traffic_allowed_bytes", "Both ways in a month: [network] per_month.",
+    _Figure("atom_traffic_allowed_bytes", "Bytes allowed per month: [network] per_month.",
             _at("traffic", "per_month_bytes")),
-    _Figure("atom_rounds_joined", "Committed rounds that this process had a part in.",
+    _Figure("atom_rounds_joined", "Committed rounds that this process contributed to.",
             _at("rounds_joined"), only_rises=True),
-    _Figure("atom_committed_sequences", "Sequences of this process in them.",
+    _Figure("atom_committed_sequences", "Sequences of this process in committed rounds.",
             _at("sequences_committed"), only_rises=True),
-    _Figure("atom_peers", "Other peers seen alive.", lambda info: len(info["peers"])),
-    _Figure("atom_disk_free_bytes", "Free where the state is kept.", _at("disk", "free_bytes")),
-    _Figure("atom_passes_voided", "Passes that counted for nothing.", _at("passes_voided"),
+    _Figure("atom_peers", "Other live peers.", lambda info: len(info["peers"])),
+    _Figure("atom_disk_free_bytes", "Free space for the state.", _at("disk", "free_bytes")),
+    _Figure("atom_passes_voided", "Passes whose results were discarded.", _at("passes_voided"),
             "reason", only_rises=True),
-    _Figure("atom_pass_duration_seconds", "How long a pass took.",
-            _at("last_pass", "pass_seconds")),
-    _Figure("atom_device_computing_ratio", "Of that pass: the device computes.",
+    _Figure("atom_pass_duration_seconds", "Duration of a pass.", _at("last_pass", "pass_seconds")),
+    _Figure("atom_device_computing_ratio", "Fraction of a pass in which the device computes.",
             _at("last_pass", "computing")),
-    _Figure("atom_device_waiting_ratio", "Of that pass: the device waits.",
+    _Figure("atom_device_waiting_ratio", "Fraction of a pass in which the device waits.",
             _at("last_pass", "waiting"), "reason"),
-    _Figure("atom_device_at_work", "1 for a device of this peer, 0 while it is left out.",
+    _Figure("atom_device_at_work", "1 for a device of this peer, 0 while it is excluded.",
             lambda info: {name: float(not why) for name, why in info["devices"].items()}, "device"),
 )  # fmt: skip
 
@@ -125,18 +123,18 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._events = Counter(
             "atom_events",
-            "Events as in events.jsonl, by their named reason if they have one.",
+            "Events in events.jsonl, by kind and reason.",
             ["event", "reason"],
             registry=self.registry,
         )
         self._swarm_speed = Gauge(
             "atom_swarm_tokens_per_second",
-            "The swarm's speed over the last round.",
+            "Speed of the swarm over the last round.",
             registry=self.registry,
         )
         self._reduce = Histogram(
             "atom_all_reduce_duration_seconds",
-            "How long all-reduces took that this peer had a part in.",
+            "Duration of all-reduces that this peer took part in.",
             buckets=_REDUCE_BUCKETS_S,
             registry=self.registry,
         )
@@ -205,7 +203,9 @@ class _InfoCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the daemon's current figures; figures that are unknown now are left out."""
         info = self._info()
-        what = GaugeMetricFamily("atom_info", "What this is.", labels=["version", "run", "peer_id"])
+        what = GaugeMetricFamily(
+            "atom_info", "Version and run of this peer.", labels=["version", "run", "peer_id"]
+        )
         what.add_metric([__version__, str(info["run"]), str(info["peer_id"])], 1.0)
         yield what
         for figure in _FIGURES:

@@ -63,13 +63,13 @@ class Pauses:
         """Begin the owner's pause, and return the outcome as text for the owner."""
         with self._lock:
             if self._leaving:
-                return "not paused: it is leaving, and sees to what it counted"
+                return "not paused: the peer is leaving, and its counted work comes first"
             if self._by_owner:
                 return f"already paused{self._put_mark()}"
             free, fault = self._stop(), self._put_mark()
-        memory = "is free" if free else "will be free when the pass under way ends"
+        memory = "is free" if free else "will be free at the end of the current pass"
         return (
-            "paused: nothing new is trained; what was counted stays, rounds go on; "
+            "paused: no new passes; counted work is kept, rounds continue; "
             f"the device's memory {memory}{fault}"
         )
 
@@ -124,7 +124,7 @@ class Pauses:
         try:
             write_atomically(self._mark, b"`atom resume` removes this\n")
         except StorageError as problem:
-            return f"; a restart would end this, {problem.message}"
+            return f"; a restart would end the pause: {problem.message}"
         return ""
 
     def _remove_mark(self) -> str:
@@ -133,5 +133,5 @@ class Pauses:
             if self._mark.exists():  # a read-only disk refuses to remove even an absent file
                 self._mark.unlink(missing_ok=True)
         except OSError as problem:
-            return f"; a restart would be paused, cannot remove {self._mark}: {problem.strerror}"
+            return f"; a restart would be paused: cannot remove {self._mark}: {problem.strerror}"
         return ""

@@ -61,8 +61,8 @@ class Settings:
         with self._lock:
             if not self._path.is_file():  # reading a pipe could block forever
                 raise ConfigError(
-                    f"{self._path}: no such file, or no plain one",
-                    "write your peer file there, or start again with --peer and a file that stays",
+                    f"{self._path}: not a regular file",
+                    "write your peer file there, or restart with --peer and a permanent file",
                 )
             peer = load_peer_file(self._path)
             changed = changed_keys(self._peer, peer)

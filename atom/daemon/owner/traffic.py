@@ -65,10 +65,10 @@ class Traffic:
         """Reason why the peer may not go on this month, for the owner; empty if it may."""
         if self.per_month is None or self.per_month - self.month_bytes > self.reserve_bytes:
             return ""
-        allowed = f"its {format_bytes(self.per_month)} a month ([network] per_month)"
+        allowed = f"the allowance of {format_bytes(self.per_month)} a month ([network] per_month)"
         if self.per_month <= self.reserve_bytes:
-            return f"{allowed} are less than two rounds take, {format_bytes(self.reserve_bytes)}"
-        return f"{allowed} are used up until {self.next_month:%d %B %Y}"
+            return f"{allowed} is less than two rounds need: {format_bytes(self.reserve_bytes)}"
+        return f"{allowed} is used up until {self.next_month:%d %B %Y}"
 
     @property
     def next_month(self) -> datetime:
@@ -136,7 +136,7 @@ def require_allowance(path: Path, per_month: int | None, now: datetime) -> None:
         AllowanceError: the allowance is used up; the message says until when.
     """
     if why_not := replace(kept_traffic(path, now), per_month=per_month).why_not:
-        raise AllowanceError(why_not, "start again then, or with a larger [network] per_month")
+        raise AllowanceError(why_not, "start again later, or raise [network] per_month")
 
 
 class TrafficCounter:

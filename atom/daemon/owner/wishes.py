@@ -38,7 +38,7 @@ def why_not(now: datetime, wishes: Schedule, seen: Observations) -> str:
         return "on battery"
     if wishes.idle_for_s is not None and seen.idle_s < wishes.idle_for_s:
         wanted = format_seconds(wishes.idle_for_s)
-        return f"the machine is in use, or not yet idle for {wanted}"
+        return f"the machine is in use, or idle for less than {wanted}"
     return ""
 
 
@@ -61,20 +61,20 @@ class OwnersWishes:
     def __init__(
         self,
         peer: PeerFile,
-        told: Callable[[str], None],
-        failed: Callable[[BaseException], None],
+        on_reason: Callable[[str], None],
+        on_failure: Callable[[BaseException], None],
         wall: Callable[[], datetime] = wall_clock,
     ) -> None:
         """Check nothing yet.
 
         Args:
             peer: Peer file with the conditions.
-            told: Called with the reason to pause after each check; empty if there is none.
-            failed: Called with the exception of a check that failed in the thread.
+            on_reason: Called with the reason to pause after each check; empty if there is none.
+            on_failure: Called with the exception of a check that failed in the thread.
             wall: Returns the local wall-clock time.
         """
         self._peer, self._wall = peer, wall
-        self._told, self._failed = told, failed
+        self._on_reason, self._on_failure = on_reason, on_failure
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wishes", daemon=True)
@@ -96,7 +96,7 @@ class OwnersWishes:
         """Check the conditions now, and report the result."""
         with self._lock:
             now, wishes = self._wall(), self._peer.schedule
-            self._told(why_not(now, wishes, self.seen(wishes)))
+            self._on_reason(why_not(now, wishes, self.seen(wishes)))
 
     def seen(self, wishes: Schedule) -> Observations:
         """Return the observations that these conditions need."""
@@ -116,4 +116,4 @@ class OwnersWishes:
             while not self._closing.wait(LOOK_S):
                 self.look()
         except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
-            self._failed(failure)
+            self._on_failure(failure)

@@ -149,7 +149,7 @@ def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> 
     if root is None:
         if name is None:
             raise ConfigError(
-                "a peer has an identity for each run",
+                "a peer has a separate identity for each run",
                 "name the run or its address: `atom id RUN`; or the directory: --state DIR",
             )
         root = default_state_directory(name)
@@ -179,7 +179,7 @@ def check_member(listed: Listed, owner: str, peer_id: str) -> None:
     """
     if listed is not None and peer_id not in listed:
         raise TrustError(
-            f"this run is open to those its owner has listed, and this peer is not: {peer_id}",
+            f"this run is open to listed peers only, and this peer is not listed: {peer_id}",
             f"ask its owner {owner} to list it in their next run; "
             "if they have listed the peer of another state directory, name that with --state DIR",
         )
@@ -201,7 +201,7 @@ def read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes] | None:
     except OSError as problem:
         raise StorageError(
             f"{box.state.manifest} cannot be read: {problem.strerror or problem}",
-            "check its rights and its disk, or choose another directory with --state DIR",
+            "check its permissions and its disk, or choose another directory with --state DIR",
         ) from problem
     try:
         return decode_manifest(record, run_name), record
@@ -228,11 +228,10 @@ def check_same_run(manifest: Manifest, run_text: str, box: Box, path: Path) -> N
     if manifest.owner != box.identity.peer_id:
         raise AddressError(
             f"the run in {box.state.root} was founded by another peer",
-            "take part in it with `atom join ADDRESS`, or start anew with another --state DIR",
+            "take part with `atom join ADDRESS`, or found a new run with another --state DIR",
         )
     if manifest.run_file != run_text:
         raise MismatchError(
-            f"{path}, or the model it names, has changed since the run was founded "
-            f"in {box.state.root}",
+            f"{path} or its model has changed since the run was founded in {box.state.root}",
             "undo the change, or found a new run with another name or --state DIR",
         )

@@ -150,7 +150,8 @@ def _choose(
         except DeviceError:
             raise problem from None
         raise ShortageError(
-            f"{problem.message}; other programs have the rest", "end them, then try again"
+            f"{problem.message}; other programs use the remaining memory",
+            "end them, then try again",
         ) from problem
 
 
@@ -191,7 +192,7 @@ def _named_if_out_of_memory() -> Iterator[None]:
             raise
         raise ShortageError(
             f"memory ran out while the replica was set up: {str(failure).partition(chr(10))[0]}",
-            "other programs use it: end them, or lower [device] memory in the peer file",
+            "end other programs, or lower [device] memory in the peer file",
         ) from failure
 
 

@@ -229,7 +229,7 @@ def _member(
         if bool(known[0].frozen_digest) != (layout.total_elements > layout.trained_elements):
             raise MismatchError(
                 "the run's manifest and its model disagree on whether anything is frozen",
-                "ask the run's owner to found it anew: peers could train beside different weights",
+                "ask the run's owner to found it again: frozen weights could differ between peers",
             )
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
     prompts = wanted_prompts(box.peer.sample, recipe, box.state.tokenizer, console.note)

@@ -109,7 +109,7 @@ def enter_dht(run: str, owner: str, node: NodeSettings, events: EventSink) -> Di
         return DirectoryThread(open_directory(run, owner, node, events), BootClock())
     except (DirectoryUnavailable, TimeoutError) as problem:
         raise AddressError(
-            f"the DHT node did not come up: {str(problem) or 'no answer'}",
+            f"the DHT node did not start: {str(problem) or 'no answer'}",
             f"try again; its own log is {node.log_path}",
         ) from problem
 
@@ -238,7 +238,7 @@ class Heartbeat:
     async def _share(self) -> None:
         while True:
             self._send_due()
-            if self._exchange.has_news.is_set():
+            if self._exchange.has_changed.is_set():
                 self._hand_on()
             await asyncio.sleep(SHARE_S)
 
@@ -251,7 +251,7 @@ class Heartbeat:
 
     def _hand_on(self) -> None:
         """Pass on the leases of both channels. A lease that is not newer is no sign of life."""
-        self._exchange.has_news.clear()
+        self._exchange.has_changed.clear()
         self._on_leases(self._exchange.merged(self._read_leases, self._clock.now()))
 
     def _lost_sight(self, problem: Exception) -> None:

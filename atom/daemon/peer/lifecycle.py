@@ -57,12 +57,12 @@ class Ending(StrEnum):
 
 _WORDS = {
     Ending.ROUNDS_REACHED: "the run is finished; `atom export FOLDER` writes the model",
-    Ending.LEFT: "left, and nothing that was counted is lost",
+    Ending.LEFT: "left; all counted work is committed",
     Ending.LEFT_LATE: (
-        "left, and some of what was counted is lost: no round took it before the deadline, or one "
+        "left, but some counted work is lost: no round committed it before the deadline, or one "
         "closed without it"
     ),
-    Ending.MONTH_USED: "left, for its line may carry no more; start it again when it may",
+    Ending.MONTH_USED: "left, because the traffic allowance is used up; start again next month",
 }
 
 

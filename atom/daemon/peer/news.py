@@ -76,14 +76,14 @@ class News:
         if ahead:
             self._swarm = max(ahead)
             what = f"is back from round {ours:,}" if ours else "joins"
-            fetched = "what it missed" if ours else "its state"
-            words = f"the swarm is at round {self._swarm:,}, {fetched} is being fetched"
-            return "" if told else f"peer {self._me} {what}: {words}; atom watch shows how it goes"
+            fetched = "the missed rounds" if ours else "the state"
+            words = f"the swarm is at round {self._swarm:,}; fetching {fetched}"
+            return "" if told else f"peer {self._me} {what}: {words}; atom watch shows the swarm"
         if not told:
-            return f"peer {self._me} at round {ours:,}; atom watch shows how it goes"
+            return f"peer {self._me} at round {ours:,}; atom watch shows the swarm"
         if ours < self._swarm:
-            return f"who was at round {self._swarm:,} is gone: nobody is ahead of round {ours:,}"
-        return f"caught up: at round {ours:,}, as the swarm is"
+            return f"peers at round {self._swarm:,} are gone: no peer is ahead of round {ours:,}"
+        return f"caught up: at round {ours:,}, like the swarm"
 
     def lines(
         self,
@@ -117,8 +117,8 @@ class News:
         if lacks and hears and not others and not self._has_told_lack:
             self._has_told_lack = True
             yield (
-                f"{lacks} is not here, or damaged, and no other peer is there to give it: training "
-                "begins when one comes. Weights that the run keeps frozen can be given with --from "
+                f"{lacks} is missing or damaged, and no other peer is there to serve it: training "
+                "begins when a peer comes. Frozen weights of the run can be given with --from "
                 "FOLDER at the next start"
             )
         told = list(self._rounds(last))
@@ -137,9 +137,7 @@ class News:
         parts = [part for part in last.contributions if part.sequences]
         ours = sum(part.sequences for part in parts if part.peer_id == self._me)
         peers = "1 peer" if len(parts) == 1 else f"{len(parts):,} peers"
-        of = (
-            f" of {peers}, {ours:,} of them ours" if ours < last.sequences else ", all of them ours"
-        )
+        of = f" of {peers}, {ours:,} of them ours" if ours < last.sequences else ", all ours"
         yield f"{which}: loss {last.loss:.4f}, {last.sequences:,} sequences{of}"
 
     def _waiting(self, missing: Collection[str], now: float) -> Iterator[str]:
@@ -152,7 +150,7 @@ class News:
             self._waiting_since = float("inf")  # this absence is reported once
             yield (
                 f"waiting for {_names(missing)}: no round can be decided without them. Training "
-                "goes on by itself when they are back; if that takes long, ask the run's owner"
+                "continues when they are back; if that takes long, ask the run's owner"
             )
 
 

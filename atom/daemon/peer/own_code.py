@@ -51,7 +51,7 @@ def check_trust(owner: str, sha256: str | None, trusted: str | None) -> None:
         TrustError: they differ.
     """
     key, _, digest = (trusted or owner).partition(":")
-    hint = "ask the owner for the value of --trust, on another way than you got the address"
+    hint = "ask the owner for the value of --trust, not by the channel that gave you the address"
     if key != owner:
         raise TrustError(f"you trust {key}, but this run is {owner}'s", hint)
     if sha256 and digest and digest != sha256:
@@ -85,7 +85,7 @@ def obtain_code(
     if options.trust != wanted:
         raise TrustError(
             f"this run's model is code of its owner {manifest.owner}, with the sha256 "
-            f"{code.sha256}; nothing of it was run, it is saved in {code.path}",
+            f"{code.sha256}; it was not executed, but saved in {code.path}",
             f"read it, and if you trust it: `atom join {options.address} --trust {wanted}`",
         )
     return code

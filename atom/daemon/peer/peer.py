@@ -79,7 +79,7 @@ class Peer:
             box, member, storage, reach.transport, reach.inbox, clock, entrance.head, events
         )
         self._status = Status(box, member, training, reach.outreach, self._life)
-        self._traffic = TrafficCounter(box.state.traffic, line.both_ways, clock)
+        self._traffic = TrafficCounter(box.state.traffic, line.total_bytes, clock)
         self._pauses = Pauses(training.worker.gate, box.events, box.state.paused)
         self._wishes = OwnersWishes(box.peer, self._pauses.wish, events.fail)
         self._settings = Settings(

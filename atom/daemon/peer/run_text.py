@@ -16,7 +16,7 @@ from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.state import arenas
 from atom.swarm.state.arenas import bytes_of
 from atom.swarm.state.fetch import Watch
-from atom.swarm.state.piece_feed import STRETCH, PieceFeed, Told
+from atom.swarm.state.piece_feed import STRETCH, FeedCallbacks, PieceFeed
 from atom.swarm.transport.limits import offend
 from atom.swarm.transport.transport import Transport
 from atom.training.storage.disk import DiskRoom
@@ -48,7 +48,7 @@ class RunText(PieceFeed):
             on_failure: gets the exception that ended the feed.
         """
         store = member.text
-        assert store is not None, "that peer has a copy"
+        assert store is not None, "peers with a copy fetch no text"
         self._box, self._samples, self._room, self._clock = box, member.samples, room, clock
         self._offenders = offenders = transport.offenders
         self._head: Head | None = None
@@ -59,8 +59,8 @@ class RunText(PieceFeed):
             events=box.events,
             on_lie=lambda peer, reason: offend(offenders, peer, reason, clock.now()),
         )
-        told = Told(watch, on_ready, partial(room.attempt, TEXT), on_failure)
-        super().__init__(transport, store, self._order_of_need, told)
+        callbacks = FeedCallbacks(watch, on_ready, partial(room.attempt, TEXT), on_failure)
+        super().__init__(transport, store, self._order_of_need, callbacks)
         self.samples = replace(member.samples, need=self._need)
         """Samples of the run; using pieces that are missing raises PiecesMissing."""
 
@@ -82,7 +82,7 @@ class RunText(PieceFeed):
     def _need(self, pieces: Collection[Piece]) -> None:
         """Raise PiecesMissing unless all pieces are here; request the missing ones first."""
         if not self.need([*map(piece_of, pieces)]):
-            raise PiecesMissing("pieces of the text are on their way")
+            raise PiecesMissing("pieces of the text are being fetched")
 
     def _order_of_need(self) -> Iterator[arenas.Piece]:
         """Yield all pieces in the order of need.

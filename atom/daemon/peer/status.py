@@ -18,7 +18,7 @@ from atom.swarm.records.lease import (
     Lease,
     PeerState,
 )
-from atom.swarm.records.view import validation_told, void_text
+from atom.swarm.records.view import validation_json, void_text
 from atom.swarm.transport.outreach import Outreach
 from atom.training.replica.pacing import READ_S, reading_pause
 from atom.training.round.events import Phase
@@ -118,7 +118,7 @@ class Status:
             "sequences_per_s": round(rate, 3),
             "tokens_per_s": round(rate * self.member.samples.tokens_per_sample, 1),
             "loss": stats.last and stats.last.loss,
-            "validation": validation_told(stats.validation, run.data),
+            "validation": validation_json(stats.validation, run.data),
             "sample": stats.sample and stats.sample._asdict(),
             "sent_bytes": training.executor.transport.bandwidth.sent_bytes,
             "received_bytes": training.executor.transport.bandwidth.received_bytes,

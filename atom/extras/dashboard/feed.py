@@ -80,7 +80,7 @@ class SwarmFeed:
             self._view = await self._swarm.view()
             self._problem = ""
         except AtomError as unavailable:
-            self._problem = f"the DHT is silent, trying again ({unavailable})"
+            self._problem = f"the DHT does not answer, trying again ({unavailable})"
         news, self._news = self._news, asyncio.Event()
         news.set()
 

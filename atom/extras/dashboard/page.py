@@ -91,10 +91,10 @@ def _tiles(seen: Seen) -> Iterable[str]:
     loss = "-" if view.loss is None else f"{view.loss:.4f}"
     yield _tile("loss", loss, loss_unit(view.data_amount))
     if view.validation is not None:
-        told = view.validation
-        below = filter(None, (loss_meaning(told), f"after round {told['round']:,}"))
-        yield _tile("validation", f"{told['loss']:.4f}", ", ".join(below))
-        for name, figures in told["texts"].items():
+        losses = view.validation
+        below = filter(None, (loss_meaning(losses), f"after round {losses['round']:,}"))
+        yield _tile("validation", f"{losses['loss']:.4f}", ", ".join(below))
+        for name, figures in losses["texts"].items():
             yield _tile(f"validation: {name}", f"{figures['loss']:.4f}", loss_meaning(figures))
     yield _tile("speed", f"{view.tokens_per_s:,.0f}", f"{trained_on(view.data_amount)}/s")
     yield _tile("peers", f"{len(alive):,}", f"{behind:,} behind" if behind else "all up to date")
@@ -126,7 +126,7 @@ def _sample(view: SwarmView) -> str:
     # Without a sample there is an empty element, because the script replaces existing ones only.
     if view.sample is None:
         return '<section id="sample" hidden></section>'
-    title = f'<h2>it writes <span class="quiet">after round {view.sample.round:,}</span></h2>'
+    title = f'<h2>sample <span class="quiet">after round {view.sample.round:,}</span></h2>'
     text = f"<p>{escape(view.sample.text)}</p>"
     return f'<section id="sample" class="card">{title}{text}</section>'
 
@@ -139,7 +139,7 @@ def _loss(seen: Seen) -> str:
 
 
 def _rounds(seen: Seen) -> str:
-    title = '<h2>rounds <span class="quiet">the newest, from the certified chain</span></h2>'
+    title = '<h2>rounds <span class="quiet">newest, from the certified chain</span></h2>'
     why = _quietly(seen.ledger_note)
     if why and not seen.ledger.rounds:
         return title + why
@@ -152,7 +152,7 @@ def _contributions(seen: Seen) -> str:
         "certified by its voters</span></h2>"
     )
     if seen.ledger_note and not seen.ledger.rounds:
-        return title + _quietly("not known without the chain: see rounds")
+        return title + _quietly("unknown without the chain: see rounds")
     return title + _as_of(seen) + contributions_table(seen.ledger, seen.view)
 
 
@@ -171,7 +171,7 @@ def _quietly(text: str) -> str:
 MAX_ROWS = 500
 """Most peers in a table: laying out thousands every second would keep the browser busy."""
 MAX_ROUNDS = 12
-_ROUNDS = ("round", "loss", "sequences", "peers", "what happened")
+_ROUNDS = ("round", "loss", "sequences", "peers", "outcome")
 _SHARES = ("peer", "sequences", "share", "rounds", "last round")
 _NUMBERS = frozenset(
     {"round", "sequences", "seq/s", "tokens/s", "utilisation", "sent", "received", "lease age",

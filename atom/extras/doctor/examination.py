@@ -36,7 +36,7 @@ RENEWAL_S = 2.0
 """Seconds between two renewals of a lease."""
 TRAVEL_S = 3.0
 """Longest time that a lease may take from its peer to us, in seconds."""
-NO_PEER_ID = "it has no peer id yet, `atom id` makes one"
+NO_PEER_ID = "no peer id yet; `atom id` creates one"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ async def look(address: str, state: Path) -> Sight | Finding:
         finally:
             await directory.close()
     except UserError as problem:
-        fix = problem.hint or "ask for the run's present address"
+        fix = problem.hint or "ask for the run's current address"
         return failure("Swarm", problem.message, fix)
     except AtomError as problem:
         return failure("Swarm", str(problem), "try again in a moment")
@@ -101,12 +101,12 @@ def alive(run: str, peers: Iterable[str], own: str | None) -> Finding:
     """Report how many peers are alive. `own`: Peer id of this machine, if it has one."""
     found = set(peers)
     if not found:
-        fix = "ask its owner whether it goes on: atom status ADDRESS"
-        return warning("Swarm", f"{run} is known, nobody is alive", fix)
+        fix = "ask its owner whether it continues: atom status ADDRESS"
+        return warning("Swarm", f"{run} is known, but no peer is alive", fix)
     if found == {own}:
-        return ok("Swarm", f"{run} is reached; its only peer is the one on this box")
+        return ok("Swarm", f"{run} is reachable; its only live peer is on this machine")
     people = "1 peer is" if len(found) == 1 else f"{len(found)} peers are"
-    return ok("Swarm", f"{run} is reached, {people} alive")
+    return ok("Swarm", f"{run} is reachable, {people} alive")
 
 
 def versions(wanted: Iterable[tuple[str, str]]) -> Iterator[Finding]:
@@ -116,14 +116,14 @@ def versions(wanted: Iterable[tuple[str, str]]) -> Iterator[Finding]:
         said = f"the run was founded with {name} {there}, here is {version_here(name) or 'none'}"
         yield warning("Versions", said, install_version(name, there))
     if not apart:
-        yield ok("Versions", "as the run's founder had them")
+        yield ok("Versions", "as on the founder's machine")
 
 
 def from_outside(reached: Mapping[str, Reached], own: str | None) -> Finding:
     """Report whether other peers can connect to our own peer, as its lease says if it is alive."""
     topic = "From outside"
     if own is None or own not in reached:
-        return unchecked(topic, "join, then ask again with --state DIR while the daemon runs")
+        return unchecked(topic, "join, then check again with --state DIR while the daemon runs")
     if reached[own] is Reached.YES:
         return ok(topic, "a peer of the run could connect to the data port")
     if reached[own] is Reached.NO:
@@ -141,7 +141,7 @@ def data(manifest: Manifest, peer: PeerFile, folder: Path, has_it: bool) -> Find
         folder: State directory.
         has_it: True if the data is known to be here: the daemon runs, or this peer founded the run.
     """
-    topic = "Its data"
+    topic = "Data"
     try:
         run = agreed_run(manifest)
         if not has_it and comes_through_the_swarm(run, manifest, peer):
@@ -184,7 +184,7 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
     try:
         run = agreed_run(manifest)
         if run.model.module is not None:
-            said = "the run's model is code of its owner: join with --trust, and it tells"
+            said = "unknown: the run's model is code of its owner, which needs --trust"
             return unchecked(topic, said)
         with source_errors(run):
             graph = trace_run(run, open_source(run, None))
@@ -222,7 +222,7 @@ def examine(
     """
     peer, folder = box_of(address, peer_file, state)
     is_ours = StateDirectory(folder).in_use
-    note("looking at the machine")
+    note("checking the machine")
     found = [
         this_box.kernels(),
         *this_box.gpus(peer.device, this_box.daemon_runs(folder)),
@@ -231,7 +231,7 @@ def examine(
         *this_box.ports(peer, is_ours),
     ]
     if address is None:
-        said = "no address was given: atom doctor ADDRESS looks at a swarm, too"
+        said = "no address was given: atom doctor ADDRESS checks a swarm as well"
         return [*found, unchecked("Swarm", said)]
     note("looking for the swarm")
     sight = asyncio.run(look(address, folder))

@@ -71,7 +71,7 @@ LEAST_GPU_SHARE = 0.5
 """Least free fraction of a GPU's memory; below it, other programs are using the GPU."""
 _NVIDIA, _DISPLAYS = "0x10de", "0x03"
 """PCI's number of the vendor NVIDIA, and the beginning of its class of display devices."""
-_MEND_GPU = (
+_FIX_GPU = (
     "install its driver until nvidia-smi lists it, and PyTorch with CUDA: make clean && make .venv"
     "; in a container: docker run --gpus all"
 )
@@ -94,7 +94,7 @@ def gpus(device: Device, daemon_runs: bool) -> Iterator[Finding]:
         daemon_runs: True if a daemon of this user's may be using GPUs.
     """
     if "cpu" in device.use:
-        yield ok("GPU", "none is used: the peer file says cpu")
+        yield ok("GPU", "not used: the peer file says cpu")
         return
     named = named_devices(device.use)
     indices = [each.index or 0 for each in named]
@@ -113,11 +113,11 @@ def _gpu(index: int, daemon_runs: bool) -> Finding:
     said = f"{torch.cuda.get_device_name(index)}, "
     said += f"{format_bytes(free)} of {format_bytes(total)} free"
     if not torch.cuda.is_bf16_supported(including_emulation=False):
-        said += ", computes in no bfloat16"
+        said += ", no bfloat16"
     if daemon_runs:
-        return ok("GPU", f"{said}: your daemon is at work")
+        return ok("GPU", f"{said}: your daemon is running")
     if free < LEAST_GPU_SHARE * total:
-        fix = "end what uses it: nvidia-smi lists the programs"
+        fix = "end the programs that use it: nvidia-smi lists them"
         return warning("GPU", f"{said}: other programs use the rest", fix)
     return ok("GPU", said)
 
@@ -138,11 +138,11 @@ def _no_gpu(problem: str, wanted: bool, card: bool) -> Finding:
     This is not a problem if there is no card and the peer file wants none: the machine is slower.
     """
     if wanted:
-        fix = f'{_MEND_GPU}; or [device] use = "cpu"'
+        fix = f'{_FIX_GPU}; or [device] use = "cpu"'
         return failure("GPU", f"{problem}, and the peer file wants one", fix)
-    means = "trains on the CPU, many times slower than a GPU: choose a run of a small model"
+    means = "trains on the CPU, many times slower than a GPU: choose a run with a small model"
     if card:
-        return warning("GPU", f"none that can be used, {problem}; {means}", _MEND_GPU)
+        return warning("GPU", f"none is usable: {problem}; {means}", _FIX_GPU)
     return ok("GPU", f"none found; {means}")
 
 
@@ -163,21 +163,21 @@ def memory(seen: UsableMemory | None = None) -> Finding:
     seen = seen or usable_memory()
     said = f"{format_bytes(seen.available_bytes)} of {format_bytes(seen.total_bytes)} free"
     if seen.is_limited:
-        said += ": this container or service may have no more"
+        said += ": the limit of this container or service"
     return ok("Host memory", said)
 
 
 def disk(folder: Path) -> Finding:
     """Check the disk of a folder, or of the nearest existing folder above it; create no folder."""
-    there = nearest_folder(folder)
+    parent = nearest_folder(folder)
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=parent) as file:
             file.write(bytes(2**20))
-        free = shutil.disk_usage(there).free
+        free = shutil.disk_usage(parent).free
     except OSError as problem:
-        said = f"{there}: {problem.strerror or problem}"
+        said = f"{parent}: {problem.strerror or problem}"
         return failure("Disk", said, "choose another folder: --state DIR")
-    said = f"{format_bytes(free)} free in {there}"
+    said = f"{format_bytes(free)} free in {parent}"
     if free + StateDirectory(folder).kept_bytes < LEAST_DISK_BYTES:
         fix = "free some space, or choose another disk: [state] directory in the peer file"
         return failure("Disk", said, fix)
@@ -208,7 +208,7 @@ def port(setting: str, host: str, number: int, is_ours: bool) -> Finding:
         return failure(setting, problem.message, problem.hint)
     if number:
         return ok(setting, f"{number} is free")
-    return ok(setting, "any free one; behind a router, choose a number")
+    return ok(setting, "any free port; behind a router, choose a number")
 
 
 def clock(offset_s: tuple[float, float] | None) -> Finding:
@@ -218,12 +218,12 @@ def clock(offset_s: tuple[float, float] | None) -> Finding:
         offset_s: Bounds of our clock minus theirs, in seconds; None if no other peer was seen.
     """
     if offset_s is None:
-        return unchecked("Clock", "there is no other peer to compare it with")
+        return unchecked("Clock", "there is no other peer for a comparison")
     low, high = offset_s
     if low <= 0 <= high:
         return ok("Clock", f"within {high - low:.0f} s of the swarm's")
-    way, least = ("ahead of", low) if low > 0 else ("behind", -high)
-    said = f"at least {least:.1f} s {way} the swarm's; {CLOCKS_APART_SECONDS:.0f} s are allowed"
+    order, least = ("ahead of", low) if low > 0 else ("behind", -high)
+    said = f"at least {least:.1f} s {order} the swarm's; {CLOCKS_APART_SECONDS:.0f} s are allowed"
     if least > CLOCKS_APART_SECONDS:
         return failure("Clock", said, "timedatectl set-ntp true; in a container, on its host")
     return ok("Clock", said)

@@ -92,9 +92,9 @@ def _dissect(node: fx.Node, given: Sequence[ValueSpec], fused: bool) -> CallCost
                 _backward(results, leaves)
             backward, backward_peak = ledger.next_phase()
         memory = [storage_of(inputs[argument]) for argument in arguments_of(node)]
-        made = [storage_of(tensor) for tensor in results]
+        created = [storage_of(tensor) for tensor in results]
         stored = {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in kept}
-        more_bytes = sum(stored[storage] for storage in stored.keys() - {*memory, *made})
+        more_bytes = sum(stored[storage] for storage in stored.keys() - {*memory, *created})
         if getattr(node.target, "namespace", "") == FUNCTIONS:
             # The function may keep tensors that autograd does not know. So all memory that it made
             # and still holds counts, except its results.
@@ -105,7 +105,7 @@ def _dissect(node: fx.Node, given: Sequence[ValueSpec], fused: bool) -> CallCost
             forward=tuple(forward),
             backward=tuple(backward),
             keeps_arguments=frozenset(i for i, storage in enumerate(memory) if storage in stored),
-            keeps_results=frozenset(i for i, storage in enumerate(made) if storage in stored),
+            keeps_results=frozenset(i for i, storage in enumerate(created) if storage in stored),
             keeps_more_bytes=more_bytes,
             forward_peak_bytes=peak,
             backward_peak_bytes=backward_peak,

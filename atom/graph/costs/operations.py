@@ -128,8 +128,8 @@ class _CostCollector:
         cost = CallCost() if is_getitem(node) else self._cost(node, arguments)
         self._costs.append(cost)
         for spec in self._results(node):
-            made = _Memory(position, spec.memory_bytes, position)
-            memory = self._memories.setdefault(spec.memory, made)
+            memory_of_result = _Memory(position, spec.memory_bytes, position)
+            memory = self._memories.setdefault(spec.memory, memory_of_result)
             memory.has_gradient |= spec.needs_grad
         taken = [memory for argument in arguments for memory in self._memories_of(argument)]
         given = self._memories_of(node)

@@ -37,7 +37,7 @@ from atom.graph.traced import bind as arguments
 
 Stopwatch = Callable[[torch.device], float]
 """Function that waits for the device and returns seconds since an arbitrary start."""
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Callback for progress with the arguments (done, total).
 
 Equal numbers mean the end; a total of 0 means that the measurement failed.
@@ -68,7 +68,7 @@ def measure_layers(
     device: torch.device,
     repeats: int = 5,
     stopwatch: Stopwatch = now,
-    told: Told = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> tuple[Seconds, ...]:
     """Measure the forward and backward of each layer on a device. Equal layers are measured once.
 
@@ -80,7 +80,7 @@ def measure_layers(
         repeats: least number of samples per layer.
         stopwatch: clock, read by the working thread. A clock of thread time excludes the time that
             other programs take.
-        told: callback with the number of layers measured so far, and of all distinct layers.
+        on_progress: callback with the number of layers measured so far, and of all distinct layers.
 
     Returns:
         Median seconds of each layer of `graph`, in order.
@@ -97,7 +97,7 @@ def measure_layers(
             parts = zip(keys, layers, program.sub_models, load(program, device), strict=True)
             for key, layer, sub_model, make in parts:
                 if key not in measured:
-                    told(len(measured), distinct)
+                    on_progress(len(measured), distinct)
                     bound = index_bound(graph, layer)
                     sample = _sampler(program, sub_model, make(), bound, stopwatch, device)
                     measured[key] = _median(sample, repeats)
@@ -108,7 +108,7 @@ def measure_layers(
             "use smaller micro-batches or a larger device",
         ) from error
     finally:
-        told(len(measured), distinct if len(measured) == distinct else 0)
+        on_progress(len(measured), distinct if len(measured) == distinct else 0)
         if device.type == "cuda":  # PyTorch would keep the memory, but other streams will need it
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
@@ -168,7 +168,7 @@ def _sampler(
     """
     names, dtype = (name for _, name in layer.parameters), program.parameter_dtype
     specs = (program.layout.by_name[name] for name in names)
-    bind(module, layer, {s.name: _made_up(s.numel, dtype, device).view(s.shape) for s in specs})
+    bind(module, layer, {s.name: _values(s.numel, dtype, device).view(s.shape) for s in specs})
     for parameter in module.parameters():
         if parameter.requires_grad:
             total = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
@@ -200,7 +200,7 @@ def _input(spec: ValueSpec, index_bound: int, device: torch.device) -> torch.Ten
     return value.requires_grad_(spec.needs_grad)
 
 
-def _made_up(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _values(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a flat tensor of small numbers of both signs.
 
     A random pattern is repeated, because drawing billions of numbers takes minutes. Equal numbers

@@ -107,7 +107,7 @@ def assumed_device(name: str, precision: torch.dtype) -> AssumedDevice:
     if precision not in device.rates.flops_per_s:
         wanted = str(precision).removeprefix("torch.")
         has = ", ".join(str(dtype).removeprefix("torch.") for dtype in device.rates.flops_per_s)
-        raise DeviceError(f"a {device.title} does not compute in {wanted}", f"it does in {has}")
+        raise DeviceError(f"a {device.title} does not compute in {wanted}", f"choose one of {has}")
     return device
 
 

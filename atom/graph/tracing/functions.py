@@ -79,7 +79,7 @@ def _operator(function: Any, constants: list[tuple[Any] | None]) -> Callable[...
         found = function.apply(*(next(given) if each is None else each[0] for each in constants))
         if not isinstance(found, tuple):
             return [found]
-        _returning_tuples.add(made)
+        _returning_tuples.add(operator)
         return list(found)
 
     text = f"{function.__module__}.{function.__qualname__}{constants}"
@@ -88,8 +88,8 @@ def _operator(function: Any, constants: list[tuple[Any] | None]) -> Callable[...
     overload = f"number_{next(_numbers)}"  # distinguishes classes of equal name in this process
     _LIBRARY.define(f"{name}.{overload}(Tensor[] tensors) -> Tensor[]")  # type: ignore[no-untyped-call]
     _LIBRARY.impl(f"{name}.{overload}", kernel, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
-    made: Callable[..., Any] = getattr(getattr(getattr(torch.ops, FUNCTIONS), name), overload)
-    return made
+    operator: Callable[..., Any] = getattr(getattr(getattr(torch.ops, FUNCTIONS), name), overload)
+    return operator
 
 
 def _is_plain(value: Any) -> bool:

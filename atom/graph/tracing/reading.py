@@ -247,8 +247,8 @@ def _result(
             `gives_loss`, not a scalar with a gradient.
     """
     outputs, returned = exported.graph_signature.user_outputs, exported.call_spec.out_spec
-    made = {node.name: node for node in specs if node.op == "call_function"}
-    node = made.get(str(outputs[0]))
+    by_name = {node.name: node for node in specs if node.op == "call_function"}
+    node = by_name.get(str(outputs[0]))
     if len(outputs) != 1:
         what = f"{len(outputs)} values"
     elif node is None:

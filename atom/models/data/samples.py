@@ -45,7 +45,7 @@ class PiecesMissing(SourceError):
     """Some needed pieces have not arrived yet; the caller should try again later."""
 
 
-def all_there(pieces: Collection[Piece]) -> None:
+def all_present(pieces: Collection[Piece]) -> None:
     """Return at once, for texts that are completely on this machine (a `Need`)."""
 
 
@@ -81,7 +81,7 @@ class Samples:
     """Content of the tokenizer.json that made the tokens; empty if there is none."""
     files: tuple[TokenFile, ...] = ()
     """Token files of the texts, those to train on first; empty if the data is not text."""
-    need: Need = all_there
+    need: Need = all_present
     """Function that is called with a batch's pieces before the batch is read."""
     to_batch: Callable[[Batch], Batch] = lambda batch: batch
     """Function that turns a batch of rows into the entries that the model's forward takes."""
@@ -382,7 +382,7 @@ class DatasetRows:
         # User code may raise anything; the error is reported with the number of the sample.
         except Exception as error:
             raise SourceError(
-                f"sample {index} of the dataset cannot be had: {type(error).__name__}: {error}",
+                f"sample {index} of the dataset cannot be read: {type(error).__name__}: {error}",
                 "the dataset's __getitem__ raised it",
             ) from error
         if not isinstance(sample, Mapping) or set(sample) != set(self.like):

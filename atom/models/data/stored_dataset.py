@@ -128,7 +128,7 @@ def _table(stored: StoredDataset) -> Any:
         return table.with_format(None)
     if stored.folder and (below := sorted(stored.folder.rglob(_SAVED[0]))):
         raise DataError(
-            f"{stored.path} is no table; saved tables lie below it, such as {below[0].parent}",
+            f"{stored.path} is not a table, but contains tables such as {below[0].parent}",
             "name the folder of one of them: the library would merge all of them",
         )
     if not stored.folder and Path(stored.path).exists():

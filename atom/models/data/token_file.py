@@ -152,7 +152,7 @@ def _tokenised(
         )
     if not any_token:
         raise DataError(
-            "the tokenizer makes no token of the text", "use one that knows its characters"
+            "the tokenizer turns the text into no tokens", "use one that knows its characters"
         )
 
 

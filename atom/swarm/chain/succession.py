@@ -116,8 +116,8 @@ def next_voters(
     """
     since = head.tenured_since()
     electors: Collection[Voter] = survivors or head.voters
-    there: list[Voter] = [*idle, *(member.voter for member in contributions), *survivors]
-    present = {voter.peer_id: Voter(voter.peer_id, voter.incarnation) for voter in there}
+    voters: list[Voter] = [*idle, *(member.voter for member in contributions), *survivors]
+    present = {voter.peer_id: Voter(voter.peer_id, voter.incarnation) for voter in voters}
     again = coordinator == head.led_by
     absent = [
         replace(v, absences=max(v.absences + (not again), 1))

@@ -198,7 +198,7 @@ class DhtClient:
         if message is None:
             path = settings.log_path
             hint = f"see {path}" if path else "is hivemind installed completely?"
-            raise UserError("the DHT node ended while starting", hint)
+            raise UserError("the DHT node stopped while starting", hint)
         if "failed" in message:
             kind, *words = message["failed"]
             raise getattr(errors, kind)(*words)
@@ -212,7 +212,7 @@ class DhtClient:
         finally:
             for waiting in self._waiting.values():
                 if not waiting.done():
-                    waiting.set_result({"failed": "the DHT process has ended"})
+                    waiting.set_result({"failed": "the DHT process has stopped"})
 
     async def _end(self) -> None:
         """End the present process and remove all that belongs to it. Never fails."""

@@ -144,7 +144,7 @@ class Directory:
         if not is_answered:
             raise no_answer(TimeoutError())
         raise AddressError(
-            f"the DHT is reached, but knows no run named {self.run!r} of owner {self.owner}",
+            f"the DHT answers, but knows no run named {self.run!r} of owner {self.owner}",
             "check the run's name, and that at least one of its peers is alive",
         )
 

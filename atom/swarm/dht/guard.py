@@ -150,7 +150,7 @@ class GuardedP2P(P2P):  # type: ignore[misc]
                 context = P2PContext(handle_name, self.peer_id, remote_id)
                 answer: bytes = (await handler(message, context)).SerializeToString()
             except asyncio.CancelledError:  # hivemind would remember a cancelled task for ever
-                raise PeerRefused(Reason.TIMEOUT, "the caller is gone") from None
+                raise PeerRefused(Reason.TIMEOUT, "the caller has disconnected") from None
             allowance.take(len(answer) / UNIT_BYTES, self._clock.now())
             if len(answer) > MAX_ANSWER_BYTES:
                 raise PeerRefused(Reason.TOO_LARGE, "the answer")

@@ -212,7 +212,7 @@ class DhtNode:
         if found is None:
             left_s = deadline_s - (self._clock.now() - began)
             found = await self._ask_all_holders(key, left_s, widely)
-        entries = newest(self._last.get(key, {}), self._stored_here(key), found or {})
+        entries = newest(self._last.get(key, {}), self._stored(key), found or {})
         now = time.time()
         self._last[key] = {
             subkey: entries[subkey]
@@ -341,11 +341,11 @@ class DhtNode:
         """
         until, holders = self._holders.get(key_id, (0.0, []))
         if not holders or self._clock.now() >= until:
-            beside = DHTID(key_id ^ 1)
+            neighbour = DHTID(key_id ^ 1)
             found = await self._node.find_nearest_nodes(
-                [beside], k_nearest=REPLICAS, beam_size=BEAM, exclude_self=True
+                [neighbour], k_nearest=REPLICAS, beam_size=BEAM, exclude_self=True
             )
-            holders = list(found[beside].values())
+            holders = list(found[neighbour].values())
             random.shuffle(holders)
             self._holders[key_id] = self._clock.now() + HOLDERS_SECONDS, holders
         return holders
@@ -358,5 +358,5 @@ class DhtNode:
             self._node.blacklist.register_failure(peer)
             self._holders.pop(key_id, None)
 
-    def _stored_here(self, key: str) -> Entries:
+    def _stored(self, key: str) -> Entries:
         return unpacked(self._node.protocol.storage.get(DHTID.generate(key)))

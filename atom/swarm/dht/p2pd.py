@@ -154,8 +154,8 @@ async def _until_it_answers(
             writer.close()
             return
         await asyncio.sleep(LOOK_EVERY_SECONDS)
-    hint = f"see {log_path}" if log_path else "is hivemind installed whole?"
-    raise UserError("the libp2p daemon ended while starting", hint)
+    hint = f"see {log_path}" if log_path else "is hivemind installed completely?"
+    raise UserError("the libp2p daemon stopped while starting", hint)
 
 
 def _binary() -> str:
@@ -163,7 +163,7 @@ def _binary() -> str:
     package = importlib.util.find_spec("hivemind")
     if package is None or package.origin is None:
         # The command depends on how Atom was installed, which the doctor knows.
-        raise UserError("hivemind is not installed", "`atom doctor` says how to install it here")
+        raise UserError("hivemind is not installed", "`atom doctor` shows how to install it")
     return str(Path(package.origin).parent / "hivemind_cli" / "p2pd")
 
 
@@ -212,16 +212,16 @@ def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> Ad
     for address, failure in zip(addresses, failures, strict=True):
         if other := _OTHER_KEY.search(failure):
             return AddressError(
-                f"{address} is reached, but another peer ({other[1]}) answers there",
-                "the node was started anew with another identity: ask for its present address",
+                f"another peer ({other[1]}) answers at {address}",
+                "the node was restarted with another identity: ask for its current address",
             )
     where = addresses[0] if len(addresses) == 1 else f"any of the {len(addresses)} DHT nodes named"
     text = " ".join(failures)
     if "connection refused" in text:
         return AddressError(
             f"cannot reach {where}: connection refused",
-            "nothing listens there: the run is over, or goes on without that peer. Ask its owner, "
-            "or who takes part: `atom info` on any of its peers shows an address that holds now",
+            "no process listens there: the run is over, or continues without that peer. Ask its "
+            "owner or a participant: `atom info` on any of its peers shows a current address",
         )
     return AddressError(
         f"cannot reach {where}: {_brief(failures[0])}",
@@ -235,17 +235,18 @@ def explain_refusal(text: str) -> AddressError:
     clocks = _CLOCKS.search(text)
     if clocks is not None:
         ahead_s = float(clocks[1]) - float(clocks[2])
-        way = "ahead of" if ahead_s > 0 else "behind"
+        relation = "ahead of" if ahead_s > 0 else "behind"
         return AddressError(
-            f"this machine's clock is {abs(ahead_s):.0f} s {way} the DHT's; "
+            f"this machine's clock is {abs(ahead_s):.0f} s {relation} the DHT's; "
             f"{CLOCKS_APART_SECONDS:.0f} s are tolerated",
-            "set the clock (`timedatectl set-ntp true`; in WSL 2, whose clock stands while Windows "
-            "sleeps: `sudo hwclock --hctosys`), then try again",
+            "set the clock (`timedatectl set-ntp true`; in WSL 2, where the clock stops while "
+            "Windows sleeps: `sudo hwclock --hctosys`), then try again",
         )
     return AddressError(
         f"joining the DHT failed: {_brief(text)}",
-        "is it a peer's address, or that of `atom bootstrap`, and can it call this machine back? "
-        "open the port of [network] listen in the firewall, or announce a reachable address",
+        "is the address from a peer or `atom bootstrap`, and can that node connect to this "
+        "machine? open the port of [network] listen in the firewall, or announce a reachable "
+        "address",
     )
 
 

@@ -120,18 +120,18 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
         Unlike hivemind, refuse a record if there is no room, or if one that expires later is
         stored: hivemind would drop that one at the expiry of the earlier record.
         """
-        there = self.get(key)
-        if there is None:
+        record = self.get(key)
+        if record is None:
             others = len(self) - sum(own in self for own in self._gate.own_keys)
             if key not in self._gate.own_keys and others >= MAX_KEYS:
                 return False
             return bool(super().store_subkey(key, subkey, value, expiration_time))
-        before = there.value.get(subkey)
+        before = record.value.get(subkey)
         if before is not None and before.expiration_time >= expiration_time:
             return False
         stored = bool(super().store_subkey(key, subkey, value, expiration_time))
         if stored and before is None:
-            self._make_room(there.value, subkey)
+            self._make_room(record.value, subkey)
         return stored
 
     def _make_room(self, records: DictionaryDHTValue, newcomer: str) -> None:

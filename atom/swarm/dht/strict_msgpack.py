@@ -62,7 +62,7 @@ class _Reader:
     def expect(self, due: int, size_bytes: int = 1) -> None:
         """Skip one number. Raises: PeerRefused if it is another one."""
         if (found := self.number(size_bytes)) != due:
-            raise malformed(f"{found:#x} in place of {due:#x}")
+            raise malformed(f"{found:#x} instead of {due:#x}")
 
     def left(self) -> int:
         """Return the number of bytes that were not read."""
@@ -81,7 +81,7 @@ class _Reader:
             return self.take(self.number(_BYTES[marker]))
         if 0xA0 <= marker < 0xC0 or marker in _TEXT:
             return self.take(self._count(marker, 0xA0, _TEXT)).decode(errors="replace")
-        raise malformed(f"type {marker:#x} has no place in a value")
+        raise malformed(f"type {marker:#x} is not allowed in a value")
 
     def dictionary(self) -> list[Item]:
         """Return the items of a dictionary. Skips items that can be no signed record."""
@@ -132,5 +132,5 @@ def decode(raw: bytes) -> Scalar | list[Item]:
     reader = _Reader(raw)
     value = reader.dictionary() if raw and raw[0] in _EXTENSION else reader.scalar()
     if reader.left():
-        raise malformed("bytes follow the value")
+        raise malformed("extra bytes after the value")
     return value

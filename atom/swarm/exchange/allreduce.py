@@ -26,7 +26,7 @@ from atom.swarm.exchange.reduction import (
     ExchangeBroken,
     Reduction,
     Terms,
-    tell_broken,
+    send_broken,
 )
 from atom.swarm.stream.frames import Channel, Interrupted, Purpose
 from atom.swarm.transport.transport import Transport
@@ -46,7 +46,7 @@ assert sys.byteorder == "little", "chunks travel in the machine's own byte order
 _DIALLED_BY_SENDER, _DIALLED_BY_RECEIVER = bytes([1]), bytes([2])
 """Last byte of a connection's tag: chunks are sent in only one direction of a connection."""
 
-_Way = tuple[int, int]
+_Link = tuple[int, int]
 """Ranks of the sender and the receiver of a connection."""
 _WATCH_S = 0.05
 _GRACE_S = 1.0
@@ -80,20 +80,20 @@ def open_exchange(transport: Transport, terms: Terms, timeout_s: float) -> Chann
         ExchangeBroken: A connection failed; the suspect is the peer at its other end.
     """
     deadline, (left, right) = time.monotonic() + timeout_s, terms.neighbours
-    ways = [*((terms.rank, peer) for peer in right), *((peer, terms.rank) for peer in left)]
-    ours = [way for way in ways if _dials(terms, way) == terms.rank]
-    opened = dict[_Way, Channel]()
+    links = [*((terms.rank, peer) for peer in right), *((peer, terms.rank) for peer in left)]
+    ours = [link for link in links if _dials(terms, link) == terms.rank]
+    opened = dict[_Link, Channel]()
 
-    def dial(way: _Way) -> None:
-        opened[way] = _open(transport, terms, way, deadline)
+    def dial(link: _Link) -> None:
+        opened[link] = _open(transport, terms, link, deadline)
 
     try:
         with ThreadPoolExecutor(max(len(ours), 1), "atom-dial") as pool:  # round trips at once
-            dials = [pool.submit(dial, way) for way in ours]
+            dials = [pool.submit(dial, link) for link in ours]
         for each in dials:
             each.result()
-        for way in ways:
-            opened[way] = opened.get(way) or _open(transport, terms, way, deadline)
+        for link in links:
+            opened[link] = opened.get(link) or _open(transport, terms, link, deadline)
     except BaseException as failure:
         _hang_up(opened.values(), failure, terms.me)
         raise
@@ -103,17 +103,17 @@ def open_exchange(transport: Transport, terms: Terms, timeout_s: float) -> Chann
     )
 
 
-def _dials(terms: Terms, way: _Way) -> int:
+def _dials(terms: Terms, link: _Link) -> int:
     """Return the rank of the member that dials a connection."""
-    sender, receiver = way
+    sender, receiver = link
     return sender if not terms.shares or terms.shares[receiver] else receiver
 
 
-def _open(transport: Transport, terms: Terms, way: _Way, deadline: float) -> Channel:
+def _open(transport: Transport, terms: Terms, link: _Link, deadline: float) -> Channel:
     """Dial a connection, or wait until its other end dials it. Raises: ExchangeBroken."""
-    dials, left_s = _dials(terms, way), max(deadline - time.monotonic(), 0.0)
-    tag = terms.tag + (_DIALLED_BY_SENDER if dials == way[0] else _DIALLED_BY_RECEIVER)
-    other = terms.members[way[0] if way[1] == terms.rank else way[1]]
+    dials, left_s = _dials(terms, link), max(deadline - time.monotonic(), 0.0)
+    tag = terms.tag + (_DIALLED_BY_SENDER if dials == link[0] else _DIALLED_BY_RECEIVER)
+    other = terms.members[link[0] if link[1] == terms.rank else link[1]]
     try:
         if dials == terms.rank:
             return transport.connect(other, Purpose.RING, tag, left_s)
@@ -128,7 +128,7 @@ def _hang_up(channels: Iterable[Channel], failure: BaseException, me: str) -> No
     """Report the missing peer on all open connections, so that no neighbour blames us; close."""
     for channel in channels:
         if isinstance(failure, ExchangeBroken):
-            tell_broken(channel, failure, me)
+            send_broken(channel, failure, me)
         channel.close()
 
 
@@ -221,4 +221,4 @@ def _work(half: Half) -> None:
     except Exception as error:  # noqa: BLE001 - supervisor: raised again in the caller's thread
         reduction.fail(error)
     if reduction.failure is not None and half.between_frames:
-        tell_broken(half.channel, reduction.failure, reduction.terms.me)
+        send_broken(half.channel, reduction.failure, reduction.terms.me)

@@ -99,7 +99,7 @@ def choose(
     if members > MOST_MEMBERS:
         return Choice((), ring_s, parts_s, f"more than {MOST_MEMBERS} members")
     if members > 1 and not all(may_own):
-        return Choice(shares, ring_s, parts_s, "not everybody may own a part")
+        return Choice(shares, ring_s, parts_s, "some members may not own a part")
     if members > 1 and not ring_possible:
         return Choice(shares, ring_s, parts_s, "no ring is possible")
     if members > 2 and parts_s < min(WORTHWHILE * ring_s, ring_s - WORTHWHILE_S):
@@ -134,11 +134,11 @@ def part_shares(rates: Sequence[float], may_own: Sequence[bool]) -> tuple[int, .
         owners.pop()
     weights = {rank: time_s * rates[rank] - 1 for rank in owners}
     total = sum(weights.values())
-    told = {rank: round(SHARES * weight / total) for rank, weight in weights.items()}
-    return tuple(told.get(rank, 0) for rank in range(members))
+    shares = {rank: round(SHARES * weight / total) for rank, weight in weights.items()}
+    return tuple(shares.get(rank, 0) for rank in range(members))
 
 
-def line_rates(ways: Mapping[tuple[str, str], float]) -> dict[str, float]:
+def line_rates(links: Mapping[tuple[str, str], float]) -> dict[str, float]:
     """Estimate which lines are slow from the connections that held up an exchange.
 
     A slow connection alone does not show which of its two ends is slow: a line counts as slow if it
@@ -146,30 +146,30 @@ def line_rates(ways: Mapping[tuple[str, str], float]) -> dict[str, float]:
     similar ones. Their connections are then ignored: they say nothing about the other ends.
 
     Args:
-        ways: Speed of each connection that held up an exchange, in bytes per second, by the peer
+        links: Speed of each connection that held up an exchange, in bytes per second, by the peer
             ids of sender and receiver.
 
     Returns:
         Speed of each line that is known to be slow, in bytes per second, by peer id.
     """
-    left, found = dict(ways), dict[str, float]()
+    left, found = dict(links), dict[str, float]()
     while True:
-        touching = {peer: [left[w] for w in left if peer in w] for way in left for peer in way}
+        touching = {peer: [left[w] for w in left if peer in w] for link in left for peer in link}
         explains = {p: sum(1 / r for r in rates) for p, rates in touching.items() if len(rates) > 1}
         if not explains:
             return found
         least = ALIKE * max(explains.values())
         worst = {peer for peer, explained in explains.items() if explained >= least}
         found |= {peer: _slower_direction(peer, left) for peer in worst}
-        left = {way: rate for way, rate in left.items() if worst.isdisjoint(way)}
+        left = {link: rate for link, rate in left.items() if worst.isdisjoint(link)}
 
 
-def _slower_direction(peer: str, ways: Mapping[tuple[str, str], float]) -> float:
+def _slower_direction(peer: str, links: Mapping[tuple[str, str], float]) -> float:
     """Return the speed of the slower direction of a peer's line.
 
     A direction is as fast as its fastest connection. A direction without measurements is left out.
     """
-    directions = ([rate for way, rate in ways.items() if way[end] == peer] for end in (0, 1))
+    directions = ([rate for link, rate in links.items() if link[end] == peer] for end in (0, 1))
     return min(max(rates) for rates in directions if rates)
 
 

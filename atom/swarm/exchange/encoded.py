@@ -85,7 +85,7 @@ class EncodedMean:
         except NotFinite:
             raise PeerRefused(Reason.NOT_FINITE, "a mean") from None
         except NotCanonical:
-            raise PeerRefused(Reason.MALFORMED, "a mean that nobody encoded") from None
+            raise PeerRefused(Reason.MALFORMED, "a mean that no member encoded") from None
 
     def _pieces(self, codec: Codec, elements: int) -> list[_Piece]:
         """Return the chunks of the table. A table that is too large is refused before it takes more
@@ -97,10 +97,10 @@ class EncodedMean:
             and bool(((sizes > 0) & (sizes <= MOST_ELEMENTS) & (sizes % ALIGNMENT == 0)).all())
             and (int(sizes.sum()), int(lengths.sum())) == (elements, self.wires.numel())
         )
-        told = list(zip(sizes.tolist(), lengths.tolist(), strict=True)) if fits else []
-        if not fits or not all(codec.fits(length, size) for size, length in told):
+        pairs = list(zip(sizes.tolist(), lengths.tolist(), strict=True)) if fits else []
+        if not fits or not all(codec.fits(length, size) for size, length in pairs):
             raise PeerRefused(Reason.MALFORMED, "the chunks of a mean do not fit")
-        here, there = (_slices(each) for each in zip(*told, strict=True)) if told else ([], [])
+        here, there = (_slices(each) for each in zip(*pairs, strict=True)) if pairs else ([], [])
         return list(zip(here, there, strict=True))
 
 
@@ -191,12 +191,12 @@ class MeanWires:
         Gaps between the chunks are closed, so `numbers` must not be read afterwards.
         """
         wires, at = self._wires.numpy(), 0
-        told = [(here.stop - here.start, there.stop - there.start) for here, there in self._pieces]
-        for (_, there), (_, length) in zip(self._pieces, told, strict=True):
+        pairs = [(here.stop - here.start, there.stop - there.start) for here, there in self._pieces]
+        for (_, there), (_, length) in zip(self._pieces, pairs, strict=True):
             if there.start != at:
                 wires[at : at + length] = wires[there]
             at += length
-        return EncodedMean(self._wires[:at], torch.tensor(told, dtype=torch.int64).view(-1))
+        return EncodedMean(self._wires[:at], torch.tensor(pairs, dtype=torch.int64).view(-1))
 
 
 def _slices(lengths: Iterable[int]) -> list[slice]:

@@ -68,7 +68,7 @@ class Sender(Half):
         reduction = self.reduction
         slow = reason is Reason.TIMEOUT and time.monotonic() >= reduction.sending_due()
         if slow and not reduction.terms.shares:
-            return ExchangeBroken(None, Reason.TOO_SLOW, "too little has gone")
+            return ExchangeBroken(None, Reason.TOO_SLOW, "too few bytes were sent")
         with contextlib.suppress(OSError, PeerRefused):
             return hear_broken(self.channel, reduction.terms.members)
         return ExchangeBroken(self.channel.peer_id, reason, detail)
@@ -117,7 +117,7 @@ class Receiver(Half):
         """Return a failure that blames the left neighbour, or no member if it sends frames but the
         ring as a whole is too slow."""
         if reason is Reason.TIMEOUT and time.monotonic() >= self.due():
-            return ExchangeBroken(None, Reason.TOO_SLOW, "too little has come")
+            return ExchangeBroken(None, Reason.TOO_SLOW, "too few bytes arrived")
         return ExchangeBroken(self.channel.peer_id, reason, detail)
 
     def _store(self, step: Step) -> None:
@@ -151,13 +151,13 @@ class Receiver(Half):
             kind, length = self._next_frame(limit)
         patience = self._patience()
         if kind == Kind.BROKEN:
-            words = self.channel.recv_rest(length, patience)
+            words = self.channel.recv_body(length, patience)
             raise parse_broken(words, terms.members)
         size = length - len(expected)
         fits = terms.codec.fits(size, step.stop - step.start)
         if kind != Kind.CHUNK or not fits:
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
-        if self.channel.recv_rest(len(expected), patience) != expected:
+        if self.channel.recv_body(len(expected), patience) != expected:
             raise PeerRefused(Reason.MALFORMED, f"not the chunk at {step.start}, hop {step.hop}")
         self.channel.recv_into(into[:size].numpy().data, patience)
         return into[:size]

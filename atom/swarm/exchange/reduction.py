@@ -32,19 +32,19 @@ class ExchangeBroken(PeerRefused):
 
     Attributes:
         suspect: Peer id of the member to exclude from the next attempt; None if unknown.
-        told: True if a neighbour reported the failure in a BROKEN frame. Such a report overrides
+        reported: True if a neighbour reported the failure in a BROKEN frame. The report overrides
             our own observation, because the neighbour is closer to the cause.
     """
 
     def __init__(
-        self, suspect: str | None, reason: Reason, detail: str = "", told: bool = False
+        self, suspect: str | None, reason: Reason, detail: str = "", reported: bool = False
     ) -> None:
         super().__init__(reason, detail)
         self.suspect = suspect
-        self.told = told
+        self.reported = reported
 
 
-def tell_broken(channel: Channel, failure: Exception | None, me: str) -> None:
+def send_broken(channel: Channel, failure: Exception | None, me: str) -> None:
     """Send the reason of a failure to a neighbour before we hang up; ignore socket errors.
 
     Args:
@@ -78,7 +78,7 @@ def parse_broken(raw: bytes, members: Sequence[str]) -> ExchangeBroken:
         words.ParseFromString(raw)
     suspect = words.suspect if words.suspect in members else None
     reason = named_reason(words.reason, Reason.RING_BROKEN)
-    return ExchangeBroken(suspect, reason, "told by another", told=True)
+    return ExchangeBroken(suspect, reason, "reported by another member", reported=True)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Reduction:
         """Numbers of the chunks that have arrived or were summed here."""
         self._received_bytes = self._sent_bytes = 0
         self._began = time.monotonic()
-        self._under_way_bytes = 4 * self._chunk * connections  # only whole chunks are counted
+        self._in_flight_bytes = 4 * self._chunk * connections  # only whole chunks are counted
         self._zeros = None if self.source is not None else torch.zeros(self._chunk)
 
     @property
@@ -163,11 +163,11 @@ class Reduction:
         report.
         """
         with self.changed:
-            told = isinstance(failure, ExchangeBroken) and failure.told and failure.suspect
+            reported = isinstance(failure, ExchangeBroken) and failure.reported and failure.suspect
             known = isinstance(self.failure, ExchangeBroken) and (
-                self.failure.told or self.failure.suspect == told
+                self.failure.reported or self.failure.suspect == reported
             )
-            if self.failure is None or (told and not known):
+            if self.failure is None or (reported and not known):
                 self.failure = failure
             self.stop.set()
             self.over.set()
@@ -203,11 +203,11 @@ class Reduction:
 
     def receiving_due(self) -> float:
         """Return the monotonic time by which more bytes must have arrived."""
-        return self._began + self.terms.pace.due_s(self._received_bytes + self._under_way_bytes)
+        return self._began + self.terms.pace.due_s(self._received_bytes + self._in_flight_bytes)
 
     def sending_due(self) -> float:
         """Return the monotonic time by which more bytes must have been sent."""
-        return self._began + self.terms.pace.due_s(self._sent_bytes + self._under_way_bytes)
+        return self._began + self.terms.pace.due_s(self._sent_bytes + self._in_flight_bytes)
 
     def wait_for(self, chunk: int | None, seconds: float) -> bool:
         """Wait until a chunk has arrived, for at most `seconds`.

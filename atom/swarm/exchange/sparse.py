@@ -98,8 +98,8 @@ class Sparse(Codec):
         self._level = highest_level() if level is None else level
 
     def wire_bytes(self, elements: int) -> int:
-        chunks, rest = divmod(elements, CHUNK)
-        return chunks * _record_bytes(CHUNK) + _record_bytes(rest)
+        chunks, remainder = divmod(elements, CHUNK)
+        return chunks * _record_bytes(CHUNK) + _record_bytes(remainder)
 
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
         wire, left = self.wire(values, scratch), None if lost is None else lost.data_ptr()

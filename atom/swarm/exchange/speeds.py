@@ -39,7 +39,7 @@ class SpeedBook:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._ways: dict[str, tuple[Link, float]] = {}
+        self._links: dict[str, tuple[Link, float]] = {}
         """Link to each peer, by peer id, and the time at which its speed was measured."""
         self._rates = deque[float](maxlen=REMEMBERED)
         self._given_way = 0
@@ -82,24 +82,24 @@ class SpeedBook:
         """Return the links to the peers met last, by peer id; at most `most`."""
         with self._lock:
             known = [
-                (peer, replace(way, bytes_per_s=self._rate(peer)))
-                for peer, (way, _) in self._ways.items()
+                (peer, replace(link, bytes_per_s=self._rate(peer)))
+                for peer, (link, _) in self._links.items()
             ]
         return dict(known[-most:])
 
     def _note(self, right: Channel, count: float, seconds: float) -> None:
         rate, pace = self._rate(right.peer_id), count / seconds
-        _, rated_at = self._ways.pop(right.peer_id, (None, -math.inf))
+        _, rated_at = self._links.pop(right.peer_id, (None, -math.inf))
         if count >= LEAST_BYTES and (right.sending_s >= BUSY_SHARE * seconds or pace > rate):
             rate, rated_at = pace, self._now()
         round_trip_s = min(right.round_trip_s, LONGEST_ROUND_TRIP_S)
-        way = Link(short_name(right.peer_id), round_trip_s, rate)
-        self._ways[right.peer_id] = way, rated_at
-        while len(self._ways) > KEPT:
-            del self._ways[next(iter(self._ways))]
+        link = Link(short_name(right.peer_id), round_trip_s, rate)
+        self._links[right.peer_id] = link, rated_at
+        while len(self._links) > KEPT:
+            del self._links[next(iter(self._links))]
 
     def _rate(self, peer_id: str) -> float:
         """Return the measured speed to a peer in bytes per second; infinite if this connection held
         up no exchange lately."""
-        way, rated_at = self._ways.get(peer_id, (None, -math.inf))
-        return way.bytes_per_s if way and self._now() - rated_at <= RATE_KEPT_S else math.inf
+        link, rated_at = self._links.get(peer_id, (None, -math.inf))
+        return link.bytes_per_s if link and self._now() - rated_at <= RATE_KEPT_S else math.inf

@@ -230,7 +230,7 @@ def encode_lease(
         identity: Key of this peer.
         expires_at: DHT time in seconds; the record must be stored with the same expiry.
     """
-    assert lease.peer_id == identity.peer_id, "a lease is signed by the peer it speaks for"
+    assert lease.peer_id == identity.peer_id, "a lease is signed by its peer"
     if lease.loss is not None and not abs(lease.loss) <= MAX_LOSS:
         lease = replace(lease, loss=None)
     losses = () if lease.validation is None else (lease.validation.loss, *lease.validation.by_text)
@@ -256,9 +256,10 @@ def encode_manifest(manifest: Manifest, identity: Identity) -> bytes:
     record = _sign(MANIFEST_DOMAIN, zlib.compress(schema.encode(manifest), 9), identity)
     if len(record) > MAX_RECORD_BYTES or len(manifest.run_file) > MAX_RUN_FILE_CHARACTERS:
         raise ConfigError(
-            f"the run file makes a record of {len(record)} bytes, too many for the DHT",
-            f"shorten it: {MAX_RECORD_BYTES} bytes compressed, and {MAX_RUN_FILE_CHARACTERS} "
-            "characters, are the most; long lists of paths or members take most of them",
+            f"the run file makes a record of {len(record)} bytes, too large for the DHT",
+            f"shorten the run file to {MAX_RUN_FILE_CHARACTERS} characters, and "
+            f"{MAX_RECORD_BYTES} bytes compressed; long lists of paths or members take most of "
+            "the space",
         )
     return record
 

@@ -37,7 +37,7 @@ def remaining(rounds: int | None, round_number: int, round_s: float | None) -> s
     return "" if round_s is None or left <= 0 else f"{format_seconds(left * round_s)} to go"
 
 
-def validation_told(validation: Validation | None, data: Data | None) -> dict[str, Any] | None:
+def validation_json(validation: Validation | None, data: Data | None) -> dict[str, Any] | None:
     """Return a validation in JSON types; None if there is none.
 
     Args:
@@ -65,16 +65,16 @@ def _figures(loss: float, data: Data | None) -> dict[str, float]:
     return {"loss": loss, "perplexity": round(math.exp(min(loss, 700.0)), 4)}
 
 
-def validation_text(told: Mapping[str, Any] | None) -> str:
+def validation_text(figures: Mapping[str, Any] | None) -> str:
     """Return "validation 4.6470 (perplexity 104.3) after round 160"; empty without a validation."""
-    if told is None:
+    if figures is None:
         return ""
-    return f"validation {_loss_text(told)} after round {told['round']:,}"
+    return f"validation {_loss_text(figures)} after round {figures['round']:,}"
 
 
-def validation_by_text(told: Mapping[str, Any] | None) -> str:
+def validation_by_text(figures: Mapping[str, Any] | None) -> str:
     """Return "books 4.1340 (perplexity 62.43), code …"; empty unless there are several texts."""
-    texts = {} if told is None else told["texts"]
+    texts = {} if figures is None else figures["texts"]
     return ", ".join(f"{name} {_loss_text(each)}" for name, each in texts.items())
 
 
@@ -152,7 +152,7 @@ class SwarmView:
     data_amount: tuple[int, int, int] | None = None
     """Tokens, samples and held-back amount, as in the manifest; None if unknown."""
     validation: dict[str, Any] | None = None
-    """Newest validation that a peer at the head published, as `validation_told` returns it."""
+    """Newest validation that a peer at the head published, as `validation_json` returns it."""
     sample: SampleText | None = None
     """Newest sample text that a peer at the head published."""
     round_s: float | None = None
@@ -290,7 +290,7 @@ def view_swarm(
         unix_time=unix_time,
         owner=manifest.owner,
         data_amount=manifest.data_amount,
-        validation=validation_told(max(validations, default=None), data),
+        validation=validation_json(max(validations, default=None), data),
         sample=max(samples, default=None),
         me=me,
         round_s=statistics.median_low(seconds) if seconds else None,

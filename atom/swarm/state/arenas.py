@@ -184,34 +184,34 @@ class PieceQueue:
     def missing(self) -> int:
         return len(self.pending) + len(self.asked)
 
-    def take(self, donor: str, under_way: int, now: float) -> Piece | None:
+    def take(self, donor: str, in_flight: int, now: float) -> Piece | None:
         """Return a piece to ask a donor for; None if it owes enough, or no piece is left for it.
 
         Args:
             donor: Peer id of the donor.
-            under_way: Number of pieces that the donor owes.
+            in_flight: Number of pieces that the donor owes.
             now: Monotonic time.
         """
         lacked = self.lacked.get(donor, ())
         piece = next((each for each in self.pending if each not in lacked), None)
-        if under_way < _MOST_OWED and piece is not None:
+        if in_flight < _MOST_OWED and piece is not None:
             self.pending.remove(piece)
-        elif under_way or (piece := self._overdue(donor, now)) is None:
+        elif in_flight or (piece := self._overdue(donor, now)) is None:
             return None
         self.asked.setdefault(piece, {})[donor] = now
         return piece
 
-    def lacks(self, donor: str, piece: Piece) -> None:
+    def record_lacking(self, donor: str, piece: Piece) -> None:
         """Record that a donor said that it lacks a piece for which it was asked."""
         self.lacked.setdefault(donor, set()).add(piece)
         self.drop(donor, [piece])
 
-    def is_of_no_use(self, donor: str) -> bool:
+    def is_useless(self, donor: str) -> bool:
         """Return True if the donor lacks all missing pieces."""
         lacked = self.lacked.get(donor, set())
         return bool(lacked) and lacked.issuperset((*self.pending, *self.asked))
 
-    def landed(self, piece: Piece) -> bool:
+    def arrived(self, piece: Piece) -> bool:
         """Record that a piece has arrived; return True if it was still missing."""
         return self.asked.pop(piece, None) is not None
 

@@ -98,7 +98,7 @@ class BlobServer:
         content = self._content(name)
         if not isinstance(content, Mapping):
             if content.manifest is None:
-                raise PeerRefused(Reason.PIECE_MISSING, "its manifest is not here yet")
+                raise PeerRefused(Reason.PIECE_MISSING, "the manifest has not arrived yet")
             return content.manifest
         with self._lock:
             known = self._manifests.get(name)
@@ -176,7 +176,7 @@ class BlobServer:
         """Wait as long as the rates require. Raises: ConnectionError if the channel was closed."""
         wait_s = self._rates.wait_s(channel.peer_id, cost, self._clock.now())
         if channel.closed.wait(wait_s):
-            raise ConnectionError("closed here")
+            raise ConnectionError("closed by this peer")
 
     def _look_up(self, request: wire.BlobRequest) -> bytes | memoryview:
         if request.manifest:

@@ -71,8 +71,8 @@ class Watch:
 
     def dropped(self, donor: str, blob: str, refused: PeerRefused) -> None:
         """Report that a donor is given up."""
-        told = {"reason": refused.reason.value, "detail": refused.detail[:200]}
-        self.events.emit("donor-dropped", peer_id=donor, blob=blob, **told)
+        fields = {"reason": refused.reason.value, "detail": refused.detail[:200]}
+        self.events.emit("donor-dropped", peer_id=donor, blob=blob, **fields)
         if refused.reason in LIES:
             self.on_lie(donor, refused.reason)
 
@@ -167,7 +167,7 @@ def asking(
                 patience = Patience(SILENCE_S, began + pace.due_s(received), stop)
                 asked = Donor(channel, name, patience)
                 asked.ask((0, 0))
-                raw = asked.take_whole(max_bytes)
+                raw = asked.recv_answer(max_bytes)
                 received += len(raw)
                 return raw
 
@@ -188,7 +188,7 @@ class Donor:
         self._ask(wire.BlobRequest(name=self._name, manifest=True))
         hashing_s = min(SILENCE_S + max_bytes / HASHED_BYTES_PER_S, _PIECE_S)
         patience = replace(self._patience, silence_s=hashing_s)
-        return decode_manifest(self.take_whole(max_manifest_bytes(max_bytes), patience), max_bytes)
+        return decode_manifest(self.recv_answer(max_manifest_bytes(max_bytes), patience), max_bytes)
 
     def ask(self, piece: Piece) -> None:
         """Ask for a piece. Answers arrive in the order of requests."""
@@ -202,10 +202,10 @@ class Donor:
             raise PeerRefused(Reason.MALFORMED, f"chunk of {length} bytes, not {len(into)}")
         self._channel.recv_into(into, patience)
 
-    def take_whole(self, max_bytes: int, patience: Patience | None = None) -> bytes:
+    def recv_answer(self, max_bytes: int, patience: Patience | None = None) -> bytes:
         """Receive an answer of unknown length. Raises: PeerRefused, OSError."""
         within = patience or self._patience
-        return self._channel.recv_rest(self._answer_length(max_bytes, within), within)
+        return self._channel.recv_body(self._answer_length(max_bytes, within), within)
 
     def _ask(self, request: wire.BlobRequest) -> None:
         raw = request.SerializeToString()
@@ -217,7 +217,7 @@ class Donor:
             return length
         if kind != Kind.REFUSED or length > MAX_FRAME_BYTES:
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
-        raise refusal(self._channel.recv_rest(length, patience), otherwise=Reason.NOT_FOUND)
+        raise refusal(self._channel.recv_body(length, patience), otherwise=Reason.NOT_FOUND)
 
 
 class Fetch:
@@ -261,16 +261,16 @@ class Fetch:
             workers = [pool.submit(self._work) for _ in range(count)]
             while not all(worker.done() for worker in workers):
                 if stop.is_set():
-                    self._end(PeerRefused(Reason.SUPERSEDED, "stopped here"))
+                    self._end(PeerRefused(Reason.SUPERSEDED, "stopped by this peer"))
                 elif time.monotonic() - began > self._due_s(count):
-                    self._end(PeerRefused(Reason.TOO_SLOW, "less has come than must"))
+                    self._end(PeerRefused(Reason.TOO_SLOW, "too few bytes arrived in time"))
                 self._pause()
         if self._target is not None and self._complete:
-            self._tell(self._target, time.monotonic() - began)
+            self._report(self._target, time.monotonic() - began)
             return
         raise self._fault or self._last
 
-    def _tell(self, target: Target, seconds: float) -> None:
+    def _report(self, target: Target, seconds: float) -> None:
         given = dict(self._given)
         self._watch.events.emit(
             "fetched",
@@ -372,14 +372,14 @@ class Fetch:
                 target.queue.drop(peer_id, owed)
                 self._changed.notify_all()
 
-    def _next_piece(self, peer_id: str, under_way: int, target: Target) -> Piece | None:
+    def _next_piece(self, peer_id: str, in_flight: int, target: Target) -> Piece | None:
         """Return a piece to ask this donor for, or None. If the donor owes nothing and there is no
         piece for it, wait a moment."""
         with self._changed:
-            piece = target.queue.take(peer_id, under_way, time.monotonic())
-            if piece is None and not under_way and target.queue.missing:
-                if target.queue.is_of_no_use(peer_id):
-                    raise PeerRefused(Reason.PIECE_MISSING, "it has none of what is missing")
+            piece = target.queue.take(peer_id, in_flight, time.monotonic())
+            if piece is None and not in_flight and target.queue.missing:
+                if target.queue.is_useless(peer_id):
+                    raise PeerRefused(Reason.PIECE_MISSING, "the donor has no missing chunk")
                 self._changed.wait(_LOOK_S)
             if self._stop.is_set():
                 raise Interrupted("stopped")
@@ -395,14 +395,14 @@ class Fetch:
             if refused.reason is not Reason.PIECE_MISSING:
                 raise
             with self._changed:
-                target.queue.lacks(peer_id, piece)
+                target.queue.record_lacking(peer_id, piece)
             return
         if chunk_digest(chunk) != target.digest(piece):
             raise PeerRefused(Reason.HASH_MISMATCH, f"arena {piece[0]} chunk {piece[1]}")
         target.write(piece, chunk)
         with self._changed:
             self._given[peer_id] += len(chunk)
-            if target.queue.landed(piece):
+            if target.queue.arrived(piece):
                 target.done_bytes += len(chunk)
             self._changed.notify_all()
         self._watch.on_progress(target.done_bytes, target.total_bytes)

@@ -29,11 +29,11 @@ _PLAN_S = 60.0
 """Age at which a plan is replaced."""
 _FORGOTTEN_S = 60.0
 """Time after which a demanded piece is dropped unless it was demanded again."""
-_TOLD_AFTER_S = 10.0
+_REPORTED_AFTER_S = 10.0
 
 
 @dataclass(frozen=True)
-class Told:
+class FeedCallbacks:
     """Callbacks of a feed; called on several threads."""
 
     watch: Watch
@@ -52,7 +52,7 @@ class PieceFeed:
         transport: Transport,
         store: PieceStore,
         order: Callable[[], Iterable[Piece]],
-        told: Told,
+        callbacks: FeedCallbacks,
     ) -> None:
         """Prepare a feed.
 
@@ -61,9 +61,9 @@ class PieceFeed:
             store: takes the pieces.
             order: returns all pieces in the order of need, or none if that is not known yet. Called
                 on the feed's thread.
-            told: receives what happens.
+            callbacks: receives what happens.
         """
-        self._transport, self._store, self._told = transport, store, told
+        self._transport, self._store, self._callbacks = transport, store, callbacks
         self._order = order
         self._dice = random.Random(transport.peer_id)
         self._changed = threading.Condition()
@@ -120,11 +120,11 @@ class PieceFeed:
         Thread-safe."""
         with self._changed:
             lacking, donors = len(self._demanded), len(self._donors)
-            if not lacking or time.monotonic() - self._waiting_since < _TOLD_AFTER_S:
+            if not lacking or time.monotonic() - self._waiting_since < _REPORTED_AFTER_S:
                 return ""
         what = "1 piece" if lacking == 1 else f"{lacking:,} pieces"
         if not donors:
-            return f"{what} of the text are missing, and nobody is here to give them"
+            return f"{what} of the text are missing, and no peer is there to serve them"
         return f"waits for {what} of the text; peers that may have them: {donors:,}"
 
     # ---- the thread
@@ -134,7 +134,7 @@ class PieceFeed:
             while not self._closing.is_set():
                 self._turn()
         except Exception as failure:  # noqa: BLE001 - the supervisor: the peer decides
-            self._told.on_failure(failure)
+            self._callbacks.on_failure(failure)
 
     def _turn(self) -> None:
         with self._changed:
@@ -155,35 +155,35 @@ class PieceFeed:
                 return  # a piece was demanded in the meantime
             self._batch = frozenset(wanted)
         self._dice.shuffle(donors)
-        if not self._told.attempt(lambda: self._fetch(wanted, donors)):
+        if not self._callbacks.attempt(lambda: self._fetch(wanted, donors)):
             self._wait()
 
     def _fetch(self, pieces: list[Piece], donors: list[str]) -> None:
         """Fetch pieces from donors, which may lack some of them. Raises: StorageError."""
-        store, landed = self._store, self._landed
+        store, on_stored = self._store, self._on_stored
 
         def settle(manifest: BlobManifest, ended: threading.Event) -> StoreTarget:
             store.settle(manifest)
-            return StoreTarget(store, pieces, ended, landed)
+            return StoreTarget(store, pieces, ended, on_stored)
 
         unstopped = threading.Event()  # the check of pieces in the store is short: never stop it
-        known = None if store.manifest is None else StoreTarget(store, pieces, unstopped, landed)
+        known = None if store.manifest is None else StoreTarget(store, pieces, unstopped, on_stored)
         name, total = text_blob(store.digest), store.total_bytes
         wanted = Wanted(name, donors, store.digest, total, purpose=Purpose.TEXT)
         try:
-            Fetch(self._transport, wanted, settle, self._told.watch, known).run(self._break)
+            Fetch(self._transport, wanted, settle, self._callbacks.watch, known).run(self._break)
         except PeerRefused as refused:
             if refused.reason is not Reason.SUPERSEDED:
                 self._wait()
 
-    def _landed(self, piece: Piece) -> None:
+    def _on_stored(self, piece: Piece) -> None:
         with self._changed:
             if piece not in self._demanded:
                 return
             del self._demanded[piece]
             if self._demanded:
                 return
-        self._told.on_ready()
+        self._callbacks.on_ready()
 
     def _wait(self) -> None:
         """Wait until another piece is demanded, or for `_RETRY_S`."""

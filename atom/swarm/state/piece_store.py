@@ -186,7 +186,7 @@ class StoreTarget:
         store: PieceStore,
         pieces: Iterable[Piece],
         stop: threading.Event,
-        landed: Callable[[Piece], None] = lambda piece: None,
+        on_stored: Callable[[Piece], None] = lambda piece: None,
     ) -> None:
         """Find out which of the pieces are missing.
 
@@ -194,13 +194,13 @@ class StoreTarget:
             store: Store with a known manifest.
             pieces: Pieces to fetch.
             stop: Event that interrupts the check of pieces on disk.
-            landed: Called with each piece when it is in the store; for pieces that already are, at
-                once.
+            on_stored: Called with each piece once it is in the store; at once for pieces that
+                already are.
 
         Raises:
             Interrupted: `stop` was set.
         """
-        self._store, self._landed = store, landed
+        self._store, self._on_stored = store, on_stored
         self.length, self.digest = store.length, store.piece_digest
         self.queue = PieceQueue(deque())
         self.total_bytes = self.reused_bytes = 0
@@ -210,11 +210,11 @@ class StoreTarget:
             self.total_bytes += store.length(piece)
             if store.has(piece):
                 self.reused_bytes += store.length(piece)
-                landed(piece)
+                on_stored(piece)
             else:
                 self.queue.pending.append(piece)
         self.done_bytes = self.reused_bytes
 
     def write(self, piece: Piece, chunk: memoryview) -> None:
         self._store.write(piece, chunk)
-        self._landed(piece)
+        self._on_stored(piece)

@@ -194,7 +194,7 @@ class Bandwidth:
         self.upload.change(*_rate_and_burst(upload_bits_per_s))
         self.download.change(*_rate_and_burst(download_bits_per_s))
 
-    def both_ways(self) -> int:
+    def total_bytes(self) -> int:
         """Return the bytes sent and received so far."""
         with self._lock:
             return self.sent_bytes + self.received_bytes

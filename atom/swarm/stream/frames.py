@@ -103,7 +103,7 @@ class Patience:
             raise Interrupted("stopped")
         left = min(last_byte + self.silence_s, self.deadline) - time.monotonic()
         if left <= 0:
-            raise TimeoutError("no byte for too long")
+            raise TimeoutError("no byte arrived for too long")
         return left if self.stop is None else min(left, _SLICE_S)
 
 
@@ -243,9 +243,9 @@ class Channel:
         found, length = self.recv_header(limit, patience)
         if found != kind:
             raise PeerRefused(Reason.MALFORMED, f"frame kind {found} instead of {kind.name}")
-        return self.recv_rest(length, patience)
+        return self.recv_body(length, patience)
 
-    def recv_rest(self, length: int, patience: Patience) -> bytes:
+    def recv_body(self, length: int, patience: Patience) -> bytes:
         """Receive the payload after `recv_header`, in new memory."""
         payload = bytearray(length)
         self.recv_into(memoryview(payload), patience)

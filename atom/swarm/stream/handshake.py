@@ -66,7 +66,7 @@ def greet(
     challenge = wire.Challenge()
     _parse(challenge, channel.recv_frame(Kind.CHALLENGE, MAX_FRAME_BYTES, patience))
     if challenge.version != PROTOCOL_VERSION:
-        raise PeerRefused(Reason.WRONG_VERSION, f"the other end speaks {challenge.version}")
+        raise PeerRefused(Reason.WRONG_VERSION, f"the other end uses version {challenge.version}")
     hello = wire.Hello(
         version=PROTOCOL_VERSION,
         run_id=local.run_id,
@@ -112,7 +112,7 @@ def receive(channel: Channel, local: Local, certificate: bytes, patience: Patien
     _check_hello(hello, local)
     payload = _signed_part(hello, local.identity.peer_id, certificate, nonce)
     if not verify(hello.peer_id, HELLO_DOMAIN, payload, hello.signature):
-        raise PeerRefused(Reason.BAD_SIGNATURE, "hello is not signed by the peer it names")
+        raise PeerRefused(Reason.BAD_SIGNATURE, "hello is not signed by the peer that it names")
     channel.peer_id = hello.peer_id
     _check_listed(hello.peer_id, local)
     channel.incarnation = hello.incarnation
@@ -157,7 +157,7 @@ def named_reason(text: str, otherwise: Reason) -> Reason:
 
 def _await_welcome(channel: Channel, patience: Patience) -> wire.Welcome:
     kind, length = channel.recv_header(MAX_FRAME_BYTES, patience)
-    raw = channel.recv_rest(length, patience)
+    raw = channel.recv_body(length, patience)
     if kind == Kind.REFUSED:
         raise refusal(raw, otherwise=Reason.BAD_HANDSHAKE)
     answer = wire.Welcome()
@@ -169,7 +169,7 @@ def _await_welcome(channel: Channel, patience: Patience) -> wire.Welcome:
 
 def _check_hello(hello: wire.Hello, local: Local) -> None:
     if hello.version != PROTOCOL_VERSION:
-        raise PeerRefused(Reason.WRONG_VERSION, f"client speaks {hello.version}")
+        raise PeerRefused(Reason.WRONG_VERSION, f"client uses version {hello.version}")
     if hello.run_id != local.run_id:
         raise PeerRefused(Reason.WRONG_RUN, "client belongs to another run")
     well_formed = (
@@ -184,7 +184,7 @@ def _check_hello(hello: wire.Hello, local: Local) -> None:
 
 def _check_listed(peer_id: str, local: Local) -> None:
     if local.listed is not None and peer_id not in local.listed:
-        raise PeerRefused(Reason.NOT_ON_THE_LIST, f"{peer_id[:64]} is no member of the run")
+        raise PeerRefused(Reason.NOT_ON_THE_LIST, f"{peer_id[:64]} is not a member of the run")
 
 
 def _signed_part(hello: wire.Hello, server: str, certificate: bytes, nonce: bytes) -> bytes:

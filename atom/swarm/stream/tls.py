@@ -201,7 +201,7 @@ class SocketStream:
     def _enter(self) -> None:
         with self._lock:
             if self._closed:
-                raise ConnectionError("closed here")
+                raise ConnectionError("closed by this peer")
             self._users += 1
 
     def _leave(self) -> None:
@@ -276,7 +276,7 @@ class TlsStream:
                 count = cast(int, self._tls.read(len(view) - done, view[done:]))
             except ssl.SSLWantReadError:
                 if self._outgoing.pending > _RECORD_BYTES:
-                    raise ConnectionError("asks for new keys without end") from None
+                    raise ConnectionError("requests for new keys without end") from None
                 # so much is still to arrive: OpenSSL may already hold a part of one record
                 self._fill(patience, len(view) - done - _RECORD_BYTES)
                 continue

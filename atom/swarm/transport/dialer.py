@@ -30,9 +30,9 @@ from atom.swarm.transport.reverse_connections import ReverseConnections
 
 MOST_KNOWN = 8192
 """Bound on known peers; the peer heard of longest ago is forgotten first."""
-Way = tuple[str, int]
-"""One way to a peer: a host and a port of that peer, or `CALL`."""
-CALL: Way = ("", 0)
+Route = tuple[str, int]
+"""One route to a peer: a host and a port of that peer, or `CALL`."""
+CALL: Route = ("", 0)
 """A call over the line that the peer keeps to us."""
 MOST_ADDRESSES = 8
 """Bound on addresses of one host name that are tried."""
@@ -45,7 +45,7 @@ AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
 """One result of `socket.getaddrinfo`."""
 
 
-def address_of(text: str) -> Way | None:
+def address_of(text: str) -> Route | None:
     """Parse "host:port" or "[v6]:port"; None if the text is neither, or the port is 0."""
     try:
         host, port = parse_host_port(text)
@@ -55,17 +55,17 @@ def address_of(text: str) -> Way | None:
 
 
 class ContactBook:
-    """The ways to each peer, best first, by peer id. Thread-safe."""
+    """The routes to each peer, best first, by peer id. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[object, list[Way]]] = {}
-        """The arguments of the last `set`, and the ways in their present order."""
+        self._known: dict[str, tuple[object, list[Route]]] = {}
+        """The arguments of the last `set`, and the routes in their present order."""
 
     def set(self, peer_id: str, addresses: Sequence[str], dials_out: bool = False) -> None:
         """Replace the contact of a peer.
 
-        If the contact changed, the ways are the addresses, then a call. Malformed addresses are
+        If the contact changed, the routes are the addresses, then a call. Malformed addresses are
         left out.
 
         Args:
@@ -75,26 +75,26 @@ class ContactBook:
         """
         contact = tuple(addresses), dials_out
         with self._lock:
-            before, ways = self._known.pop(peer_id, (None, []))
+            before, routes = self._known.pop(peer_id, (None, []))
             if contact != before:
-                ways = [way for way in map(address_of, addresses) if way]
-                ways.insert(0 if dials_out else len(ways), CALL)
-            self._known[peer_id] = contact, ways
+                routes = [route for route in map(address_of, addresses) if route]
+                routes.insert(0 if dials_out else len(routes), CALL)
+            self._known[peer_id] = contact, routes
             while len(self._known) > MOST_KNOWN:
                 del self._known[next(iter(self._known))]
 
-    def ways(self, peer_id: str) -> list[Way]:
-        """Return all ways: the address that worked last first, ways that failed last."""
+    def routes(self, peer_id: str) -> list[Route]:
+        """Return all routes: the address that worked last first, routes that failed last."""
         with self._lock:
             return list(self._known.get(peer_id, (None, [CALL]))[1])
 
-    def tried(self, peer_id: str, way: Way, worked: bool) -> None:
-        """Move an address that worked to the front, or a way that failed to the end."""
+    def tried(self, peer_id: str, route: Route, worked: bool) -> None:
+        """Move an address that worked to the front, or a route that failed to the end."""
         with self._lock:
-            _, ways = self._known.get(peer_id, (None, []))
-            if way in ways and not (worked and way == CALL):
-                ways.remove(way)
-                ways.insert(0 if worked else len(ways), way)
+            _, routes = self._known.get(peer_id, (None, []))
+            if route in routes and not (worked and route == CALL):
+                routes.remove(route)
+                routes.insert(0 if worked else len(routes), route)
 
 
 class Dialer:
@@ -127,11 +127,11 @@ class Dialer:
         tag: bytes = b"",
         seconds: float = math.inf,
         stop: threading.Event | None = None,
-        ways: Sequence[Way] | None = None,
+        routes: Sequence[Route] | None = None,
     ) -> Channel:
         """Open a channel to one peer.
 
-        Each way but the last has at most half of the remaining time: an address that does not
+        Each route but the last has at most half of the remaining time: an address that does not
         answer must not use up all of it.
 
         Args:
@@ -140,57 +140,57 @@ class Dialer:
             tag: Tag of a ring channel.
             seconds: Time limit, besides the usual limits.
             stop: Ends the attempt soon after it is set.
-            ways: Ways to try, instead of all that are known.
+            routes: Ways to try, instead of all that are known.
 
         Raises:
-            Unreachable: No way led to the peer.
-            PeerRefused: Some way led to a refusal; the last reason.
+            Unreachable: No route led to the peer.
+            PeerRefused: Some route led to a refusal; the last reason.
             Interrupted: `stop` was set.
         """
         failures = list[OSError | PeerRefused]()
-        if ways is None:
+        if routes is None:
             called = self._reverse.has_line(peer_id)
-            ways = self.contacts.ways(peer_id) if called else self.addresses(peer_id)
+            routes = self.contacts.routes(peer_id) if called else self.addresses(peer_id)
         patience = Patience(seconds, time.monotonic() + seconds, stop)
-        for way in ways:
-            share = patience if way == ways[-1] else _share(patience, 2)
+        for route in routes:
+            share = patience if route == routes[-1] else _share(patience, 2)
             try:
-                channel = self._open(way, peer_id, purpose, tag, share)
+                channel = self._open(route, peer_id, purpose, tag, share)
             except Interrupted:
                 raise
             except (OSError, PeerRefused) as failure:
                 failures.append(failure)
-                self.contacts.tried(peer_id, way, worked=False)
+                self.contacts.tried(peer_id, route, worked=False)
             else:
-                self.contacts.tried(peer_id, way, worked=True)
+                self.contacts.tried(peer_id, route, worked=True)
                 return channel
         raise _reason(peer_id, failures)
 
-    def connect(self, peer_id: str, way: Way, opening: bytes, seconds: float) -> SocketStream:
+    def connect(self, peer_id: str, route: Route, opening: bytes, seconds: float) -> SocketStream:
         """Open a connection to a peer at a numeric address; send nothing but `opening`.
 
         Raises: OSError.
         """
-        [target] = self._targets(peer_id, way, seconds)
+        [target] = self._targets(peer_id, route, seconds)
         return _connect(target, opening, Patience.within(seconds))
 
-    def addresses(self, peer_id: str) -> list[Way]:
-        """Return the ways to a peer that are addresses, best first."""
-        return [way for way in self.contacts.ways(peer_id) if way != CALL]
+    def addresses(self, peer_id: str) -> list[Route]:
+        """Return the routes to a peer that are addresses, best first."""
+        return [route for route in self.contacts.routes(peer_id) if route != CALL]
 
     def _open(
-        self, way: Way, peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
+        self, route: Route, peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
     ) -> Channel:
-        """Open a channel by one way; of a host name, by the first of its addresses that works.
+        """Open a channel by one route; of a host name, by the first of its addresses that works.
 
         The addresses share the time of one handshake. Raises: OSError, PeerRefused.
         """
         deadline = min(patience.deadline, time.monotonic() + limits.HANDSHAKE_S)
         within = replace(patience, deadline=deadline)
-        if way == CALL:
+        if route == CALL:
             below = self._reverse.call(peer_id, within.left_s())
             return self._shake_hands(below, peer_id, purpose, tag, within)
-        targets = self._targets(peer_id, way, within.left_s())
+        targets = self._targets(peer_id, route, within.left_s())
         while True:
             share, target = _share(within, len(targets)), targets.pop(0)
             try:
@@ -204,13 +204,13 @@ class Dialer:
                 if not targets:
                     raise
 
-    def _targets(self, peer_id: str, way: Way, seconds: float) -> list[AddressInfo]:
-        """Resolve a way to the addresses that may be dialled. Raises: OSError if there is none."""
-        found, dialled, near = resolve(*way, seconds), self._dialled(), self.neighbours()
+    def _targets(self, peer_id: str, route: Route, seconds: float) -> list[AddressInfo]:
+        """Resolve a route to addresses that may be dialled. Raises: OSError if there is none."""
+        found, dialled, near = resolve(*route, seconds), self._dialled(), self.neighbours()
         targets = [each for each in found if not may_dial(each[4][0], dialled, peer_id in near)]
         if not targets:
             kind = class_of(found[0][4][0])
-            raise ConnectionError(f"{Reason.ADDRESS_NOT_DIALLED}: the class of {way[0]} is {kind}")
+            raise ConnectionError(f"{Reason.ADDRESS_NOT_DIALLED}: {route[0]} has class {kind}")
         return targets
 
     def _shake_hands(
@@ -225,7 +225,7 @@ class Dialer:
             stream.handshake(within)
             certificate = stream.certificate()
             if certificate is None or peer_of_certificate(certificate) != peer_id:
-                raise PeerRefused(Reason.WRONG_IDENTITY, f"that is not {peer_id}")
+                raise PeerRefused(Reason.WRONG_IDENTITY, f"another peer than {peer_id} answered")
             handshake.greet(channel, end.local, peer_id, certificate, within)
         except BaseException:
             channel.close()
@@ -290,7 +290,7 @@ def _lookup(host: str, port: int, flags: int = 0) -> list[AddressInfo]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as problem:  # an empty label, or one that is too long
-        raise OSError(f"{host[:80]!r} is no host name: {problem}") from problem
+        raise OSError(f"{host[:80]!r} is not a host name: {problem}") from problem
     return [*found[:MOST_ADDRESSES]]
 
 
@@ -301,7 +301,7 @@ def _share(patience: Patience, sharers: int) -> Patience:
 
 
 def _reason(peer_id: str, failures: list[OSError | PeerRefused]) -> PeerRefused | Unreachable:
-    """Return the error that says why no way led to a peer."""
+    """Return the error that says why no route led to a peer."""
     refusals = [failure for failure in failures if isinstance(failure, PeerRefused)]
     if refusals:
         return refusals[-1]
@@ -341,7 +341,7 @@ class Lanes:
                 self._changed.notify_all()
         if full:  # reported without the lock: all senders wait for the lock, and the log for disk
             refused = PeerRefused(Reason.BUSY, "queue full")
-            self._endpoint.tell("message-dropped", refused, peer_id=peer_id)
+            self._endpoint.report("message-dropped", refused, peer_id=peer_id)
         return not full
 
     def wake(self) -> None:
@@ -379,7 +379,7 @@ class Lanes:
                 channel.close()
         matters = not all(isinstance(each, Hint) for each in (raw, *queue))
         if lost is not None and matters and not self._endpoint.closing.is_set():
-            self._tell_unreachable(peer_id, lost)
+            self._report_unreachable(peer_id, lost)
 
     def _next(self, peer_id: str, queue: deque[bytes]) -> bytes | None:
         """Return the next message; None (the lane is gone) after a long silence or when closing."""
@@ -423,7 +423,7 @@ class Lanes:
             return False
         return True
 
-    def _tell_unreachable(self, peer_id: str, error: OSError | PeerRefused) -> None:
-        told = PeerRefused(Reason.UNREACHABLE, str(error))
-        self._endpoint.tell("peer-unreachable", told, peer_id=peer_id)
+    def _report_unreachable(self, peer_id: str, error: OSError | PeerRefused) -> None:
+        refused = PeerRefused(Reason.UNREACHABLE, str(error))
+        self._endpoint.report("peer-unreachable", refused, peer_id=peer_id)
         self._endpoint.handlers.on_unreachable(peer_id)

@@ -107,7 +107,7 @@ class LeaseExchange:
         self._sent: SignedLease | None = None
         """Own lease that was sent last."""
         self._sent_at = self._digests_at = _NEVER
-        self.has_news = threading.Event()
+        self.has_changed = threading.Event()
         """Set when there is a newer lease of a mate; clear it before you read `merged`."""
 
     def know(self, head: Head, now: float) -> None:
@@ -149,7 +149,7 @@ class LeaseExchange:
             for mate in receivers.values():
                 mate.tried_at = now
         return {
-            peer_id: Leases((own.record,), held, neighbours=names_beside(peer_id, hosts))
+            peer_id: Leases((own.record,), held, neighbours=neighbour_names(peer_id, hosts))
             for peer_id in receivers
         }
 
@@ -231,10 +231,10 @@ class LeaseExchange:
         is_newer = mate.held is None or ends > mate.held.expires_at
         if is_newer and unix_now < ends <= unix_now + MAX_SECONDS_AHEAD:
             mate.held, mate.heard_at = SignedLease(record, decode_lease(record), ends), now
-            self.has_news.set()
+            self.has_changed.set()
 
 
-def names_beside(peer_id: str, hosts: Mapping[str, str]) -> tuple[bytes, ...]:
+def neighbour_names(peer_id: str, hosts: Mapping[str, str]) -> tuple[bytes, ...]:
     """Return the short names of the other peers at the host of one peer, up to a bound.
 
     Args:

@@ -42,7 +42,7 @@ FRAME_S = 30.0
 """Time from a message frame's first byte to its last."""
 PLACES_FOR_LINES = 96
 """Peers that cannot be dialled and keep a connection open to us, over which they are called."""
-TOLD_PER_S, TOLD_AT_ONCE = 10.0, 50.0
+EVENTS_PER_S, EVENTS_AT_ONCE = 10.0, 50.0
 """Rate of each kind of event that strangers cause: a flood must neither fill the disk nor hide
 events of another kind."""
 FIRST_HOLD_S = 5.0
@@ -100,7 +100,7 @@ class KnownPeers:
         if self.has_room(channel.peer_id, [other.peer_id for other in others], places):
             return True
         groups = {each: host_group(each.remote[0]) for each in others if each.peer_id not in self}
-        return made_room(groups, [*groups.values()].count(host_group(channel.remote[0])))
+        return make_room(groups, [*groups.values()].count(host_group(channel.remote[0])))
 
     def seen_at(self, group: str, peer_id: str) -> None:
         """Remember the host group if the peer, which has proven its id there, is known."""
@@ -188,7 +188,7 @@ class ConnectionLimiter:
             full = len(self._unproven) >= MAX_HANDSHAKES
             full |= not is_home(group) and len(strangers) >= MAX_HANDSHAKES // 2
             few = of_group < MAX_HANDSHAKES_PER_HOST
-            if not few or (full and not made_room(strangers, of_group)):
+            if not few or (full and not make_room(strangers, of_group)):
                 return False
             self._unproven[channel] = group
             return True
@@ -223,7 +223,7 @@ class ConnectionLimiter:
             self._proven.pop(channel, None)
 
 
-def made_room(groups: Mapping[Channel, str], fewer: int) -> bool:
+def make_room(groups: Mapping[Channel, str], fewer: int) -> bool:
     """Close the oldest connection of the largest host group, if that has at least two more than
     `fewer`; return True if so."""
     largest, count = Counter(groups.values()).most_common(1)[0] if groups else ("", 0)
@@ -342,7 +342,7 @@ class Endpoint:
     handlers: Handlers = Handlers()
     offenders: Backoff = field(default_factory=partial(Backoff, FIRST_HOLD_S, LONGEST_HOLD_S))
     known: KnownPeers = field(default_factory=KnownPeers)
-    told: dict[str, TokenBucket] = field(default_factory=dict)
+    event_buckets: dict[str, TokenBucket] = field(default_factory=dict)
     channels: set[Channel] = field(default_factory=set)
     """Open channels. Each use is a single call of the set, and needs no lock."""
 
@@ -352,9 +352,9 @@ class Endpoint:
         if self.closing.is_set():
             channel.close()
 
-    def tell(self, event: str, refused: PeerRefused, /, **fields: object) -> None:
+    def report(self, event: str, refused: PeerRefused, /, **fields: object) -> None:
         """Emit an event that strangers can cause at will; beyond a rate it is left out."""
-        bucket = self.told.setdefault(event, TokenBucket(TOLD_PER_S, TOLD_AT_ONCE))
+        bucket = self.event_buckets.setdefault(event, TokenBucket(EVENTS_PER_S, EVENTS_AT_ONCE))
         if bucket.allow(self.clock.now()):
             reason, detail = refused.reason.value, refused.detail[:200]
             self.events.emit(event, reason=reason, detail=detail, **fields)

@@ -74,7 +74,7 @@ class RingPool:
         with self._changed:
             self._changed.wait_for(lambda: key in self._waiting or self._closed, seconds)
             if self._closed:
-                raise ConnectionError("closed here")
+                raise ConnectionError("closed by this peer")
             if key not in self._waiting:
                 raise PeerRefused(Reason.TIMEOUT, f"no ring connection from {peer_id}")
             return self._waiting.pop(key)
@@ -146,7 +146,7 @@ class Listener:
         channel = self._channel(below, host)
         if not self._limiter.enter(channel, host):
             channel.close()
-            self._tell_refusal(PeerRefused(Reason.TOO_MANY_CONNECTIONS), host)
+            self._report_refusal(PeerRefused(Reason.TOO_MANY_CONNECTIONS), host)
             return
         try:
             serve = partial(self._serve, channel, below, host)
@@ -173,9 +173,9 @@ class Listener:
         try:
             below.recv_into(memoryview(opening), patience)
             if opening == ANSWER:
-                token = channel.recv_rest(TOKEN_BYTES, patience)
+                token = channel.recv_body(TOKEN_BYTES, patience)
         except OSError as error:
-            self._tell_refusal(_named(error), host)
+            self._report_refusal(_named(error), host)
             channel.close()
             return
         if not token:
@@ -202,9 +202,9 @@ class Listener:
         try:
             self._admit(channel, below, patience, received)
         except (PeerRefused, OSError) as error:
-            self._tell_refusal(_named(error), host, channel.peer_id)
+            self._report_refusal(_named(error), host, channel.peer_id)
             if isinstance(error, PeerRefused):
-                self._say_no(channel, error)
+                self._send_refusal(channel, error)
             channel.close()
             return
         self._run(channel)
@@ -236,7 +236,7 @@ class Listener:
             self._served[channel.purpose](channel)
         except PeerRefused as refused:
             offend(end.offenders, channel.peer_id, refused.reason, end.clock.now())
-            end.tell("connection-dropped", refused, peer_id=channel.peer_id)
+            end.report("connection-dropped", refused, peer_id=channel.peer_id)
         except OSError:  # the other end left, or we are closing: no event
             pass
         finally:
@@ -249,29 +249,29 @@ class Listener:
             kind, length = channel.recv_header(MAX_MESSAGE_BYTES, idle)
             if kind != Kind.MESSAGE:
                 raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} among messages")
-            raw = self._rest_of_frame(channel, length)
+            raw = self._body_of_message(channel, length)
             cost = length + _BYTES_PER_MESSAGE
             if channel.closed.wait(self._rates.wait_s(channel.peer_id, cost, end.clock.now())):
                 return
             end.handlers.on_message(channel.peer_id, channel.incarnation, raw)
 
-    def _rest_of_frame(self, channel: Channel, length: int) -> bytes:
+    def _body_of_message(self, channel: Channel, length: int) -> bytes:
         """Return the payload. Raises: PeerRefused(TIMEOUT) if it is too slow; OSError."""
         within_s = limits.FRAME_S
         try:
-            return channel.recv_rest(length, Patience.within(within_s))
+            return channel.recv_body(length, Patience.within(within_s))
         except TimeoutError as late:
             detail = f"a frame of {length} bytes takes longer than {within_s:g} s"
             raise PeerRefused(Reason.TIMEOUT, detail) from late
 
-    def _say_no(self, channel: Channel, refused: PeerRefused) -> None:
+    def _send_refusal(self, channel: Channel, refused: PeerRefused) -> None:
         patience = Patience.within(_LAST_WORDS_S)
         with contextlib.suppress(OSError, PeerRefused):
             handshake.refuse(channel, refused, patience)
             channel.recv_header(0, patience)  # closing with unread bytes would erase the answer
 
-    def _tell_refusal(self, refused: PeerRefused, host: str, peer_id: str = "") -> None:
-        self._endpoint.tell("connection-refused", refused, host=host, peer_id=peer_id)
+    def _report_refusal(self, refused: PeerRefused, host: str, peer_id: str = "") -> None:
+        self._endpoint.report("connection-refused", refused, host=host, peer_id=peer_id)
 
     def _left(self, channel: Channel) -> None:
         self._endpoint.channels.discard(channel)

@@ -64,8 +64,8 @@ class Outreach:
         for peer_id, lease in others.items():
             self._transport.set_addresses(peer_id, lease.addresses, lease.reached is Reached.NO)
         if others:  # an empty reading is no reason to close lines
-            known, hidden = self._transport.known, self.reached is Reached.NO
-            self._transport.keep_lines(lines_to(me, others, known) if hidden else frozenset())
+            known, is_undialled = self._transport.known, self.reached is Reached.NO
+            self._transport.keep_lines(lines_to(me, others, known) if is_undialled else frozenset())
         if self._wish is Reached.UNKNOWN and others and now >= self._ask_at:
             self._ask_at = math.inf
             try:

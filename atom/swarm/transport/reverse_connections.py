@@ -93,7 +93,7 @@ class ReverseConnections:
         with self._lock:
             line = self._lines.get(peer_id)
             if line is None or self._endpoint.closing.is_set():
-                raise ConnectionError(f"{peer_id}: keeps no line to us")
+                raise ConnectionError(f"{peer_id}: has no connection to this peer")
             self._calls[answer_to(token)] = answer
         try:
             self._say(line, Kind.CALL, token)
@@ -117,7 +117,7 @@ class ReverseConnections:
         """End all calls; the listener closes the channels of the lines."""
         with self._lock:
             while self._calls:
-                self._calls.popitem()[1].set_exception(ConnectionError("closed here"))
+                self._calls.popitem()[1].set_exception(ConnectionError("closed by this peer"))
 
     def _say(self, line: tuple[Channel, threading.Lock], kind: Kind, token: bytes = b"") -> None:
         channel, sending = line
@@ -203,7 +203,7 @@ class OwnLines:
         Raises: PeerRefused, OSError.
         """
         kind, length = channel.recv_header(TOKEN_BYTES, Patience(3 * PING_S))
-        token = channel.recv_rest(length, Patience(3 * PING_S))
+        token = channel.recv_body(length, Patience(3 * PING_S))
         if kind == Kind.CALL and self._answers.acquire(blocking=False):
             answer = partial(self._answer, peer_id, channel.remote, answer_to(token))
             try:

@@ -99,7 +99,7 @@ class Transport:
         address."""
         self._lines = OwnLines(
             self._endpoint,
-            lambda peer_id: dialer.dial(peer_id, Purpose.LINE, ways=dialer.addresses(peer_id)),
+            lambda peer_id: dialer.dial(peer_id, Purpose.LINE, routes=dialer.addresses(peer_id)),
             dialer.connect,
             self._listener.serve_called,
         )
@@ -108,7 +108,7 @@ class Transport:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port on which the transport listens, after `start`."""
-        assert self._address is not None, "not started, or it listens nowhere"
+        assert self._address is not None, "not started, or without a listening address"
         return self._address
 
     def start(self) -> None:
@@ -190,7 +190,7 @@ class Transport:
         transport is closed.
         """
         if self._endpoint.closing.is_set():
-            raise ConnectionError("closed here")
+            raise ConnectionError("closed by this peer")
         return self._dialer.dial(peer_id, purpose, tag, timeout_s, stop)
 
     def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel:
@@ -227,8 +227,8 @@ class Transport:
         addresses = self._dialer.addresses(channel.peer_id)
         if not addresses:
             return Reached.UNKNOWN
-        peer_id, ways = channel.peer_id, [(channel.remote[0], addresses[0][1])]
+        peer_id, routes = channel.peer_id, [(channel.remote[0], addresses[0][1])]
         with contextlib.suppress(OSError, PeerRefused):
-            self._dialer.dial(peer_id, Purpose.MESSAGES, b"", _DIAL_BACK_S, ways=ways).close()
+            self._dialer.dial(peer_id, Purpose.MESSAGES, b"", _DIAL_BACK_S, routes=routes).close()
             return Reached.YES
         return Reached.NO

@@ -3,7 +3,7 @@
 In this module, a group of devices that runs one pass together counts as one device.
 
 The micro-batches of a call are split into passes, and each device runs some of the passes.
-Gradients are added in the order of the passes (`atom.swap.landing_order`), so the result has the
+Gradients are added in the order of the passes (`atom.swap.addition_order`), so the result has the
 same bits on any number of devices. If a device fails, the other devices compute again the gradients
 that have not been added.
 """
@@ -15,10 +15,10 @@ from typing import NoReturn
 from torch import Tensor
 
 from atom.base.clock import Clock
+from atom.swap.addition_order import AdditionOrder, AdditionStopped
 from atom.swap.engine import Engine, Observer, PassCancelled
 from atom.swap.engine_group import EngineGroup
 from atom.swap.host_sums import HostSum
-from atom.swap.landing_order import LandingOrder, LandingStopped
 from atom.swap.voided import Cause, PassVoided, voided_by_memory
 from atom.training.replica.device_engines import DeviceEngines
 from atom.training.replica.work_sharing import (
@@ -41,7 +41,7 @@ class DataParallel:
     def __init__(
         self,
         devices: Sequence[DeviceEngines],
-        order: LandingOrder,
+        order: AdditionOrder,
         clock: Clock,
         told: Callable[[str], None],
     ) -> None:
@@ -89,13 +89,13 @@ class DataParallel:
 
         See `Engine.touched`.
         """
-        return self._lost or self._landed_any()
+        return self._lost or self._any_added()
 
     @property
     def leaving(self) -> bool:
         """True if gradients of the latest call were sent to the host sums. Thread-safe."""
         sent = (self._devices[n].training.leaving for n in list(self._begun))
-        return self._landed_any() or any(sent)
+        return self._any_added() or any(sent)
 
     def train(
         self,
@@ -104,7 +104,7 @@ class DataParallel:
         at_once: int,
         should_stop: Stop,
         first: bool,
-        landed: Callable[[Sequence[HostSum]], None] | None,
+        on_added: Callable[[Sequence[HostSum]], None] | None,
         observer: Observer | None,
     ) -> list[float]:
         """Run forward and backward of the micro-batches; see `ReplicaEngines.train`.
@@ -135,7 +135,7 @@ class DataParallel:
                 seeds[some],
                 stop,
                 first and place == 0,
-                landed if number == self._passes[-1] else None,
+                on_added if number == self._passes[-1] else None,
                 number,
             )
             return losses, self._order.waited_s(number)
@@ -150,16 +150,16 @@ class DataParallel:
                 except BaseException:
                     self._break_off()
                     raise
-                losses = {n: each for n, each in losses.items() if self._has_landed(n)}
+                losses = {n: each for n, each in losses.items() if self._all_added(n)}
         return [loss for number in self._passes for loss in losses[number]]
 
-    def landed(self) -> None:
+    def wait_added(self) -> None:
         """Wait until the gradients of all passes so far have been added.
 
         Raises: as `_void`, if some gradients were lost with a device.
         """
         late = self._forget()
-        if not self._has_landed(self._next - 1):
+        if not self._all_added(self._next - 1):
             self._void(late)
 
     def _stop(self) -> None:
@@ -175,7 +175,7 @@ class DataParallel:
         device can go on.
         """
         late = self._forget()
-        if self._order.is_torn or not (first or self._has_landed(self._passes.start - 1)):
+        if self._order.is_torn or not (first or self._all_added(self._passes.start - 1)):
             self._lost = True
             self._void({**failures, **late})
         self._leave_out(failures)
@@ -195,14 +195,14 @@ class DataParallel:
         Raises: PassVoided, or the failure if no other device can go on.
         """
         failure = self._order.failure
-        assert failure is not None, "else it has landed by now"
+        assert failure is not None, "a pass without a failure is added by now"
         with voided_by_memory():
             self._leave_out(failures)
         raise PassVoided(Cause.DEVICE, left_out(failure, None, 0.0).why) from failure
 
     def _break_off(self) -> None:
         """Discard all gradients of the passes so far that have not been added."""
-        self._lost |= self._landed_any()
+        self._lost |= self._any_added()
         self._stop()
         self._forget()
         self._order.go_on(self._next)
@@ -236,7 +236,7 @@ class DataParallel:
         Raises: a failure that is not a device's fault, or that leaves no device in use.
         """
         for number, failure in failures.items():
-            if number in self.left_out or isinstance(failure, PassCancelled | LandingStopped):
+            if number in self.left_out or isinstance(failure, PassCancelled | AdditionStopped):
                 continue
             if not is_the_devices(failure) or self.at_work == [number]:
                 raise failure
@@ -249,7 +249,7 @@ class DataParallel:
         self.left_out = {**self.left_out, number: out}
         with suppress(Exception):  # the device may have disappeared
             self._devices[number].give_back()
-        self._told(f"{self._names[number]} is left out for {out.wait_s:.0f} s: {out.why}")
+        self._told(f"{self._names[number]} is excluded for {out.wait_s:.0f} s: {out.why}")
 
     def take_again(self) -> None:
         """Allocate freed memory of all devices in use, and of excluded ones that are due again.
@@ -268,17 +268,17 @@ class DataParallel:
                 continue
             if number in due:
                 self.left_out = {n: out for n, out in self.left_out.items() if n != number}
-                self._told(f"{self._names[number]} is back")
+                self._told(f"{self._names[number]} is used again")
 
     @property
     def _engine(self) -> Engine | EngineGroup:
         return self._devices[0].training
 
-    def _landed_any(self) -> bool:
-        return any(self._order.has_landed(s, self._passes.start) for s in self._engine.lands)
+    def _any_added(self) -> bool:
+        return any(self._order.is_added(s, self._passes.start) for s in self._engine.adding)
 
-    def _has_landed(self, number: int) -> bool:
-        return all(self._order.has_landed(s, number) for s in self._engine.lands)
+    def _all_added(self, number: int) -> bool:
+        return all(self._order.is_added(s, number) for s in self._engine.adding)
 
 
 def _names(given: Sequence[str]) -> list[str]:

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 
 from atom.graph.ir import Program
 from atom.graph.program import load
+from atom.swap.addition_order import AdditionOrder
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
 from atom.swap.engine_group import EngineGroup
 from atom.swap.host_store import HostStore
-from atom.swap.landing_order import LandingOrder
 from atom.swap.neighbours import Neighbours
 from atom.training.replica.settings import ReplicaSettings
 
@@ -28,7 +28,7 @@ class DeviceEngines:
         settings: ReplicaSettings,
         devices: Sequence[Device],
         store: HostStore,
-        order: LandingOrder | None = None,
+        order: AdditionOrder | None = None,
     ) -> None:
         """Allocate the slots.
 
@@ -77,7 +77,7 @@ class DeviceEngines:
         return engine
 
     def _engine(
-        self, program: Program, store: HostStore, order: LandingOrder | None
+        self, program: Program, store: HostStore, order: AdditionOrder | None
     ) -> Engine | EngineGroup:
         each = [
             Engine(

@@ -15,6 +15,7 @@ from atom.base.clock import Clock
 from atom.base.errors import AtomError
 from atom.graph.ir import Program
 from atom.optim.optimizer import optimizer_state
+from atom.swap.addition_order import AdditionOrder
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
 from atom.swap.device_kernels import device_kernels
@@ -22,7 +23,6 @@ from atom.swap.device_slots import users_of_parameters
 from atom.swap.engine import Observer, PassCancelled
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import HostSum
-from atom.swap.landing_order import LandingOrder
 from atom.swap.voided import is_out_of_memory
 from atom.training.replica.data_parallel import DataParallel
 from atom.training.replica.device_engines import DeviceEngines
@@ -78,7 +78,7 @@ class ReplicaEngines:
             _require_kernels(settings, devices)
             self.store.live_on(devices[0], trained)
         groups = _groups(devices, settings.arrangement.devices)
-        order = LandingOrder(clock) if len(groups) > 1 else None
+        order = AdditionOrder(clock) if len(groups) > 1 else None
         self._each = [
             DeviceEngines(programs, answering is not None, settings, group, self.store, order)
             for group in groups
@@ -109,7 +109,7 @@ class ReplicaEngines:
         at_once: int,
         should_stop: Callable[[], bool],
         first: bool,
-        landed: Callable[[Sequence[HostSum]], None] | None = None,
+        on_added: Callable[[Sequence[HostSum]], None] | None = None,
         loss_scale: float = 1.0,
         observer: Observer | None = None,
     ) -> list[float]:
@@ -121,17 +121,17 @@ class ReplicaEngines:
             at_once: Number of micro-batches in one pass of one device.
             should_stop: Polled during the passes; True cancels them.
             first: True if the gradients overwrite the sums instead of being added.
-            landed: Receives the additions that the last pass made (see `Gate`).
+            on_added: Receives the additions that the last pass made (see `Gate`).
             loss_scale: Factor of the loss before the backward.
             observer: Receives the timed events of a pass.
         """
         for each in self._each:
             each.training.loss_scale = loss_scale
         if self._parallel is not None:
-            parallel, told = self._parallel, (landed, observer)
+            parallel, told = self._parallel, (on_added, observer)
             return parallel.train(batches, seeds, at_once, should_stop, first, *told)
         self.training.observer = observer
-        return self.training.run_pass(batches, seeds, should_stop, first, landed)
+        return self.training.run_pass(batches, seeds, should_stop, first, on_added)
 
     def evaluate(
         self,
@@ -162,13 +162,13 @@ class ReplicaEngines:
         """True if gradients of the latest pass were sent to the host sums. Thread-safe."""
         return (self._parallel or self.training).leaving
 
-    def landed(self) -> None:
+    def wait_added(self) -> None:
         """Wait until the store has the gradients of all passes so far.
 
-        Raises: as `Engine.landed`.
+        Raises: as `Engine.wait_added`.
         """
         with self._in_use:
-            (self._parallel or self.training).landed()
+            (self._parallel or self.training).wait_added()
 
     # ---- the device's memory
 
@@ -185,7 +185,7 @@ class ReplicaEngines:
         """
         with self._in_use:
             if self._preempted:
-                raise PassCancelled("the device is not to be used now")
+                raise PassCancelled("the device is paused")
             self._take_again(rest)
             try:
                 yield
@@ -214,7 +214,7 @@ class ReplicaEngines:
 
     def _give_back(self) -> None:
         with suppress(Exception):  # the next pass, or the next reader of the sums, gets the error
-            (self._parallel or self.training).landed()
+            (self._parallel or self.training).wait_added()
         if self.store.on_device is not None:
             self.store.on_device.leave()
         for each in self._each:
@@ -251,10 +251,10 @@ def trained_parameters(program: Program, arrangement: Arrangement) -> frozenset[
 def _require_kernels(settings: ReplicaSettings, devices: Sequence[Device]) -> None:
     """Require that parameters can be trained on the device. Raises: ValueError, DeviceError."""
     if len(devices) > 1:
-        raise ValueError("nothing is trained on one of several devices")
+        raise ValueError("no weights are trained on one of several devices")
     device = devices[0].torch_device
     if not settings.optimizer.steps_on_devices or settings.gradients != torch.float32:
-        raise ValueError("nothing is trained on the device with this optimizer or these gradients")
+        raise ValueError("no weights are trained on the device with these gradients or optimizer")
     if device.type != "cpu":
         device_kernels(device)
 

@@ -87,14 +87,14 @@ class PassLimits:
         if void.cause is Cause.MEMORY:
             return self._with_less(void, micro_batches)
         if void.cause is Cause.DEVICE:
-            return self, "the other devices go on"
+            return self, "the other devices continue"
         if void.cause is Cause.GRADIENTS and self.exponent is not None:
             less = replace(self, exponent=max(self.exponent - 1, LEAST_EXPONENT), sound_passes=0)
             if less.exponent == self.exponent:
-                return less, "an overflow with the least loss scale: this run needs bfloat16"
+                return less, "an overflow with the smallest loss scale: this run needs bfloat16"
             hint = f"an overflow of float16; the loss scale is {less.loss_scale:.0f} from now on"
             return less, hint
-        return self, "if it goes on, the training has diverged, or this machine computes wrongly"
+        return self, "if this continues, training has diverged, or this machine computes wrongly"
 
     def _with_less(self, void: PassVoided, micro_batches: int) -> tuple["PassLimits", str]:
         alone = micro_batches == 1

@@ -89,7 +89,7 @@ class Replica:
         """Engines of all devices; they free device memory on demand."""
         self._store = self.engines.store
         self._arena = GradientArena(
-            self._store.gradients, self.engines.landed, on_device=self._store.on_device
+            self._store.gradients, self.engines.wait_added, on_device=self._store.on_device
         )
         self.watch = PassWatch(clock)
         """Recorder of some passes; unused if there is an observer for all passes."""
@@ -125,7 +125,7 @@ class Replica:
         `threads` threads call `initial_value` in the order in which parameters are first used.
         Raises: ValueError if a value has the wrong shape.
         """
-        self._stepper.rest()
+        self._stepper.wait_idle()
         self._store.clear_state()
         self._fill(self._store.layout.trained, initial_value, threads)
         self._rule.initialised()
@@ -178,11 +178,11 @@ class Replica:
             StepFailed: The step before failed.
             ValueError: The micro-batches do not fit the program.
         """
-        self._stepper.require_whole()
+        self._stepper.raise_if_failed()
         counted, drawn = self._arena.sequences, self._seeds.get_state()
         seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
         try:
-            with self.engines.using(self._stepper.rest):
+            with self.engines.using(self._stepper.wait_idle):
                 losses = self._accumulate(batches, seeds, should_stop, last or self._ends(batches))
         except PassVoided as void:
             raise self._learnt(void, len(batches), counted - self._arena.sequences) from void
@@ -217,7 +217,7 @@ class Replica:
                 self._limits.micro_batches,
                 should_stop,
                 arena.void,
-                squares.landed if squares else None,
+                squares.count_added if squares else None,
                 self._limits.loss_scale,
                 observer,
             )
@@ -255,7 +255,7 @@ class Replica:
         Raises: PassVoided if some counted gradients were lost; call again for the remaining ones.
         """
         if self._arena.void:
-            self._stepper.rest()  # a running step may still read sums that are to be cleared
+            self._stepper.wait_idle()  # a running step may still read sums that are to be cleared
         return self._rule.contribution()
 
     def gradient_sums(self) -> Tensor:
@@ -265,7 +265,7 @@ class Replica:
         between two passes. Raises: PassVoided if some counted gradients were lost.
         """
         if self._arena.void:
-            self._stepper.rest()
+            self._stepper.wait_idle()
         return self._arena.sums
 
     @property
@@ -288,7 +288,7 @@ class Replica:
 
     def drop_contribution(self) -> None:
         """Drop a contribution that is not finite, with all sequences that no round has taken."""
-        self._stepper.rest()
+        self._stepper.wait_idle()
         self.reset_gradients()
         self._rule.dropped()
 
@@ -304,7 +304,7 @@ class Replica:
         Gradients and weights are not changed. Do not call it while a contribution is averaged. It
         raises as `run_pass`. After PassVoided (memory ran out) the same call tries smaller passes.
         """
-        self._stepper.require_whole()
+        self._stepper.raise_if_failed()
         losses = list[Tensor]()
         with self._rule.shared_weights():
             while len(losses) < len(batches):
@@ -315,7 +315,7 @@ class Replica:
 
     def _evaluated(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> list[Tensor]:
         try:
-            with self.engines.using(self._stepper.rest):
+            with self.engines.using(self._stepper.wait_idle):
                 return self.engines.evaluate(batches, self._limits.micro_batches, should_stop)
         except PassVoided as void:
             raise self._learnt(void, len(batches)) from void
@@ -326,8 +326,8 @@ class Replica:
         It uses the weights that all peers share, and changes neither weights nor gradients. A
         PassVoided does not lower the limits of training passes.
         """
-        self._stepper.require_whole()
-        with self._rule.shared_weights(), self.engines.using(self._stepper.rest):
+        self._stepper.raise_if_failed()
+        with self._rule.shared_weights(), self.engines.using(self._stepper.wait_idle):
             at_once = self._limits.micro_batches
             return finite_answers(self.engines.evaluate(questions, at_once, should_stop, True))
 
@@ -355,7 +355,7 @@ class Replica:
                 fit; nothing is changed.
             StepFailed: The step before failed.
         """
-        self._stepper.require_whole()
+        self._stepper.raise_if_failed()
         if round == self._round:
             return
         if round != self._round + 1:
@@ -363,7 +363,7 @@ class Replica:
         if self._store.on_device is not None:
             # The mean replaces these sums; a later reader of the sums gets the error.
             with suppress(Exception):
-                self._arena.landed()
+                self._arena.wait_added()
         self._rule.commit(mean, norm, round, ours, knows_lost)
         self._round = round
 
@@ -374,10 +374,10 @@ class Replica:
         before the next pass. It raises as `begin_step`, perhaps after dividing the gradient sums.
         """
         assert self._rule.same_steps, "a rule with steps of the peer's own takes them itself"
-        self._stepper.require_whole()
+        self._stepper.raise_if_failed()
         if self._arena.void:
             self.gradient_sums()
-        self._arena.landed()
+        self._arena.wait_added()
         sums, sequences = GradientSums(self._arena), self.sequences
         if sequences & (sequences - 1):  # only a power of two can divide exactly within the step
             sums.divide(sequences)
@@ -423,7 +423,7 @@ class Replica:
 
         Raises: ValueError if an arena is missing or does not fit; nothing is changed.
         """
-        self._stepper.rest()
+        self._stepper.wait_idle()
         _take_over({**self._rule.shared(), **(self.frozen if FROZEN in arenas else {})}, arenas)
         self._rule.adopted(round)
         self._settle_at(round)
@@ -442,7 +442,7 @@ class Replica:
         `is_here`: True if it was saved at the shared state that the replica holds now.
         Raises: ValueError if a tensor is missing or does not fit; nothing is changed.
         """
-        self._stepper.rest()
+        self._stepper.wait_idle()
         self._rule.adopt_own(saved, is_here)
 
     def _settle(self) -> None:

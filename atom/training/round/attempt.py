@@ -24,7 +24,7 @@ from atom.swarm.records.lease import Lease, Link, short_name
 from atom.training.round.electorate import Electorate
 from atom.training.round.events import View
 
-Way = tuple[str, str]
+Pair = tuple[str, str]
 """Connection between two peers, by peer id, the lower id first."""
 
 
@@ -74,7 +74,7 @@ class Attempt:
     """Ballot at which a quorum vouched for the value; None while none has."""
     votes: dict[Voter, bytes] = field(default_factory=dict)
 
-    def broken_ways(self, me: str) -> set[Way]:
+    def broken_pairs(self, me: str) -> set[Pair]:
         """Return the connections on which members saw the exchange fail.
 
         A member that blames itself is paired with itself, and so is a member that names no other
@@ -340,7 +340,7 @@ def choose_exchange(
     view: View,
     average_bytes: int,
     ring_possible: bool,
-    apart: Collection[Way],
+    apart: Collection[Pair],
     tenured: AbstractSet[str],
 ) -> Choice:
     """Choose whether the members of an attempt average in a ring or by parts, and the parts' sizes.
@@ -362,7 +362,7 @@ def choose_exchange(
     round_trips = [link.round_trip_s for link in links.values()]
     latency_s = statistics.median_low(round_trips) / 2 if round_trips else None
     slow = known_lines(peers, view.leases)
-    owners = _able_to_own(members, view.hidden, apart, tenured)
+    owners = _able_to_own(members, view.undialled, apart, tenured)
     lines, may_own = [slow.get(peer) for peer in peers], [peer in owners for peer in peers]
     ring_possible = ring_possible and tenured >= set(peers)
     return choose(lines, may_own, average_bytes, latency_s, ring_possible)
@@ -370,8 +370,8 @@ def choose_exchange(
 
 def _able_to_own(
     members: Sequence[MemberCount],
-    hidden: set[str],
-    apart: Collection[Way],
+    undialled: set[str],
+    apart: Collection[Pair],
     tenured: AbstractSet[str],
 ) -> set[str]:
     """Return the members that may own a part; all other members connect to an owner.
@@ -382,16 +382,16 @@ def _able_to_own(
     """
     together = {member.peer_id for member in members}
     peers = together & tenured or together
-    broken = {peer for way in apart if together.issuperset(way) for peer in way}
+    broken = {peer for pair in apart if together.issuperset(pair) for peer in pair}
     idle = {member.peer_id for member in members if not member.sequences}
-    able = [peers - hidden - broken - idle, peers - hidden - broken, peers - hidden, peers]
+    able = [peers - undialled - broken - idle, peers - undialled - broken, peers - undialled, peers]
     return next(filter(None, able))
 
 
 def known_lines(peers: Collection[str], leases: Mapping[str, Lease]) -> dict[str, float]:
     """Return the speed of each peer's line, from the peers' measurements: see `line_rates`."""
-    rates = {way: link.bytes_per_s for way, link in _links(peers, leases).items()}
-    return line_rates({way: rate for way, rate in rates.items() if math.isfinite(rate)})
+    rates = {pair: link.bytes_per_s for pair, link in _links(peers, leases).items()}
+    return line_rates({pair: rate for pair, rate in rates.items() if math.isfinite(rate)})
 
 
 def _links(peers: Collection[str], leases: Mapping[str, Lease]) -> dict[tuple[str, str], Link]:

@@ -319,16 +319,16 @@ class Coordinator:
         if not attempt.testimonies:
             self.peers.fail(attempt.owing(self._context.me, self._context.view), Stage.RING)
         me, members = self._context.me.peer_id, [member.peer_id for member in attempt.members]
-        ways = attempt.broken_ways(me)
+        pairs = attempt.broken_pairs(me)
         if others := attempt.with_other_results(self._context.me):
             if attempt.sole_owner() == me:
                 self.peers.fail(others, Stage.RING)  # the result came from us
             else:
                 self.peers.own_alone(members)
-        if not self.peers.newcomers_broke(members, {peer for way in ways for peer in way}):
-            self.peers.broke(ways, len(members))
+        if not self.peers.newcomers_broke(members, {peer for pair in pairs for peer in pair}):
+            self.peers.broke(pairs, len(members))
         excluded = sorted(self.peers.excluded)
-        self._context.report("exchange-judged", ways=sorted(ways), excluded=excluded)
+        self._context.report("exchange-judged", ways=sorted(pairs), excluded=excluded)
         self._give_up(Reason.RING_BROKEN)
 
     def on_vouched(self, sender: Voter, message: Vouched) -> None:

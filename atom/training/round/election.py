@@ -116,7 +116,7 @@ class LeaderElection:
         """Return the time of our turn, after the voters before us and other voters' attempts."""
         context, patience = self._context, self._context.patience
         alive = alive_voters(context.head, context.me, context.view) | set(chosen.survivors)
-        last = self._last_in_line(), context.view.hidden
+        last = self._last_in_line(), context.view.undialled
         place = place_in_line(chosen.voters, context.me, context.head, alive, *last)
         return max(since + patience.rank * place, context.state.led_at + patience.quiet)
 

@@ -130,7 +130,7 @@ def _fresh_voters(head: Head, me: Voter, view: View) -> dict[Voter, Lease | None
     return found
 
 
-def gone_for_good(head: Head, me: Voter, view: View, grace_seconds: float) -> bool:
+def all_gone(head: Head, me: Voter, view: View, grace_seconds: float) -> bool:
     """Return True if every missing voter is confirmed dead or was silent for the grace time."""
     missing = set(head.voters) - _fresh_voters(head, me, view).keys()
     return all(
@@ -165,8 +165,8 @@ def electorate(
     alive = alive_voters(head, me, view) - given_up
     if is_quorum(head.voters, alive):
         return Electorate(head.voters) if me in head.voters else None
-    confirmed_only = gone_for_good(head, me, view, float("inf"))
-    if not confirmed_only and not (branches and gone_for_good(head, me, view, grace_seconds)):
+    confirmed_only = all_gone(head, me, view, float("inf"))
+    if not confirmed_only and not (branches and all_gone(head, me, view, grace_seconds)):
         return None
     present = {me} | (present_at(head, view) - given_up)
     if alive - present:
@@ -198,7 +198,7 @@ def objection_to_branch(
     return (
         bool(left_out)
         or is_quorum(head.voters, alive)
-        or not gone_for_good(head, me, view, grace_seconds)
+        or not all_gone(head, me, view, grace_seconds)
     )
 
 
@@ -208,7 +208,7 @@ def place_in_line(
     head: Head,
     alive: set[Voter],
     idle: AbstractSet[Voter] = frozenset(),
-    hidden: AbstractSet[str] = frozenset(),
+    undialled: AbstractSet[str] = frozenset(),
 ) -> int:
     """Return our place in the order of coordinators, which is different at each head.
 
@@ -218,10 +218,10 @@ def place_in_line(
         head: Our head.
         alive: Voters that are alive; other voters are skipped.
         idle: Voters with nothing to contribute; they come later.
-        hidden: Peer ids of voters that cannot be dialled; they come last.
+        undialled: Peer ids of voters that cannot be dialled; they come last.
     """
     line = [voter for voter in standing(voters, head.digest) if voter in alive or voter == me]
-    return sorted(line, key=lambda voter: (voter.peer_id in hidden, voter in idle)).index(me)
+    return sorted(line, key=lambda voter: (voter.peer_id in undialled, voter in idle)).index(me)
 
 
 # ---- leaving

@@ -56,7 +56,7 @@ class View:
         return {**self.fresh, self.mine.peer_id: self.mine} if self.mine else self.fresh
 
     @property
-    def hidden(self) -> set[str]:
+    def undialled(self) -> set[str]:
         """Peers that report that they cannot be dialled; two such peers cannot connect."""
         return {peer for peer, lease in self.leases.items() if lease.reached is Reached.NO}
 

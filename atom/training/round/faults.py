@@ -11,13 +11,13 @@ from collections.abc import Set as AbstractSet
 from atom.swarm.chain.commit import Voter
 from atom.swarm.chain.tenure import ROUNDS_TO_LOSE
 from atom.swarm.transport.limits import FORGOTTEN_S, MOST_REMEMBERED, Backoff
-from atom.training.round.attempt import Stage, Way
+from atom.training.round.attempt import Pair, Stage
 from atom.training.round.round_state import RoundContext
 
 FIRST_EXCLUSION_S, LONGEST_EXCLUSION_S = 20.0, 600.0
 FIRST_SUSPENSION_S, LONGEST_SUSPENSION_S = 20.0, 80.0
 """Seconds without newcomers in exchanges after a failure with newcomers; the time doubles."""
-_UNSEEN: Way = ("", "")
+_UNSEEN: Pair = ("", "")
 _NEWCOMERS = "newcomers"
 
 
@@ -44,9 +44,9 @@ class UnreliablePeers:
         """Processes that failed since `ask_all_again` and have not cleared their penalty."""
         self._refused = set[str]()
         """Peers that claimed work at this head and have already refused once to promise it."""
-        self._broken: list[Way] = []
+        self._broken: list[Pair] = []
         """Connections on which exchanges of this round broke, unless a culprit explains them."""
-        self._ways: dict[Way, float] = {}
+        self._pairs: dict[Pair, float] = {}
         """Connections on which exchanges broke, with the time; `_UNSEEN` if no member saw where."""
         self._answers: dict[str, int] = {}
         """Round of the head at which each peer last answered an attempt of ours, by peer id.
@@ -180,23 +180,23 @@ class UnreliablePeers:
         if not self._suspension.held(self._context.now):
             self._suspension.fail(_NEWCOMERS, self._context.now)
 
-    def broke(self, ways: Collection[Way], members: int) -> None:
+    def broke(self, pairs: Collection[Pair], members: int) -> None:
         """Record a broken exchange, and exclude the peers that explain it.
 
         Two members have no other connection. So if peers other than the second member did not
         answer us at this head either, the exchange broke because of us.
 
         Args:
-            ways: Connections on which members saw it break; empty if no member saw where.
+            pairs: Connections on which members saw it break; empty if no member saw where.
             members: Number of members of the exchange.
         """
         me, owing = self._context.me.peer_id, {voter.peer_id for voter in self.owing}
-        self._ways = {way: self._ways[way] for way in self.apart}
-        self._ways |= dict.fromkeys(ways or [_UNSEEN], self._context.now)
+        self._pairs = {pair: self._pairs[pair] for pair in self.apart}
+        self._pairs |= dict.fromkeys(pairs or [_UNSEEN], self._context.now)
         silent = [(me, peer) for peer in owing if self._owes.get(peer) is not Stage.RING]
-        self._broken += [*ways, *ways, *silent] if members == 2 else ways
+        self._broken += [*pairs, *pairs, *silent] if members == 2 else pairs
         found = culprits(self._broken, me)
-        self._broken = [way for way in self._broken if found.isdisjoint(way)]
+        self._broken = [pair for pair in self._broken if found.isdisjoint(pair)]
         self.fail(found, Stage.RING)
 
     def own_alone(self, members: Collection[str]) -> None:
@@ -207,19 +207,19 @@ class UnreliablePeers:
         again show which peer is at fault.
         """
         others = set(members) - {self._context.me.peer_id}
-        self._ways |= dict.fromkeys([(peer, peer) for peer in others], self._context.now)
+        self._pairs |= dict.fromkeys([(peer, peer) for peer in others], self._context.now)
 
     @property
-    def apart(self) -> list[Way]:
+    def apart(self) -> list[Pair]:
         """Connections on which an exchange broke recently.
 
         The next exchange is by parts, where a failure has a witness. If only the connection is at
         fault, both peers succeed in an exchange that does not connect them.
         """
-        return [way for way, at in self._ways.items() if self._context.now < at + FORGOTTEN_S]
+        return [pair for pair, at in self._pairs.items() if self._context.now < at + FORGOTTEN_S]
 
 
-def culprits(ways: Iterable[Way], me: str) -> set[str]:
+def culprits(pairs: Iterable[Pair], me: str) -> set[str]:
     """Return the peers that explain these broken connections.
 
     The peer with the most broken connections (at least two) explains them; then the same is asked
@@ -227,12 +227,13 @@ def culprits(ways: Iterable[Way], me: str) -> set[str]:
     because one end may accuse the other falsely. This peer is only returned if no other peer
     explains a connection.
     """
-    left, found = list(ways), set[str]()
+    left, found = list(pairs), set[str]()
     while True:
-        named = Counter(peer for way in left for peer in way)
+        named = Counter(peer for pair in left for peer in pair)
         worst = max(named, key=lambda peer: (named[peer], peer != me, peer), default="")
         if named[worst] < 2:
             return found
-        tied = {peer for way in left if worst in way for peer in way if named[peer] == named[worst]}
+        near = (peer for pair in left if worst in pair for peer in pair)
+        tied = {peer for peer in near if named[peer] == named[worst]}
         found |= tied - {me} or tied
-        left = [way for way in left if found.isdisjoint(way)]
+        left = [pair for pair in left if found.isdisjoint(pair)]

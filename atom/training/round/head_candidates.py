@@ -127,8 +127,8 @@ class HeadCandidates:
     def _in_turn(self, peers: Iterable[str]) -> list[str]:
         """Sort peers in the order to ask them: known, reliable and reachable peers first."""
         known, failures = self._context.head.known, self._doubts.failures
-        hidden = self._context.view.hidden
-        return sorted(peers, key=lambda p: (p not in known, failures(p), p in hidden))
+        undialled = self._context.view.undialled
+        return sorted(peers, key=lambda p: (p not in known, failures(p), p in undialled))
 
     def learn(self, event: CaughtUp) -> None:
         """Record the outcome of catching up.

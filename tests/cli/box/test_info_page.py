@@ -45,14 +45,14 @@ def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     assert "sample" not in shown
     assert shown["round"] == "1,076 of 10,000, loss 3.7321 nats per token"
     assert shown["traffic"] == "1.0 GiB today, 3.0 GiB this month of 9.0 GiB"
-    assert shown["next round"] == "4 of its 8 sequences are counted here"
-    assert shown["data"] == "1,880 tokens, 234 sequences to train on; seen: 1.50 times"
+    assert shown["next round"] == "4 of 8 sequences counted by this peer"
+    assert shown["data"] == "1,880 tokens, 234 sequences to train on; epochs: 1.50"
     waits = "waits for host 21%, end 3%"
     assert shown["device"] == f"cpu; computes 64% of a pass of 0.006 s; {waits}"
     assert shown["disk"] == "62.5 GiB free, snapshots of rounds: 1,050, 1,000"
     assert shown["other peers"] == "1: ann …Kwxyzq (12.3 ms)"
     assert shown["reachable"] == "unknown: 127.0.0.1:39669"
-    assert not {"last round", "trouble", "paused", "void passes", "disk paused"} & set(shown)
+    assert not {"last round", "trouble", "paused", "void passes", "writes paused"} & set(shown)
 
 
 def test_what_no_text_gave_bears_no_unit_of_text() -> None:
@@ -72,7 +72,7 @@ def test_what_the_last_round_took_what_is_held_back_and_when_it_ends() -> None:
 
 
 def test_of_others_only_peers_are_shown_and_of_many_how_many() -> None:
-    """Who only asks, such as a doctor on another box, has a way here too."""
+    """Clients that only ask, such as a doctor on another machine, have a connection here too."""
     way = {"round_trip_ms": 1.0, "bytes_per_s": None}
     asking = info(links={OTHER: way, "12D3KooWdoctor": way})
     assert "doctor" not in str(dict(rows(asking)))
@@ -81,7 +81,7 @@ def test_of_others_only_peers_are_shown_and_of_many_how_many() -> None:
     assert many["other peers"].startswith("1,002: …000001, …000002, ")
     assert many["other peers"].endswith(", …000008 and 994 more")
     alone = dict(rows(info(peers=[])))
-    assert alone["other peers"] == "none in sight"
+    assert alone["other peers"] == "none seen"
     assert "…Kwxyzq" in alone["voters"], "not in sight"
     assert "voters" not in dict(rows(info()))
 
@@ -98,13 +98,13 @@ def test_what_is_not_as_usual_is_said() -> None:
     )  # fmt: skip
     shown = dict(rows(odd))
     assert shown["round"] == "1,076"
-    assert shown["given"] == "608 sequences to 1 round"
+    assert shown["contributed"] == "608 sequences to 1 round"
     assert shown["paused"] == "outside its hours"
     assert shown["void passes"] == "12 loss-not-finite"
-    assert shown["device"] == "cuda:0, cuda:1 (left out: out of memory)"
+    assert shown["device"] == "cuda:0, cuda:1 (excluded: out of memory)"
     assert shown["disk"] == "0 B free, snapshots of rounds: none yet"
     assert shown["checkpoints"] == "1,200, 1,000 (2.5000), 900 (2.2500, the best)"
-    assert shown["disk paused"] == "snapshots: no room; tokens: x"
+    assert shown["writes paused"] == "snapshots: no room; tokens: x"
 
 
 def test_it_is_printed_with_its_folder_whole(

@@ -24,7 +24,7 @@ def held() -> Iterator[ExitStack]:
 
 
 def daemon(root: Path, stack: ExitStack) -> Path:
-    """Holds a state directory, as the one that runs there; where it would listen."""
+    """Lock a state directory like a running daemon, and return the path of its socket."""
     kept = StateDirectory(root)
     kept.lock()
     stack.callback(kept.unlock)
@@ -44,12 +44,12 @@ def test_the_only_daemon_is_meant_or_a_named_one(
 def test_several_are_named(home: Path, held: ExitStack) -> None:
     daemon(home / "one", held)
     daemon(home / "two", held)
-    with pytest.raises(ControlError, match="2 daemons run") as problem:
+    with pytest.raises(ControlError, match="2 daemons are running") as problem:
         find_daemon(None)
     assert problem.value.message.endswith("one, two")
     each = [f"--state {home / name}" for name in ("one", "two")]
-    assert problem.value.hint.splitlines() == ["say which one:", *each]
-    with pytest.raises(ControlError, match="2 daemons run") as problem:
+    assert problem.value.hint.splitlines() == ["choose one of:", *each]
+    with pytest.raises(ControlError, match="2 daemons are running") as problem:
         run_meant(None, None)
     assert problem.value.hint.splitlines()[-1] == "or give the run's ADDRESS"
 
@@ -74,10 +74,10 @@ def test_of_several_runs_that_are_kept_each_is_offered(home: Path) -> None:
         kept = StateDirectory(home / name)
         kept.root.mkdir(parents=True)
         kept.manifest.touch()
-    with pytest.raises(StorageError, match=r"2 runs are kept under .*: my run, one") as problem:
+    with pytest.raises(StorageError, match=r"2 runs are stored under .*: my run, one") as problem:
         find_state(None)
     each = [f"--state '{home / 'my run'}'", f"--state {home / 'one'}"]
-    assert problem.value.hint.splitlines() == ["say which one:", *each]
+    assert problem.value.hint.splitlines() == ["choose one of:", *each]
     running = StateDirectory(home / "one")
     running.lock()
     try:

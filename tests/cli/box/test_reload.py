@@ -1,4 +1,4 @@
-"""`atom reload` as its user sees it. What travels is in `tests/daemon/test_control.py`."""
+"""`atom reload` as its user sees it. `tests/daemon/test_control.py` tests the messages."""
 
 from typing import Any
 
@@ -24,12 +24,12 @@ def test_what_has_changed_is_named_and_a_refusal_told_with_its_hint(
     assert shown == [
         "device.cpu_threads",
         "network.upload",
-        "network.listen  # changes at a restart",
+        "network.listen  # takes effect at a restart",
     ]
     changed.clear()
     assert main(["reload"]) == 0
     streams = capsys.readouterr()
-    assert (streams.out, streams.err) == ("", "nothing has changed in the peer file\n")
+    assert (streams.out, streams.err) == ("", "no key has changed in the peer file\n")
 
     def refuse(state: object, command: str) -> None:
         raise DeviceError("there is 1 MB, and 2 MB would do", "allow more")

@@ -1,4 +1,4 @@
-"""What the demo does and when, and how it judges what its peers wrote down."""
+"""Course of the demo, and its verdict on the event logs of its peers."""
 
 import dataclasses
 

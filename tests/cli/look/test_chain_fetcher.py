@@ -94,6 +94,6 @@ def test_listed_peers_answer_each_other_and_a_stranger_is_told_so(stack: ExitSta
     lease = served(stack, manifest, 2)
     stranger = reader(stack, manifest, lease)
     assert stranger.read([lease]).head.round == 0
-    assert "listed" in stranger.problem
+    assert "on the owner's list" in stranger.problem
     assert stranger.shut_out
     assert reader(stack, manifest, lease, MEMBER).read([lease]).head.round == 2

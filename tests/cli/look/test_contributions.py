@@ -1,4 +1,4 @@
-"""What peers gave: as a table and as JSON; who is asked for it, and as whom."""
+"""Contributions as a table and as JSON; the peers that are asked, and the identity that asks."""
 
 import asyncio
 from dataclasses import replace
@@ -59,7 +59,7 @@ def test_the_json_has_the_documented_keys() -> None:
 
 
 def manifest_for(member: Identity) -> Manifest:
-    """Of a run that lists this one."""
+    """Return the manifest of a run that lists this member."""
     run = parse_run_text(f'{RUN}\n[swarm]\nmembers = ["{member.peer_id}"]')
     return replace(Village().manifest(), run_file=normalised_run_text(run))
 
@@ -117,10 +117,10 @@ def test_a_chain_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_who_is_shut_out_of_the_chain_hears_what_helps(listed: bool) -> None:
-    """Of an open run nobody is, whatever a stranger answers."""
+    """An open run shuts out no peer, whatever a stranger answers."""
     nobody: Any = None
     onlooker = Onlooker(nobody, manifest_for(Identity.create()) if listed else Village().manifest())
     onlooker._reader.problem, onlooker._reader.shut_out = "listed peers only", True
-    helps = "; --state DIR asks as one of them" if listed else ""
+    helps = "; --state DIR identifies as one of them" if listed else ""
     assert onlooker.note == f"listed peers only{helps}"
     assert onlooker.shut_out == listed

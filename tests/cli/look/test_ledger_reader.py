@@ -32,7 +32,7 @@ PAGE = 128
 
 
 class Donors:
-    """With a chain each. A `FetchChain`, which notes what it was asked for."""
+    """Donors with a chain each, as a `FetchChain` that records the requests."""
 
     def __init__(self, chains: dict[str, Sequence[Commit]]) -> None:
         self.chains = chains
@@ -88,7 +88,7 @@ def test_a_better_chain_that_is_not_ours_replaces_it_and_a_worse_one_does_not() 
 
 
 def branched(commits: list[Commit]) -> list[Commit]:
-    """As these, but for the last round: one voter went on alone from the one before."""
+    """Return these commits with another last round, which one voter committed alone."""
     head = heads_along(GENESIS, commits[:-1])[-1]
     return [*commits[:-1], a_commit(head, {ANN: 10**6}, [ANN], survivors=[ANN])]
 
@@ -144,13 +144,13 @@ def test_a_crowd_that_claims_more_keeps_nobody_from_the_chain() -> None:
     crowd = [a_lease(f"of a crowd {n}", head=b"x" * 32, round=2**62) for n in range(40)]
     reader, known = reading(donors), lease_of(ANN.peer_id, commits[:2])
     assert reader.read([known]).head == GENESIS
-    assert "cannot be reached" in reader.problem
+    assert "unreachable" in reader.problem
     donors.chains = {ANN.peer_id: commits[:2], "new": commits}
     assert reader.read([*crowd, known]).head.round == 2, "though it was asked in vain"
     assert reader.problem == ""
     for _ in range(1 + len(crowd) // DONORS):
         reader.read([*crowd, lease_of("new", commits)])
-    assert reader.ledger.head.round == 3, "who is not known comes to its turn"
+    assert reader.ledger.head.round == 3, "an unknown peer gets its turn"
 
 
 def test_a_read_that_is_broken_off_keeps_what_it_checked() -> None:

@@ -1,4 +1,4 @@
-"""`atom sample`: what is printed, and what is refused at the door."""
+"""`atom sample`: its output, and refused arguments."""
 
 from pathlib import Path
 
@@ -59,10 +59,10 @@ def test_a_sign_is_printed_when_its_last_byte_has_come(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("where", "prompts", "code", "words"),
     [
-        ("absent", ["x"], ExitCode.STORAGE, "absent is no folder"),
+        ("absent", ["x"], ExitCode.STORAGE, "absent is not a folder"),
         (".", ["x"], ExitCode.STORAGE, "holds neither a run nor a model"),
-        (ADDRESS, ["x"], ExitCode.STORAGE, "from folders on this machine alone"),
-        (".", list("123456789"), ExitCode.USAGE, "9 prompts, and at most 8"),
+        (ADDRESS, ["x"], ExitCode.STORAGE, "is not a folder on this machine"),
+        (".", list("123456789"), ExitCode.USAGE, "9 prompts, but at most 8"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(

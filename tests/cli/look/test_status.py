@@ -121,9 +121,9 @@ def test_a_peer_that_computes_for_nothing_does_not_look_idle() -> None:
     diverged = sight(void_passes=1234, void_cause="loss-not-finite")
     assert "void passes: 1,234, loss-not-finite, accumulating" in drawn(diverged, width=180)
     narrow = drawn(diverged, width=40)
-    assert "void passes: 1,2" in narrow, "what is cut comes last"
+    assert "void passes: 1,2" in narrow, "cut columns come last"
     for peer in diverged.view.peers:
-        assert short_id(peer.peer_id) in narrow, "nothing else gives way"
+        assert short_id(peer.peer_id) in narrow, "nothing else is cut"
     assert diverged.view.to_json()["peers"][0]["void_passes"] == 1234
     assert max(map(len, narrow.splitlines())) <= 40
     assert "void" not in drawn(sight(void_passes=1)), "float16 has one now and then"

@@ -30,7 +30,7 @@ def drawn(shown: Sight, width: int, height: int, problem: str = "") -> list[str]
 
 
 def test_a_line_of_the_log() -> None:
-    """Of each round, and whenever peers come or go."""
+    """One line for each round, and for each peer that comes or goes."""
     seen = [*[sight()] * 2, sight(3)]
     file = io.StringIO()
 
@@ -66,8 +66,8 @@ def test_what_the_weights_write_takes_one_line(height: int) -> None:
 
 @pytest.mark.parametrize("height", [6, 12])
 def test_a_problem_is_seen_on_the_smallest_screen(height: int) -> None:
-    shown = drawn(sight(3), 40, height, "the DHT is silent")
-    assert "the DHT is silent" in "".join(shown[:height])
+    shown = drawn(sight(3), 40, height, "the DHT does not answer")
+    assert "the DHT does not answer" in "".join(shown[:height])
     assert max(map(len, shown)) <= 40
 
 
@@ -102,7 +102,7 @@ def test_a_dumb_terminal_is_written_to_as_a_file(kind: str) -> None:
 
 
 def test_a_reader_that_goes_ends_the_lines_quietly() -> None:
-    """As `atom watch | head`; else what a group of tasks raises is a fault of ours."""
+    """Case of `atom watch | head`; another exception of a group of tasks would be a bug."""
     program = """
 import asyncio, contextlib, sys
 from atom.cli.look import watch

@@ -21,7 +21,7 @@ def test_the_address_is_data_and_the_rest_is_not(capfd: pytest.CaptureFixture[st
     streams = capfd.readouterr()
     assert streams.out == "join: /ip4/10.0.0.5/tcp/1/p2p/Qm/run/tiny\n"
     assert "looks [around]" in streams.err
-    assert "10.0.0.5 is reached from this machine or its network only" in streams.err
+    assert "10.0.0.5 can be reached only from this machine or its network" in streams.err
 
 
 @pytest.mark.parametrize("host", ["ip4/8.8.8.8", "dns4/example.org", "ip6/2606:4700::1"])
@@ -30,7 +30,7 @@ def test_a_public_address_needs_no_word(host: str) -> None:
 
 
 def told(steps: Iterable[tuple[float, int, int]], unit: str = "rounds") -> list[str]:
-    """Lines of one step, where nobody sees a bar: (second, done, total)."""
+    """Return the lines of one step without a progress bar: (second, done, total)."""
     screen, now = io.StringIO(), [0.0]
     shown = Steps(Console(file=screen, width=100, highlight=False), lambda: now[0])
     for now[0], done, total in steps:
@@ -46,7 +46,7 @@ def test_where_nobody_sees_a_bar_a_line_now_and_then_says_how_far() -> None:
     again = [(0, 0, 10), (3, 9, 10), (4, 10, 10), (100, 0, 10), (101, 9, 10), (101, 10, 10)]
     assert told(again) == ["checking: 90%"]
     broken_off = [(0, 0, 5), (3, 2, 0), (6, 0, 9), (9, 3, 9)]
-    assert told(broken_off) == ["checking: broke off", "checking: 33%"]
+    assert told(broken_off) == ["checking: interrupted", "checking: 33%"]
 
 
 @pytest.mark.parametrize(

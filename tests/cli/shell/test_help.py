@@ -42,7 +42,7 @@ def test_the_help_names_every_command(
 def test_what_a_shell_offers(
     line: str, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For the last word of a line, as bash asks."""
+    """Complete the last word of a line, as bash asks."""
     monkeypatch.setenv("_ATOM_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
@@ -97,7 +97,7 @@ def test_ctrl_c_is_no_traceback(moment: str) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor", "--json"]])
 def test_a_reader_that_has_gone_is_no_fault(arguments: list[str]) -> None:
-    """As of `atom … | head`."""
+    """Case of `atom … | head`."""
     reader, writer = os.pipe()
     os.close(reader)
     try:

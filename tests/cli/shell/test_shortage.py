@@ -1,4 +1,4 @@
-"""What a box had no more of is told as that, and not as a bug of ours."""
+"""Shortages of the machine are reported as shortages, not as bugs."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ sys.exit(run_guarded(globals()[sys.argv[1]]))
     [
         ("python_memory", "host memory ran out", "end other programs"),
         ("mapped_file", "host memory ran out: unable to mmap", "end other programs"),
-        ("threads", "the system gives no more threads: can't start", "ulimit -u"),
+        ("threads", "the system cannot start more threads: can't start", "ulimit -u"),
         ("files", "too many open files: [Errno 24]", "ulimit -n"),
     ],
 )
@@ -68,7 +68,7 @@ def test_it_names_what_ran_out(wish: str, words: str, hint: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (BlockingIOError(11, "no thread for atom-accept"), "gives no more threads"),
+        (BlockingIOError(11, "no thread for atom-accept"), "cannot start more threads"),
         (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "memory ran"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_librarys_own_words_are_understood(
 
 
 def test_a_disk_that_a_library_found_full(capsys: pytest.CaptureFixture[str]) -> None:
-    """As safetensors says it, in an exception of its own."""
+    """Safetensors reports a full disk in its own exception."""
 
     def save() -> None:
         raise Exception("I/O error: No space left on device (os error 28)")

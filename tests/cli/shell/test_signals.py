@@ -1,4 +1,4 @@
-"""What a terminal is left like by a command that a signal ended."""
+"""State of a terminal after a signal ended a command."""
 
 import os
 import pty
@@ -46,7 +46,7 @@ def test_an_end_that_is_under_way_is_not_disturbed() -> None:
         assert told == []
         for number in numbers:
             signal.raise_signal(number)
-        assert told == list(numbers), "who listened before listens again"
+        assert told == list(numbers), "the earlier handlers are back"
     finally:
         for number, answer in zip(numbers, before, strict=True):
             signal.signal(number, answer)

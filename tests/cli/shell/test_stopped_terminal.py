@@ -84,7 +84,7 @@ def test_lines_beyond_those_that_can_wait_are_left_out(monkeypatch: pytest.Monke
     ("program", "code"), [(TALKS_INTO_FULL_PIPES, 0), (INTERRUPTED, 130)], ids=["talks", "ends"]
 )
 def test_a_terminal_that_never_takes_anything_again(program: str, code: int) -> None:
-    """Nor does Python, which flushes its streams at its end, wait for it or abort."""
+    """Python, which flushes its streams at its end, neither waits for the terminal nor aborts."""
     theirs, ours = os.pipe()
     reader, writer = os.pipe()
     buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}

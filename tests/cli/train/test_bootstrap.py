@@ -13,7 +13,7 @@ import yaml
 
 from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.failures import ExitCode
-from atom.cli.train.daemons import ToldEvents
+from atom.cli.train.daemons import PrintedEvents
 from atom.swarm.addresses import parse_multiaddr
 
 ATOM = (sys.executable, "-m", "atom")
@@ -43,7 +43,7 @@ def process(state: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="module")
 def node(process: subprocess.Popen[str]) -> str:
-    """Its address."""
+    """Return the node's address."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -79,12 +79,12 @@ def test_a_dht_that_ended_runs_again_and_a_closed_terminal_ends_all_in_good_orde
             said = process.communicate(timeout=30)[1]
     assert process.returncode == ExitCode.OK
     assert any("dht process ended" in line for line in told)
-    assert "the bootstrap node has ended" in said
+    assert "the bootstrap node has stopped" in said
 
 
 def test_what_a_failed_start_was_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     console = TerminalConsole()
-    ToldEvents(console).emit("dht-restart-failed", detail="port 31337 is in use")
+    PrintedEvents(console).emit("dht-restart-failed", detail="port 31337 is in use")
     console.close()
     said = " ".join(capsys.readouterr().err.split())
     assert "dht restart failed: port 31337 is in use" in said

@@ -24,7 +24,7 @@ def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 
 def with_memory(folder: Path, size: str) -> tuple[str, str]:
-    """Of the device."""
+    """Return options for a peer file with this much device memory."""
     (folder / "box.toml").write_text(f'[device]\nmemory = "{size}"\n')
     return "--peer", str(folder / "box.toml")
 
@@ -37,8 +37,8 @@ def test_the_text_tells_all(
         capsys, *with_memory(tmp_path, "20 MB"), "--network", "400 Mbit/s", "--peers", "3"
     )
     text = "\n".join(lines)
-    for words in ("834,304 parameters", "does it fit", "19.1 MiB", "GeForce RTX 3060",
-                  "400 Mbit/s each way", "with 3 peers like this", "tokens/s of 3 peers like this",
+    for words in ("834,304 parameters", "requirements", "19.1 MiB", "GeForce RTX 3060",
+                  "400 Mbit/s each way", "with 3 peers like this", "tokens/s for 3 peers like this",
                   'rule = "local-steps", codec = ', "100 rounds take "):  # fmt: skip
         assert words in text, words
     assert "verdict" in lines[2], "first of all"
@@ -58,7 +58,7 @@ def test_each_device_is_told_what_it_brings(
     said = [int(rate.replace(",", "")) for rate in rates.groups()]
     assert said == sorted(said)
     assert "on each of 3" in text
-    assert re.search(r"shape +each by itself [\d,]+; 1 group of 3 devices [\d,]+: tokens/s", text)
+    assert re.search(r"shape +separately [\d,]+; 1 group of 3 devices [\d,]+: tokens/s", text)
     device = json.loads("\n".join(lines_of(capsys, "--json", *box)))["device"]
     assert device["count"] == 3
     assert list(device["micro_batches_per_s"]) == ["1", "3"]
@@ -101,7 +101,7 @@ def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_plan_is_the_same_each_time(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the same rates: how fast this box steps is measured, and moves the schedule."""
+    """Both plans have the same rates: a measured step time would change the schedule."""
     monkeypatch.setattr(planning, "step_elements_per_s", lambda *given: 1e9)
     arguments = ("--json", *with_memory(tmp_path, "20 MB"))
     one, other = (json.loads("\n".join(lines_of(capsys, *arguments)))["plan"] for _ in range(2))
@@ -128,7 +128,7 @@ def test_a_swarm_that_is_slower_than_one_box_says_so(
     monkeypatch.setenv("COLUMNS", "200")
     verdict = lines_of(capsys, "--network", "1 kbit/s")[3]
     assert ", fewer than the " in verdict
-    assert " of this box alone" in verdict
+    assert " of this machine alone" in verdict
     assert ", fewer than " not in lines_of(capsys, "--network", "100 Gbit/s")[3]
 
 
@@ -140,7 +140,7 @@ def test_a_swarm_that_is_slower_than_one_box_says_so(
         (
             [str(PEERS / "gpt3-small.toml"), "--assume", "gtx1080ti-11g"],
             ExitCode.DEVICE,
-            "it does in float16, float32",
+            "choose one of float16, float32",
         ),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_box_with_too_little_memory_or_disk_sees_the_plan_and_gets_an_exit_cod
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1000))
     assert main(["plan", DEMO, *ASSUME]) == ExitCode.STORAGE
     seen = capsys.readouterr()
-    assert "too much" in seen.out
+    assert "short by" in seen.out
     assert "of disk; there are 1000 B" in seen.err
 
 

@@ -94,7 +94,7 @@ def test_transformers_loads_what_the_snapshot_holds(kept: Kept, tmp_path: Path, 
     plain = tmp_path / "plain"
     plain.touch()
     modes = {path.stat().st_mode for path in path.iterdir()}
-    assert modes == {plain.stat().st_mode}, "as any file: who may read one may read all"
+    assert modes == {plain.stat().st_mode}, "as any file: readers of one may read all"
 
 
 def test_the_tokenizer_of_bytes_comes_along(kept: Kept, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_round_that_is_kept_or_the_best_is_exported(kept: Kept, tmp_path: Path
     first, best = exported(tmp_path, "first", wanted="0"), exported(tmp_path, "best", wanted="best")
     weights = [loaded(path).state_dict()["transformer.wte.weight"] for path in (first, best)]
     assert torch.equal(weights[0] + 0.5, weights[1])
-    with pytest.raises(StorageError, match=r"nothing of round 7; it has rounds 0") as caught:
+    with pytest.raises(StorageError, match=r"no checkpoint of round 7; it has rounds 0") as caught:
         exported(tmp_path, wanted="7")
     assert "[checkpoints]" in caught.value.hint
     for path in (tmp_path / "a" / "checkpoints").glob("best-*"):

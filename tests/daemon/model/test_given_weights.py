@@ -69,7 +69,7 @@ def test_what_was_exported_is_begun_from(folder: Folder, model: str) -> None:
     assert (snapshot.round, snapshot.head) == (0, member.genesis.digest)
     assert state_digest(snapshot.load()) == member.manifest.initial_state_digest
 
-    shutil.rmtree(path)  # nobody but the founder ever had it, and its snapshot will do
+    shutil.rmtree(path)  # only the founder ever had it, and its snapshot is enough
     joiner = folder.enter(member, "joiner")
     assert not round_zero(joiner).initialise()
     assert not joiner.replica.state_arenas()["master"].any(), "nothing was made up instead"
@@ -80,7 +80,7 @@ def test_what_was_exported_is_begun_from(folder: Folder, model: str) -> None:
 
 def test_how_a_run_begins_cannot_change(folder: Folder) -> None:
     path, _ = trained(folder, GPT3)
-    with pytest.raises(MismatchError, match="began from its seed"):
+    with pytest.raises(MismatchError, match="began from a seed"):
         folder.found(GPT3, "a", weights=path)
     with pytest.raises(ConfigError, match="none are given") as caught:
         folder.found(f'{GPT3}\nweights = "given"', "fresh")
@@ -243,9 +243,9 @@ NORM = "model.norm.weight"
     ("edit", "said"),
     [
         (lambda w: w.pop(NORM), f"does not hold {NORM}"),
-        (lambda w: w.update(odd=torch.ones(1)), "holds what the model does not have: odd"),
+        (lambda w: w.update(odd=torch.ones(1)), "holds tensors that the model lacks: odd"),
         (lambda w: w.update({NORM: torch.ones(17)}), f"another shape: {NORM} [17], not [16]"),
-        (lambda w: w[NORM].fill_(torch.nan), f"{NORM} has values that are no numbers"),
+        (lambda w: w[NORM].fill_(torch.nan), f"{NORM} has values that are not finite"),
         (lambda w: w.update({NORM: torch.ones(16).int()}), f"{NORM} holds torch.int32, no weights"),
         (lambda w: (_head(w), w["lm_head.weight"].add_(1)), "differ, the model ties them"),
         (lambda w: w.update({"norm.weight": w[NORM] + 1}), f"both {NORM} and norm.weight, one"),

@@ -175,7 +175,7 @@ def test_a_founder_takes_its_run_up_again(folder: Folder) -> None:
     first = folder.found(own("words"))
     assert folder.found(own("words")).manifest == first.manifest
     (folder.root / "own_models.py").write_text(CODE + "\n# changed\n")
-    with pytest.raises(MismatchError, match="or the model it names, has changed"):
+    with pytest.raises(MismatchError, match="or its model has changed"):
         folder.found(own("words"))
 
 
@@ -212,7 +212,7 @@ def test_a_model_that_cannot_be_validated(folder: Folder, name: str, said: str) 
 
 def test_a_sample_that_cannot_be_had_is_its_author_s_mistake(folder: Folder) -> None:
     loader = at_genesis(folder.found(CIRCLE, data='source = "module"'))
-    with pytest.raises(SourceError, match="sample 19 of the dataset cannot be had: KeyError"):
+    with pytest.raises(SourceError, match="sample 19 of the dataset cannot be read: KeyError"):
         loader.draw(5)
 
 
@@ -228,7 +228,7 @@ def test_a_tokenizer_larger_than_the_model_is_named(folder: Folder) -> None:
         ('huggingface = "nothing.json"', "nothing.json cannot be read", "relative to the run file"),
         ('huggingface = "text.txt"', "the config is not JSON", "check its commas and quotes"),
         ('huggingface = "."', "Is a directory", "name the config.json in it"),
-        ('module = "no_such_module_here:make"', "cannot be imported", "it is looked for in"),
+        ('module = "no_such_module_here:make"', "cannot be imported", "Atom searches "),
         (own("Words"), "own_models:Words returned", "return module, example_batch"),
     ],
 )

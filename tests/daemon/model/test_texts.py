@@ -124,9 +124,9 @@ def test_with_another_text_of_several_nobody_enters(folder: Folder) -> None:
     copies = (
         "[data.sources.talk]\npaths = ['other.txt']\n[data.sources.words]\npaths = ['text.txt']\n"
     )
-    with pytest.raises(MismatchError, match="the training data here differ") as refused:
+    with pytest.raises(MismatchError, match="the training data on this machine differ") as refused:
         enter_run(member.manifest, member.record, None, folder.box("b", copies))
-    assert "get what the founder has" in refused.value.hint
+    assert "get the founder's data" in refused.value.hint
 
 
 def test_only_what_is_of_the_hub_gets_a_revision(folder: Folder) -> None:
@@ -188,12 +188,12 @@ def test_who_has_other_data_hears_how_much_there_is_and_what_to_get(tmp_path: Pa
         check_data(samples, a_manifest(owner, data_digest=equal))
     for amount, said in (
         (1313, "; the run has 1,313 tokens, 162"),
-        (1300, ", as many, but others"),
+        (1300, ", as many, but different"),
     ):
         manifest = a_manifest(owner, data_digest="another", data_amount=(amount, 162, 0))
-        with pytest.raises(MismatchError, match="here are 1,300 tokens, 162 .*" + said) as refused:
+        with pytest.raises(MismatchError, match="they are 1,300 tokens, 162 .*" + said) as refused:
             check_data(samples, manifest)
-        assert "get what the founder has" in refused.value.hint
+        assert "get the founder's data" in refused.value.hint
 
 
 def test_a_run_that_learns_answers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,5 +250,5 @@ def test_a_run_whose_documents_are_apart(tmp_path: Path) -> None:
             agreed_run(replace(member.manifest, run_file=lacking))
         with pytest.raises(ConfigError, match="only models of transformers can attend"):
             folder.found(f"{GPT3}\nvocabulary_size = 259", "c", data=data)
-        with pytest.raises(ConfigError, match="no token for the end of a text"):
+        with pytest.raises(ConfigError, match="no end-of-text token"):
             folder.found(LLAMA, "d", data=f'{text}\ntokenizer = "{bare}"')

@@ -72,14 +72,20 @@ def _index(folder: Path, places: object) -> None:
     [
         (lambda folder: None, "holds no model.safetensors"),
         (lambda folder: folder.rmdir(), "is no folder"),
-        (lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"), "a program to be run"),
+        (lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"), "can execute code"),
         (lambda folder: (folder / WHOLE).write_bytes(b"\x08"), "cannot be read"),
-        (lambda folder: (folder / INDEX).write_text("{"), "is no index of weights"),
-        (lambda folder: _index(folder, ["a"]), "is no index of weights"),
-        (lambda folder: _index(folder, {"a": "../b.safetensors"}), "no safetensors file beside"),
-        (lambda folder: _index(folder, {"a": "a.bin"}), "no safetensors file beside"),
-        (lambda folder: _index(folder, {"a": "\ud800.safetensors"}), "no safetensors file beside"),
-        (lambda folder: (folder / INDEX).write_text("[" * 99_999), "is no index of weights"),
+        (lambda folder: (folder / INDEX).write_text("{"), "is not an index of weights"),
+        (lambda folder: _index(folder, ["a"]), "is not an index of weights"),
+        (
+            lambda folder: _index(folder, {"a": "../b.safetensors"}),
+            "not a safetensors file in its folder",
+        ),
+        (lambda folder: _index(folder, {"a": "a.bin"}), "not a safetensors file in its folder"),
+        (
+            lambda folder: _index(folder, {"a": "\ud800.safetensors"}),
+            "not a safetensors file in its folder",
+        ),
+        (lambda folder: (folder / INDEX).write_text("[" * 99_999), "is not an index of weights"),
         (lambda folder: _index(folder, {"a": "a.safetensors"}), "cannot be read"),
         (
             lambda folder: (

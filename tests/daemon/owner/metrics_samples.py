@@ -53,7 +53,7 @@ def scraped(info: dict[str, Any]) -> Iterator[tuple[Metrics, Callable[[], str]]]
 
 
 def a_whole_scrape() -> str:
-    """With every metric there is."""
+    """Return a scrape with every metric."""
     with scraped(INFO) as (metrics, scrape):
         metrics.emit("round", **ROUND)
         metrics.emit("attempt-ended", round=8, reason="ring-broken", stage="ring")

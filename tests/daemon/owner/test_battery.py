@@ -1,4 +1,4 @@
-"""What feeds a machine, by folders as the kernel shows them."""
+"""Power source of a machine, by folders as the kernel shows them."""
 
 from pathlib import Path
 

@@ -51,11 +51,11 @@ def test_a_pause_that_the_disk_does_not_keep_says_so(
     scene = Scene(tmp_path / "nowhere" / "paused")
     scene.device.free = False
     told = scene.pauses.pause()
-    assert "a restart would end this, cannot write" in told
-    assert "when the pass under way ends" in told
+    assert "a restart would end the pause: cannot write" in told
+    assert "at the end of the current pass" in told
     assert scene.pauses.resume() == "resumed"
     turn_read_only(monkeypatch)
-    assert scene.pauses.resume() == "not paused", "what is not there needs no writes"
+    assert scene.pauses.resume() == "not paused", "a missing mark needs no writes"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_mark_that_stays_is_told_whatever_else_is(
     before(scene.pauses)
     told = scene.pauses.resume()
     assert told.startswith(said)
-    assert "; a restart would be paused, cannot remove" in told
+    assert "; a restart would be paused: cannot remove" in told
     (tmp_path / "paused").rmdir()
     assert "restart" not in scene.pauses.resume()
 
@@ -107,7 +107,7 @@ def test_wishes_pause_beside_the_owner(scene: Scene) -> None:
     pauses.pause()
     for reason in ("on battery", "", "on battery", ""):
         pauses.wish(reason)
-    assert "owner" in scene.reason, "whom its owner paused no wish resumes"
+    assert "owner" in scene.reason, "the schedule does not end the owner's pause"
     assert events_of(scene)[4:] == ["owner"]
 
 

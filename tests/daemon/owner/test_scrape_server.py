@@ -1,4 +1,4 @@
-"""Connections that say nothing end, and of who hangs up nobody hears."""
+"""Silent connections end, and a client that hangs up causes no message."""
 
 import contextlib
 import socket
@@ -46,7 +46,7 @@ def test_connections_that_say_nothing_end_and_keep_no_scrape_out(
             gone = knock(stack, port)
             gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     assert b"atom_events" in scrape(port)
-    assert capfd.readouterr().err == "", "who hangs up is nothing to tell of"
+    assert capfd.readouterr().err == "", "a client that hangs up causes no message"
 
 
 def test_with_the_server_nothing_is_answered() -> None:

@@ -119,17 +119,15 @@ def test_a_full_disk_keeps_nobody_from_training(box: Box) -> None:
         (None, 10**15, ""),
         (10_240, 0, ""),
         (10_240, 8191, ""),
-        (10_240, 8192, "its 10.0 KiB a month ([network] per_month) are used up "
-                       "until 01 December 2026"),
-        (2048, 0, "its 2.0 KiB a month ([network] per_month) are less than two rounds take, "
-                  "2.0 KiB"),
+        (10_240, 8192, "10.0 KiB a month ([network] per_month) is used up until 01 December 2026"),
+        (2048, 0, "2.0 KiB a month ([network] per_month) is less than two rounds need: 2.0 KiB"),
     ],
 )  # fmt: skip
 def test_two_rounds_before_its_end_a_peer_goes(
     per_month: int | None, carried: int, why_not: str
 ) -> None:
     traffic = Traffic(FRIDAY, {"2026-11-03": carried, "2026-10-31": 10**12}, 1024, per_month)
-    assert traffic.why_not == why_not
+    assert traffic.why_not.removeprefix("the allowance of ") == why_not
 
 
 @pytest.mark.parametrize(

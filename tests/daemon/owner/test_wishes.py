@@ -41,7 +41,7 @@ QUIET = Observations()
         ({"hours": ["tue 18:00-19:00"]}, QUIET, "outside its hours, until Tue 18:00"),
         ({"hours": ["mon 08:00-18:00"]}, QUIET, None),
         ({"hours": ["mon 18:00-19:00"]}, BUSY, "outside its hours, until 18:00"),
-        ({"idle_for": "10 min"}, Observations(idle_s=599.0), "not yet idle for 10 min"),
+        ({"idle_for": "10 min"}, Observations(idle_s=599.0), "idle for less than 10 min"),
         ({"idle_for": "10 min"}, Observations(idle_s=600.0), None),
         ({"idle_for": "10 min"}, BUSY, "on battery"),
     ],

@@ -37,7 +37,7 @@ class Told:
 
 @pytest.mark.parametrize(
     ("ours", "words"),
-    [(0, "joins: the swarm is at round 1,059, its state"), (40, "from round 40: ")],
+    [(0, "joins: the swarm is at round 1,059; fetching the state"), (40, "from round 40: ")],
 )
 def test_who_arrives_says_where_the_swarm_is_and_when_it_is_there_too(
     ours: int, words: str
@@ -48,15 +48,15 @@ def test_who_arrives_says_where_the_swarm_is_and_when_it_is_there_too(
     behind, *others, there = told
     assert words in behind
     assert others == [""] * 3
-    assert there == f"caught up: at round {ours + 1061:,}, as the swarm is"
+    assert there == f"caught up: at round {ours + 1061:,}, like the swarm"
 
 
 def test_who_arrives_as_the_swarm_goes_has_not_caught_up() -> None:
     news = News(ANN, 0.0)
     *_, last = [news.arrival(0, ahead) for ahead in ([1059], [1060], [])]
-    assert last == "who was at round 1,060 is gone: nobody is ahead of round 0"
+    assert last == "peers at round 1,060 are gone: no peer is ahead of round 0"
     told = News(ANN, 0.0).arrival(7, [])
-    assert told == f"peer {ANN} at round 7; atom watch shows how it goes"
+    assert told == f"peer {ANN} at round 7; atom watch shows the swarm"
 
 
 def test_a_round_is_a_line_and_many_short_ones_are_one() -> None:
@@ -71,7 +71,7 @@ def test_a_round_is_a_line_and_many_short_ones_are_one() -> None:
     assert lines[0].endswith(", the last: loss 2.5000, 96 sequences of 1 peer, 0 of them ours")
     assert len(lines) == 300 / EVERY_S
     (only,) = told.after(60, last=value(900, (CY, 96)))
-    assert only.endswith("96 sequences, all of them ours")
+    assert only.endswith("96 sequences, all ours")
 
 
 def test_a_pause_that_flickers_does_not_flood_and_is_told_rightly_in_the_end() -> None:
@@ -105,5 +105,5 @@ def test_who_lacks_something_alone_is_told_once_what_to_do() -> None:
     assert told.after(20, lacks="what the run keeps frozen", others=[ANN]) == []
     told = Told()
     (line,) = told.after(60, lacks="what the run keeps frozen")
-    assert line.startswith("what the run keeps frozen is not here, or damaged, and no other peer")
+    assert line.startswith("what the run keeps frozen is missing or damaged, and no other peer")
     assert "--from FOLDER" in line

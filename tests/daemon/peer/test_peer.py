@@ -215,7 +215,7 @@ def test_a_leave_ends_the_rebuilding_of_the_last_state(
     """The control API answers during the rebuilding, which ends between two of its steps."""
     peer.leave(5.0)
     assert peer.run() is Ending.LEFT
-    assert notes.notes[1:] == ["ended at round 0: left, and nothing that was counted is lost"]
+    assert notes.notes[1:] == ["ended at round 0: left; all counted work is committed"]
     peer.close()
     assert "started" not in [each["event"] for each in events_of(tmp_path)]
     assert not list(tmp_path.glob("snapshots/*")), "nothing half-rebuilt is kept"
@@ -228,7 +228,7 @@ def test_who_leaves_before_its_state_is_rebuilt_ends_at_the_round_it_had(tmp_pat
             if asked:
                 peer.leave(5.0)
             assert peer.run() is verdict
-    assert notes.notes[-1] == "ended at round 2: left, and nothing that was counted is lost"
+    assert notes.notes[-1] == "ended at round 2: left; all counted work is committed"
     trained, left = [each for each in events_of(tmp_path / "state") if each["event"] == "left"]
     assert (left["round"], left["head"]) == (trained["round"], trained["head"])
 

@@ -1,4 +1,4 @@
-"""What was seen → HTML: complete, well-formed, and nothing of a stranger's is ever markup."""
+"""HTML of a view: complete, well-formed, and without markup from strangers."""
 
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -19,7 +19,7 @@ from atom.extras.dashboard.page import (
 )
 from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.records.lease import PeerState, RoundUse, SampleText, Validation
-from atom.swarm.records.view import SwarmView, validation_told
+from atom.swarm.records.view import SwarmView, validation_json
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &lt;"
 MIXED = Data.model_validate_json(
@@ -73,7 +73,7 @@ def test_everything_that_status_says_is_on_the_page() -> None:
 
 def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
     known = a_view(
-        validation=validation_told(Validation(6, 2.75, (2.5, 3.0)), MIXED),
+        validation=validation_json(Validation(6, 2.75, (2.5, 3.0)), MIXED),
         round_s=36.0,
         me=a_peer().peer_id,
         accumulated=13,
@@ -136,11 +136,11 @@ def test_contributions_are_listed_by_share() -> None:
 
 
 def test_who_may_not_read_the_chain_is_told_and_sees_how_old_the_rows_are() -> None:
-    shut_out = "it answers only the peers that the run's owner has listed"
+    shut_out = "this peer answers only peers on the owner's list"
     refused = replace(seen(a_view(a_peer(), round=9)), ledger_note=shut_out)
     nothing = Document(content(replace(refused, ledger=Ledger(a_ledger().head)))).text
     assert nothing.count(shut_out) == 2, "of the curve, and of the rounds"
-    assert "not known without the chain: see rounds" in nothing
+    assert "unknown without the chain: see rounds" in nothing
     stale = Document(content(replace(refused, ledger=a_ledger()))).text
     assert stale.count(shut_out) == 1
     assert stale.count("read up to round 3; the run is at round 9") == 2

@@ -147,7 +147,7 @@ def test_a_silent_dht_leaves_the_last_view_and_is_said() -> None:
 
     def visit(url: str) -> None:
         page = get(url).text
-        assert "the DHT is silent, trying again (no answer &lt;here&gt;)" in page
+        assert "the DHT does not answer, trying again (no answer &lt;here&gt;)" in page
         assert ">9<" in page
 
     served(visit, SwarmFeed(swarm, a_view()), swarm)

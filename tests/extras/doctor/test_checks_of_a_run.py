@@ -50,7 +50,7 @@ def test_who_is_there() -> None:
     assert examination.alive("words", [], None).level is Level.WARNING
     assert "1 peer is alive" in examination.alive("words", ["a"], None).said
     assert "2 peers are alive" in examination.alive("words", ["a", "b"], "a").said
-    assert "the one on this box" in examination.alive("words", ["a"], "a").said
+    assert "on this machine" in examination.alive("words", ["a"], "a").said
 
 
 def test_other_versions_than_the_founder_s() -> None:
@@ -116,7 +116,7 @@ def test_of_a_text_that_comes_through_the_swarm_nobody_needs_a_copy(
     manifest: Manifest, tmp_path: Path
 ) -> None:
     found = data(manifest, PeerFile(), tmp_path, has_it=False)
-    assert (found.level, "through the swarm" in found.said) == (Level.OK, True)
+    assert (found.level, "from the swarm" in found.said) == (Level.OK, True)
     named = parse_peer_text('[data]\npaths = ["copy.txt"]\n', tmp_path)
     assert "matches no file" in data(manifest, named, tmp_path, has_it=False).said
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_seen_of_a_swarm_is_a_finding(
 
 
 def test_with_an_address_it_looks_where_join_keeps_its_state(tmp_path: Path) -> None:
-    """There is the peer id that a run's owner may have listed."""
+    """The state directory has the peer id that a run's owner may have listed."""
     identity = Identity.create().peer_id
     address = f"/ip4/127.0.0.1/tcp/9/p2p/{identity}/run/words/owner/{identity}"
     assert box_of(address, None, None)[1] == default_state_directory("words")

@@ -37,7 +37,9 @@ def test_what_this_box_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_kernels, "host_kernels", not_compiled)
     told(this_box.kernels(), Level.FAILURE, "not compiled", "build_kernels")
     limited = UsableMemory(64 * GIB, 60 * GIB, is_limited=True)
-    told(this_box.memory(limited), Level.OK, "60.0 GiB of 64.0 GiB free: this container")
+    told(
+        this_box.memory(limited), Level.OK, "60.0 GiB of 64.0 GiB free: the limit of this container"
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_what_this_box_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("cpu", True, Level.OK, "the peer file says cpu"),
         ("auto", False, Level.OK, "none found; trains on the CPU, many times slower"),
-        ("auto", True, Level.WARNING, "none that can be used, "),
+        ("auto", True, Level.WARNING, "none is usable: "),
         ("cuda:0", False, Level.FAILURE, ", and the peer file wants one"),
     ],
 )
@@ -63,7 +65,7 @@ def test_without_a_gpu(
     [
         (22 * GIB, False, Level.OK, "A card, 22.0 GiB of 24.0 GiB free"),
         (2 * GIB, False, Level.WARNING, "other programs use the rest"),
-        (2 * GIB, True, Level.OK, "your daemon is at work"),
+        (2 * GIB, True, Level.OK, "your daemon is running"),
     ],
 )
 def test_with_a_gpu(
@@ -130,8 +132,8 @@ def test_a_port_in_use_is_seen_unless_our_own_daemon_has_it(tmp_path: Path) -> N
         listen, data, metrics = this_box.ports(peer, is_ours=False)
         assert {finding.level for finding in this_box.ports(peer, is_ours=True)} == {Level.OK}
     told(listen, Level.FAILURE, f"port {number} of 127.0.0.1 is in use", "[network] listen")
-    told(data, Level.OK, "any free one")
-    told(metrics, Level.OK, "any free one")
+    told(data, Level.OK, "any free port")
+    told(metrics, Level.OK, "any free port")
     told(this_box.port("[network] listen", "127.0.0.1", number, False), Level.OK, "is free")
 
 

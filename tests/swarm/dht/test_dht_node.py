@@ -95,7 +95,7 @@ def play(
         node._node = node._p2p = neighbours
         await story(neighbours, node, clock)
         await node.close()
-        assert len(asyncio.all_tasks()) == 1, "what was under way is broken off"
+        assert len(asyncio.all_tasks()) == 1, "the request in progress is interrupted"
 
     asyncio.run(run())
 
@@ -150,7 +150,7 @@ def test_of_all_that_is_found_a_few_go_on_the_known_first() -> None:
         assert found[0] == ("ada", b"x")
         assert len(found) == MAX_RECORDS_PER_READING
         closed, _ = await node.fetch("key", 1.0, known=["ada"], only_known=True)
-        assert closed == [("ada", b"x")], "whoever was stored before we knew of the list"
+        assert closed == [("ada", b"x")], "peers that were stored before we knew of the list"
 
     play(story, [*(f"stranger {number}" for number in range(2000)), "ada"])
 

@@ -207,7 +207,7 @@ def test_who_is_told_to_stop_waits_for_no_silent_entrance(tmp_path: Path) -> Non
     async def serve(address: str) -> None:
         settings = NodeSettings(str(tmp_path / "identity"), initial_peers=(address,))
         async with entrance(settings, EventList()):
-            raise AssertionError("nobody answers there")
+            raise AssertionError("no node answers there")
 
     async def check() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -293,7 +293,7 @@ def test_a_libp2p_daemon_that_ends_at_once_is_told(
             raise AssertionError("there is none")
 
     monkeypatch.setattr(p2pd, "_binary", lambda: "/bin/false")
-    with pytest.raises(UserError, match="ended while starting") as caught:
+    with pytest.raises(UserError, match="stopped while starting") as caught:
         asyncio.run(run())
     assert caught.value.hint == "see dht.log"
 

@@ -191,16 +191,16 @@ def test_who_sends_or_passes_on_what_no_encoder_writes_is_named_by_all(
 
 OURS, ECHO = (
     ExchangeBroken("left", Reason.TIMEOUT),
-    ExchangeBroken("left", Reason.TIMEOUT, told=True),
+    ExchangeBroken("left", Reason.TIMEOUT, reported=True),
 )
-CLOSER = ExchangeBroken("right", Reason.TIMEOUT, told=True)
-AT_US = ExchangeBroken("us", Reason.TIMEOUT, told=True)
+CLOSER = ExchangeBroken("right", Reason.TIMEOUT, reported=True)
+AT_US = ExchangeBroken("us", Reason.TIMEOUT, reported=True)
 
 
 @pytest.mark.parametrize(
     ("heard", "believed"),
     [((OURS, CLOSER), CLOSER), ((OURS, AT_US, CLOSER), AT_US), ((OURS, ECHO), OURS)],
-    ids=["who saw it closer", "the first of those", "an echo is no news"],
+    ids=["the closer witness counts", "the first of those", "an echo is no news"],
 )
 def test_the_first_word_of_who_saw_it_closest_counts(
     heard: tuple[ExchangeBroken, ...], believed: ExchangeBroken
@@ -244,9 +244,9 @@ def test_an_exchange_that_cannot_be_opened_leaves_no_connection_and_says_who_is_
         here.set_addresses(missing.peer_id, [])
     with pytest.raises(ExchangeBroken):
         swarm.open(0, 0.5)
-    told = [there.accept_ring(here.peer_id, tag, SOON)]
-    told += [arrived] if trouble == "late" else []  # else no member has claimed it yet
-    for channel in told:
+    reported = [there.accept_ring(here.peer_id, tag, SOON)]
+    reported += [arrived] if trouble == "late" else []  # else no member has claimed it yet
+    for channel in reported:
         assert hear_broken(channel, swarm.order).suspect == missing.peer_id
         with pytest.raises(ConnectionError):
             channel.recv_header(0, Patience(SOON))

@@ -80,7 +80,7 @@ def test_ring_every_member_ends_with_every_part_of_every_element(
         for unit in range(step.start // ALIGNMENT, step.stop // ALIGNMENT):
             first = not step.gather and step.hop == 0
             travelling = 1 << rank if first else results[rank][unit]
-            assert step.gather or not travelling & 1 << right, "nobody is counted twice"
+            assert step.gather or not travelling & 1 << right, "no member is counted twice"
             results[right][unit] = travelling | (0 if step.gather else 1 << right)
             complete = results[right][unit] == everybody.all
             assert complete == (step.gather or step.last_sum)

@@ -87,7 +87,7 @@ def test_what_a_story_of_readings_shows(
     met = sorted(set("ab") & set(story))
     assert [each for each in met if book.is_dead(voter(each), now)] == list(dead)
     assert not book.is_dead(voter("a", "somebody else"), now)
-    assert book.fresh(now + 4.5) == {}, "who does not look knows nothing"
+    assert book.fresh(now + 4.5) == {}, "a peer that does not read knows nothing"
 
 
 def test_a_voter_never_seen_is_missing_only_from_when_it_was_asked_for() -> None:

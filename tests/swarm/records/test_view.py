@@ -14,8 +14,8 @@ from atom.swarm.records.view import (
     preferred_head,
     remaining,
     validation_by_text,
+    validation_json,
     validation_text,
-    validation_told,
     view_swarm,
 )
 
@@ -114,7 +114,7 @@ def test_what_a_loss_of_text_means(
     source: dict[str, Any] = {"source": "python-stdlib"}
     several = {"sources": dict.fromkeys(texts, source)}
     data = Data(tokenizer=tokenizer, validation_fraction=0.1, **(several if texts[0] else source))
-    told = validation_told(Validation.of(9, losses), data)
+    told = validation_json(Validation.of(9, losses), data)
     assert validation_text(told) + validation_by_text(told) == said
     assert told is not None
     assert set(told["texts"]) == set(filter(None, texts))
@@ -122,7 +122,7 @@ def test_what_a_loss_of_text_means(
 
 def test_what_a_loss_of_samples_means_is_not_known() -> None:
     for data in (None, Data(source="module")):
-        assert validation_text(validation_told(Validation(9, 1.5), data)) == (
+        assert validation_text(validation_json(Validation(9, 1.5), data)) == (
             "validation 1.5000 after round 9"
         )
     assert validation_text(None) == ""

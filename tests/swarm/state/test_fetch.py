@@ -105,7 +105,7 @@ class Town:
         most_bytes: int = 1 << 30,
         pace: Pace | None = None,
     ) -> Mapping[str, int]:
-        """The state, which is the right one. From whom how much came."""
+        """Fetch the state, check that it is right, and return the bytes from each donor."""
         wanted = Wanted(NAME, donors, DIGEST, most_bytes, pace)
         fetched = fetch(self.me, wanted, into, stop, Watch(self.progress, self.events, self.lied))
         assert state_digest(fetched) == DIGEST
@@ -334,8 +334,8 @@ PIECES: list[Piece] = [(0, number) for number in range(6)]
 def test_a_donor_owes_few_pieces_at_a_time_which_others_give_when_it_goes() -> None:
     queue = PieceQueue(deque(PIECES))
     assert [queue.take("a", owed, 0.0) for owed in range(5)] == [*PIECES[:4], None]
-    assert queue.landed((0, 0))
-    assert not queue.landed((0, 0)), "a second copy does not count"
+    assert queue.arrived((0, 0))
+    assert not queue.arrived((0, 0)), "a second copy does not count"
     assert queue.take("a", 3, 0.0) == (0, 4)
     queue.drop("a", PIECES[1:5])
     assert queue.missing == 5
@@ -353,6 +353,6 @@ def test_an_idle_donor_takes_over_what_is_overdue_last_first_and_once() -> None:
     assert queue.take("d", 0, 9.0) is None, "two copies at most"
     queue.drop("slow", PIECES[:2])
     assert queue.missing == 2
-    assert queue.landed((0, 1))
-    assert queue.landed((0, 0))
+    assert queue.arrived((0, 1))
+    assert queue.arrived((0, 0))
     assert queue.missing == 0

@@ -28,7 +28,7 @@ from atom.swarm.state.arenas import (
 )
 from atom.swarm.state.blobs import MAX_REQUEST_BYTES, BlobServer
 from atom.swarm.state.fetch import LIES, Watch
-from atom.swarm.state.piece_feed import PieceFeed, Told
+from atom.swarm.state.piece_feed import FeedCallbacks, PieceFeed
 from atom.swarm.state.piece_store import PieceStore, text_blob
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.wire import transport_pb2 as wire
@@ -79,8 +79,8 @@ class Village:
 
     def feed(self, store: PieceStore) -> PieceFeed:
         watch = Watch(events=self.events, on_lie=self.lies.__setitem__)
-        told = Told(watch, self.ready.set, self.attempt, self.failures.append)
-        self.feeds.append(PieceFeed(self.me, store, lambda: self.order, told))
+        callbacks = FeedCallbacks(watch, self.ready.set, self.attempt, self.failures.append)
+        self.feeds.append(PieceFeed(self.me, store, lambda: self.order, callbacks))
         return self.feeds[-1]
 
     def attempt(self, write: Callable[[], None]) -> bool:
@@ -190,7 +190,9 @@ def test_with_nobody_left_it_is_told_and_goes_on_when_somebody_comes(
     feed.start()
     assert feed.why_waiting == ""
     assert not feed.need(PIECES[:2])
-    assert feed.why_waiting == "2 pieces of the text are missing, and nobody is here to give them"
+    assert (
+        feed.why_waiting == "2 pieces of the text are missing, and no peer is there to serve them"
+    )
     feed.know([village.donor(PIECES[5:])])
     assert feed.why_waiting.startswith("waits for 2 pieces")
     feed.know([village.donor(PIECES[:2])])
@@ -307,7 +309,7 @@ import threading
 from pathlib import Path
 from atom.swarm.identity import Identity
 from atom.swarm.state.fetch import Watch
-from atom.swarm.state.piece_feed import PieceFeed, Told
+from atom.swarm.state.piece_feed import FeedCallbacks, PieceFeed
 from atom.swarm.state.piece_store import PieceStore
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
@@ -320,8 +322,8 @@ transport = Transport(
 )
 transport.set_addresses(donor, [address])
 watch = Watch(lambda done, total: print(done, flush=True))
-told = Told(watch, lambda: None, lambda write: write() is None, print)
-feed = PieceFeed(transport, PieceStore(DIGEST, SHAPES, Path(folder)), lambda: (), told)
+callbacks = FeedCallbacks(watch, lambda: None, lambda write: write() is None, print)
+feed = PieceFeed(transport, PieceStore(DIGEST, SHAPES, Path(folder)), lambda: (), callbacks)
 feed.know([donor])
 feed.need(PIECES)
 feed.start()
@@ -398,7 +400,7 @@ def test_what_was_broken_off_comes_again_by_the_same_plan(
     donor = village.donor(PIECES, AskedMeanwhile)
     village.order = PIECES
     feed.start()
-    assert not feed.need(PIECES[:1]), "while nobody is here"
+    assert not feed.need(PIECES[:1]), "while no peer is there"
     feed.know([donor])
     while len(store.kept) < COUNT:
         assert feed._thread.is_alive()

@@ -66,7 +66,7 @@ def test_what_is_oversized_or_of_another_kind_is_refused_by_name(pair: Pair) -> 
     here, there = pair
     here.send_frame(Kind.MESSAGE, b"x" * 11, patience=PATIENCE)
     assert refusal(there.recv_header, 10, PATIENCE) is Reason.TOO_LARGE
-    there.recv_rest(11, PATIENCE)
+    there.recv_body(11, PATIENCE)
     here.send_frame(Kind.HELLO, b"", patience=PATIENCE)
     assert refusal(there.recv_frame, Kind.MESSAGE, 10, PATIENCE) is Reason.MALFORMED
 
@@ -90,7 +90,7 @@ def test_part_of_a_frame_is_not_idle_and_no_silence(pair: Pair) -> None:
     there.stream.recv_into(memoryview(bytearray(3)), PATIENCE)
     assert not there.stream.idle()
     with pytest.raises(TimeoutError):
-        there.recv_rest(100_000, Patience(0.05))
+        there.recv_body(100_000, Patience(0.05))
 
 
 @pytest.mark.parametrize("writes", [False, True])
@@ -113,7 +113,7 @@ def test_the_other_end_gets_the_last_words_and_sees_the_end(pair: Pair) -> None:
     assert not there.stream.idle()
     for channel in (there, here):
         with pytest.raises(ConnectionError):
-            channel.recv_rest(100_000, PATIENCE)
+            channel.recv_body(100_000, PATIENCE)
 
 
 # ---- TLS, and batches

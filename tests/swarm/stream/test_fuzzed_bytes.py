@@ -131,7 +131,7 @@ def test_damage_is_refused_by_name(name: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
     finally:
         tracemalloc.stop()
-    assert refused > TRIES // 20, "damage that nobody minds damages nothing"
+    assert refused > TRIES // 20, "accepted damage damages nothing"
 
 
 def test_a_proof_is_worth_nothing_on_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:

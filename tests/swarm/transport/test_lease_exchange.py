@@ -82,9 +82,9 @@ class Member:
 
 
 def heard_news(member: Member) -> bool:
-    has_news = member.exchange.has_news.is_set()
-    member.exchange.has_news.clear()
-    return has_news
+    has_changed = member.exchange.has_changed.is_set()
+    member.exchange.has_changed.clear()
+    return has_changed
 
 
 class World:
@@ -238,7 +238,7 @@ def test_two_peers_that_cannot_talk_hear_of_each_other_through_a_third() -> None
         world.turn(tick * TICK_S, renew=tick % 3 == 0)
         fresh = bert.look(tick * TICK_S), cleo.look(tick * TICK_S)
         if tick * TICK_S > died_at + 2 * LEASE_SECONDS:
-            assert fresh == ({CLEO.peer_id}, {BERT.peer_id}), "nobody keeps the dead alive"
+            assert fresh == ({CLEO.peer_id}, {BERT.peer_id}), "no peer keeps the dead alive"
 
 
 def test_a_liar_keeps_no_dead_peer_alive(anna: Member) -> None:

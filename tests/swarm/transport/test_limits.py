@@ -14,10 +14,10 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.transport import limits
 from atom.swarm.transport.dialer import Lanes
 from atom.swarm.transport.limits import (
+    EVENTS_AT_ONCE,
     FORGOTTEN_S,
     MOST_REMEMBERED,
     OFFENCES,
-    TOLD_AT_ONCE,
     Backoff,
     ConnectionLimiter,
     Endpoint,
@@ -119,7 +119,7 @@ def test_lanes_keep_places_for_known_peers_and_floods_do_not_fill_the_log(
     assert endpoint.threads.join(SOON)
     assert isinstance(endpoint.events, EventList)
     kinds = [event["event"] for event in endpoint.events.events]
-    assert kinds.count("peer-unreachable") == TOLD_AT_ONCE
+    assert kinds.count("peer-unreachable") == EVENTS_AT_ONCE
     assert kinds.count("message-dropped") == 1
     assert lanes.send(CROWD[0], b"a new lane")
     endpoint.closing.set()

@@ -9,7 +9,7 @@ from atom.swarm.chain.commit import Head, Voter, genesis
 from atom.swarm.chain.messages import MAX_RECORDS, Leases
 from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.records.lease import LEASE_SECONDS, SignedLease, short_name
-from atom.swarm.transport.lease_exchange import LeaseExchange, names_beside
+from atom.swarm.transport.lease_exchange import LeaseExchange, neighbour_names
 from tests.swarm.swarm_samples import a_lease
 
 UNIX = 1_700_000_000.0
@@ -84,4 +84,4 @@ def test_each_mate_is_sent_the_names_of_the_mates_at_its_own_public_host() -> No
 
 def test_of_a_crowd_at_one_host_few_are_named() -> None:
     crowd = {f"peer{number}": HOME for number in range(2 * MAX_RECORDS)}
-    assert len(names_beside("peer0", crowd)) == MAX_RECORDS
+    assert len(neighbour_names("peer0", crowd)) == MAX_RECORDS

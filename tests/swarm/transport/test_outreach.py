@@ -116,7 +116,7 @@ def test_who_cannot_be_asked_is_no_witness() -> None:
     stage.leases = {"a": stage.leases["a"]}
     assert stage.read(1) == ("a", YES, "")
     stage.answers["a"] = OSError("gone")
-    assert stage.read(AGAIN_S) == ("aa", UNKNOWN, ""), "what it said before is old"
+    assert stage.read(AGAIN_S) == ("aa", UNKNOWN, ""), "its earlier report is old"
 
 
 @pytest.mark.parametrize(("wish", "lines"), [(NO, "abcd"), (YES, "")])

@@ -100,7 +100,7 @@ def test_others_say_whether_they_can_dial_us(make: Make) -> None:
     assert open_peer.transport.probe(witness.peer_id) is Reached.YES
     keep_lines(closed, witness)
     assert closed.transport.probe(witness.peer_id) is Reached.UNKNOWN
-    assert witness.transport.probe(closed.peer_id) is Reached.YES, "who is shut in can dial, too"
+    assert witness.transport.probe(closed.peer_id) is Reached.YES, "a peer behind NAT can dial, too"
 
 
 # ---- a system that has no thread to give right now gets them later

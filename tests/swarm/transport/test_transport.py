@@ -174,7 +174,7 @@ def test_malformed_addresses_are_no_ways() -> None:
     book = ContactBook()
     odd = ["", "host", "host:", ":1", "host:0", "host:65536", "h:1:x", "h:²", "h\0:1"]
     book.set("a", (*odd, "h:000001" + 30 * "9", TWO))
-    assert book.ways("a") == [WAY_TWO, CALL]
+    assert book.routes("a") == [WAY_TWO, CALL]
 
 
 @pytest.mark.parametrize("dials_out", [False, True])
@@ -182,16 +182,16 @@ def test_a_way_that_worked_is_the_first_and_one_that_failed_the_last(dials_out: 
     book, contact = ContactBook(), ((ONE, TWO), dials_out)
     book.set("a", *contact)
     ways = [CALL, WAY_ONE, WAY_TWO] if dials_out else [WAY_ONE, WAY_TWO, CALL]
-    assert book.ways("a") == ways
+    assert book.routes("a") == ways
     book.tried("a", CALL, worked=True)
-    assert book.ways("a") == ways, "a call is no better for having worked"
+    assert book.routes("a") == ways, "a call is no better for having worked"
     book.tried("a", WAY_TWO, worked=True)
-    assert book.ways("a")[0] == WAY_TWO, "it may sit next door"
+    assert book.routes("a")[0] == WAY_TWO, "it may sit next door"
     book.tried("a", WAY_TWO, worked=False)
     book.set("a", *contact)
-    assert book.ways("a") == [*[way for way in ways if way != WAY_TWO], WAY_TWO]
+    assert book.routes("a") == [*[way for way in ways if way != WAY_TWO], WAY_TWO]
     book.set("a", ("host:3", ONE))
-    assert book.ways("a") == [("host", 3), WAY_ONE, CALL], "new addresses deserve a try"
+    assert book.routes("a") == [("host", 3), WAY_ONE, CALL], "new addresses deserve a try"
 
 
 def test_the_contact_heard_of_longest_ago_is_forgotten_first(
@@ -201,7 +201,7 @@ def test_the_contact_heard_of_longest_ago_is_forgotten_first(
     book = ContactBook()
     for name in "abcad":
         book.set(name, (ONE, TWO))
-    assert [name for name in "abcd" if book.ways(name) != [CALL]] == ["a", "c", "d"]
+    assert [name for name in "abcd" if book.routes(name) != [CALL]] == ["a", "c", "d"]
 
 
 # ---- host names: found, unknown, or given up in time
@@ -248,7 +248,7 @@ def test_lookups_that_hang_are_given_up_and_bounded(
 
 @pytest.mark.parametrize("host", ["a..b", ".", "x" * 70])
 def test_malformed_host_names_are_unknown_to_the_real_one(host: str) -> None:
-    with pytest.raises(OSError, match="is no host name"):
+    with pytest.raises(OSError, match="is not a host name"):
         resolve(host, 80, SOON)
     found = {info[4][0] for info in resolve("localhost", 80, SOON)}
     assert found

@@ -101,7 +101,7 @@ def _against_own_view(voted: Voted, facts: frozenset[object]) -> str | None:
         )
         return "an exchange that names it and that it never entered" if named else None
     if value.contributions not in entered:
-        return "other contributions than those of its exchange"
+        return "contributions that are not in its exchange"
     averaged = any(
         isinstance(fact, Finished)
         and (fact.number, fact.life, fact.start.ballot) == (voted.number, voted.life, value.origin)
@@ -199,7 +199,7 @@ def _against_its_vote(
 
 def _false_statement(world: World, value: Value, facts: frozenset[object]) -> str | None:
     if value.gradient_norm != norm_of(value.result_digest):
-        return "a norm that is not that of its result"
+        return "a norm that differs from its result's"
     members = [part.peer_id for part in value.contributions]
     if len(set(members)) < len(members):
         return "a member that counts twice"

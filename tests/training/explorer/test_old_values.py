@@ -27,7 +27,7 @@ ballot 1, and C accepts it."""
 
 @pytest.mark.parametrize("dies", ["A", "B", ""])
 def test_two_voters_with_different_values_decide_at_once(dies: str) -> None:
-    """Without a branch: the dead voter is not silent for the grace time."""
+    """No branch is needed: the dead voter is not silent for the grace time."""
     world = World(Bounds("", 3, 9, ticks=99, crashes=1))
     state = _told(world, STORY, world.start())
     assert _differ(world, state)

@@ -53,7 +53,8 @@ def _is_applied(world: World, step: Step) -> str | None:
 def test_a_liar_that_proposes_two_values_at_one_ballot_splits_no_four_voters(
     peers: int, last: bool
 ) -> None:
-    """It averages with each half of the others apart, and proposes to each half its own value."""
+    """The liar averages with each half of the other peers separately, and proposes a different
+    value to each half."""
     verdict = search(_two_values(peers, last * (peers - 1)))
     assert verdict.trouble is None, "\n" + verdict.story()
     assert verdict.complete

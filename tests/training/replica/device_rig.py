@@ -60,7 +60,7 @@ class Moody(CpuDevice):
         self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, *reports: Any
     ) -> None:
         def fail() -> None:
-            with gate.landing():
+            with gate.adding():
                 raise self.failure
 
         if self._moves():
@@ -91,7 +91,7 @@ class Moody(CpuDevice):
 
 
 def head_apart() -> Program:
-    """In bfloat16; the last sub-model has the tied weight and nothing else."""
+    """Return a program in bfloat16 whose last sub-model has only the tied weight."""
     graph = trace(GPT3(config(0.1, blocks=3), dtype=torch.bfloat16), batches(1, 0)[0])
     *ends, last = layer_ends(layers_of(graph))
     made = build_program(graph, [*ends, ends[-1] + 1, last])

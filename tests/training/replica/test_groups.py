@@ -60,7 +60,7 @@ def test_what_a_group_leaves_another_does(new_rig: NewRig, number: int) -> None:
         assert alike(rig, twin(new_rig, rig, [6, 6], **HALF))
         failed += 1
         name = f"cpu + cpu ({number // 2 + 1})"
-        assert rig.told == [f"{name} is left out for 10 s: CUDA out of memory"]
+        assert rig.told == [f"{name} is excluded for 10 s: CUDA out of memory"]
     assert failed
 
 
@@ -104,8 +104,8 @@ def test_its_memory_is_given_back_and_taken_again(new_rig: NewRig) -> None:
 def test_one_that_fails_keeps_nothing_of_the_others(
     new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its counted gradients do not land, and its memory is not to be had: the other's have landed
-    by the time at which that is told, and its memory is given back."""
+    """One device's counted gradients are not added, and its memory stays in use; the other device's
+    gradients are added by the time of the report, and its memory is released."""
     rig = new_rig(2, **together(2))
     failing, other = rig.devices
     rig.train(2)

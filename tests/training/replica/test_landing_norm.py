@@ -32,7 +32,7 @@ class Norms:
 
     def __init__(self) -> None:
         self.told = list[tuple[int, int]]()
-        """Of each norm: blocks that were known, and all."""
+        """Number of known blocks and of all blocks, for each norm."""
         self.elsewhere = False
         """Some gradients are on the device."""
 

@@ -42,7 +42,7 @@ from tests.training.small_replica import (
 
 RATE, OUTER_RATE, OUTER_MOMENTUM, CLIP_NORM = 1e-2, 0.7, 0.9, 0.5
 PASSES = (2, 4)
-"""Of the two peers, in each round: each takes an inner step every two passes."""
+"""Passes of the two peers in each round: each takes an inner step every two passes."""
 INNER = 2 * SEQUENCES
 NewReplica = Callable[..., Replica]
 
@@ -106,7 +106,7 @@ def theta(replica: Replica) -> Tensor:
 
 
 def weights(replica: Replica) -> Tensor:
-    """The ones that passes use, as one vector."""
+    """Return the weights that passes use, as one vector."""
     return torch.cat([value.flatten() for value in replica.export_parameters().values()])
 
 
@@ -229,8 +229,8 @@ def train_on(replica: Replica, round: int, places: Sequence[int]) -> None:
 def test_under_an_exchange_it_goes_on_and_keeps_what_it_does(
     new_replica: NewReplica, offered_in: torch.dtype
 ) -> None:
-    """As the module says, and bit by bit: what was done since is added to the new weights, and what
-    the offer lacks for being rounded."""
+    """Check the formula of the module bit by bit: later local steps, and the rounding error of the
+    offer, are added to the new weights."""
     coarse = offered_in == torch.bfloat16
     replica, other = (new_replica(keeps_lost=coarse) for _ in PASSES)
     play_round([replica, other], 1)
@@ -261,7 +261,7 @@ def test_under_an_exchange_it_goes_on_and_keeps_what_it_does(
 def test_what_a_round_did_not_take_of_the_latest_offer_is_in_the_next_one(
     new_replica: NewReplica, taken: int, unstepped: int, kept: float
 ) -> None:
-    """Of the way as large a share as of the sequences."""
+    """The contributed share of the weight difference equals the share of the sequences."""
     replica, other = new_replica(), new_replica()
     train(replica, 1, 0, 2)
     train(other, 1, 1, 4)
@@ -301,12 +301,12 @@ def test_a_validation_that_breaks_off_leaves_the_weights(new_replica: NewReplica
 
 @pytest.fixture
 def coarse_replica(new_replica: NewReplica) -> NewReplica:
-    """Of a run whose codec takes much away."""
+    """Return a replica of a run with a coarse codec."""
     return lambda: new_replica(keeps_lost=True)
 
 
 def contributed_once(replica: Replica) -> tuple[Tensor, Tensor]:
-    """Its contribution, and what an exchange sent of it."""
+    """Return the replica's contribution, and the part that an exchange sent."""
     offer, share = replica.contribution(), torch.linspace(0.0, 1.0, replica.elements)
     whole = offer.part(0, replica.elements).clone()
     for start in range(0, replica.elements, 64):
@@ -319,8 +319,8 @@ def contributed_once(replica: Replica) -> tuple[Tensor, Tensor]:
 def test_what_a_codec_took_away_stays_in_the_weights(
     coarse_replica: NewReplica, goes_on: bool
 ) -> None:
-    """Less its own way that was sent, its weights are where it was: so the rest is in its next Δ,
-    and nobody else hears of it."""
+    """Without the sent difference, the weights are at their old values: the remaining error is in
+    the peer's next difference, and no other peer gets it."""
     replica, other = coarse_replica(), coarse_replica()
     train(replica, 1, 0, 2)
     whole, sent = contributed_once(replica)
@@ -349,7 +349,7 @@ def test_what_a_codec_took_away_stays_in_the_weights(
 def test_after_an_exchange_in_vain_it_offers_what_that_sent_and_later_all(
     coarse_replica: NewReplica,
 ) -> None:
-    """So it does not matter which of both attempts is committed: the rest stays in any case."""
+    """Either attempt may be committed: the remaining error stays in both cases."""
     replica = coarse_replica()
     train(replica, 1, 0, 2)
     _, sent = contributed_once(replica)

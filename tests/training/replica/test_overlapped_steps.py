@@ -1,5 +1,6 @@
-"""Nobody reads half a state while a step runs under the next pass. That its bits are those of a
-step between passes, `tests/swap/test_step_under_passes.py` shows in every form."""
+"""No reader sees half a state while a step runs during the next pass.
+`tests/swap/test_step_under_passes.py` shows for every form that such a step has the bits of a
+step between passes."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +41,7 @@ def replica(new_device: NewDevice, gated: SteeredAdamW) -> Replica:
 
 
 def begun(replica: Replica) -> Tensor:
-    """A step that the gate holds back, on the replica's own arena; what it steps on."""
+    """Begin a step on the replica's own arena, hold it at the gate, and return the arena."""
     own = replica.gradient_sums().div_(replica.sequences)
     mean = own.clone()
     replica.begin_step(own, 1.0, 1)
@@ -49,7 +50,7 @@ def begun(replica: Replica) -> Tensor:
 
 @pytest.fixture
 def open_when_waited_for(monkeypatch: pytest.MonkeyPatch, gated: SteeredAdamW) -> None:
-    """The gate opens as soon as somebody waits for the end of a step."""
+    """Open the gate as soon as a caller waits for the end of a step."""
     rest = Stepper.rest
 
     def opening(stepper: Stepper) -> None:

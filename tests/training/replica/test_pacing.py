@@ -58,8 +58,8 @@ def test_a_pass_is_as_large_as_what_is_missing(own: int, swarm: SwarmCount, size
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 6))
 def test_any_interleaving_of_peers_reaches_the_batch(order: list[int], micro: int) -> None:
-    """Whoever gets to run, with true news at every turn: nobody waits while work is missing, and
-    none takes more than that, rounded up."""
+    """Any peer may run next, with current figures at every turn: no peer waits while work is
+    missing, and none takes more than the missing work, rounded up."""
     counts = [0, 0, 0, 0]
     for turn in itertools.cycle(order):
         missing = 48 - sum(counts)
@@ -142,8 +142,8 @@ TENURED = replace(FIRST, digest=HEAD, round=2, members=("member", "us", "exclude
     ],
     ids=[
         "at our head", "elsewhere", "a mate whose new lease is on its way", "a guest there",
-        "leaves, and sees to what it counted", "leaves with nothing", "leaves, and begins nothing",
-        "paused, and what it counted counts", "paused before", "excluded",
+        "leaves; counted work comes first", "leaves with nothing", "leaves, and begins nothing",
+        "paused; its counted work counts", "paused before", "excluded",
         "a stranger that answered no attempt", "no tenure, and claims more than its share",
         "no tenure, and claims less", "without a state",
     ],

@@ -1,4 +1,4 @@
-"""What void and sound passes teach, without passes; which are looked at, and what is shown."""
+"""Effect of void and sound passes on later ones, without passes; validation, and shown figures."""
 
 import pytest
 import torch
@@ -45,12 +45,12 @@ def test_an_overflow_halves_the_scale_and_a_bad_loss_does_not() -> None:
     assert limits.loss_scale == 1.0
     assert "needs bfloat16" in limits.after_void(OVERFLOW, 8)[1]
     half_way = PassLimits(8, 10, GROWTH_PASSES - 1)
-    assert half_way.after_void(OVERFLOW, 8)[0] == PassLimits(8, 9), "the count begins anew"
+    assert half_way.after_void(OVERFLOW, 8)[0] == PassLimits(8, 9), "the count restarts"
 
 
 @given(st.integers(LEAST_EXPONENT, MOST_EXPONENT), st.integers(10, 40))
 def test_the_scale_settles_right_below_what_overflows(first_too_large: int, rounds: int) -> None:
-    """In the end one pass in GROWTH_PASSES + 1 is void, as long as there is a scale that works."""
+    """One pass in GROWTH_PASSES + 1 is void in the end, as long as some scale works."""
     wanted = max(first_too_large - 1, LEAST_EXPONENT)
     exponent, voided = FIRST_EXPONENT, 0
     for _ in range(rounds):

@@ -25,7 +25,7 @@ WAIT_S = 20.0
 
 
 class SmallDevice(CpuDevice):
-    """May have no memory for what it gave back."""
+    """Device that may have no memory left for the buffers that it released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ def alike(one: Rig, other: Rig) -> bool:
 def test_a_pause_at_any_event_changes_no_bit(
     new_rig: Callable[..., Rig], changes: dict[str, torch.dtype]
 ) -> None:
-    """In the first pass of a round, under a step, and in the second: what is broken off is done
-    again, what may not be broken off ends first."""
+    """A pause comes in the first pass of a round, during a step, and in the second pass: an
+    interrupted pass is repeated, and a pass that may not be interrupted ends first."""
     whole, rig = new_rig(**changes), new_rig(**changes)
     broken_off = finished = 0
     for event in range(0, 70, 7):
@@ -170,7 +170,7 @@ def test_memory_that_others_took_is_waited_for(new_rig: Callable[..., Rig]) -> N
 def test_memory_is_given_back_though_gradients_did_not_land(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They cost what was accumulated: whoever asks for it is told, and so is the next pass."""
+    """The lost gradients are reported to the caller of the sums, and to the next pass."""
     rig.train()
     monkeypatch.setattr(rig.engines.training._gate, "failure", MemoryError("no room"))
     assert rig.engines.preempt(WAIT_S)

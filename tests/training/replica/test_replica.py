@@ -57,7 +57,7 @@ def new_replica(device: CpuDevice, cut: str = "finest") -> Replica:
 
 
 def test_what_a_codec_took_away_is_in_the_next_contribution_once(device: CpuDevice) -> None:
-    """Also after a round that it had no part in. Another state owes nothing."""
+    """A round without this peer's contribution keeps the error; another state has none."""
     rule = partial(EveryStep, keeps_lost=True)
     replica, other = (filled(device, program(0.0), update_rule=rule) for _ in range(2))
     lost = torch.randn(replica.elements, generator=torch.Generator().manual_seed(3))

@@ -1,4 +1,4 @@
-"""Texts between passes: from one round's weights, without a trace in what is trained."""
+"""Texts between passes: written with one round's weights, without effect on training."""
 
 from collections import deque
 from collections.abc import Callable

@@ -27,7 +27,7 @@ from tests.training.small_replica import batches
 def test_the_same_micro_batches_give_the_same_bits(
     new_rig: NewRig, devices: int, changes: dict[str, Any]
 ) -> None:
-    """Of two rounds of two calls each, some of them with a rest; dropout at work."""
+    """Two rounds of two calls each, some with a remainder; with dropout."""
     one, several = new_rig(1, **changes), new_rig(devices, **changes)
     random = torch.get_rng_state()
     for _ in range(2):
@@ -58,7 +58,7 @@ def test_a_slow_device_keeps_the_order(new_rig: NewRig) -> None:
 def test_what_a_device_leaves_the_others_do(
     new_rig: NewRig, number: int, changes: dict[str, Any]
 ) -> None:
-    """It fails at any of its moves: nothing is lost or counted twice."""
+    """The device fails at any of its moves: no pass is lost or counted twice."""
     failed = 0
     for moves in range(number, 16, 3):
         rig = new_rig(3, **changes)
@@ -75,7 +75,7 @@ def test_what_a_device_leaves_the_others_do(
             continue
         assert alike(rig, whole)
         failed += 1
-        assert rig.told == [f"cpu ({number + 1}) is left out for 10 s: CUDA out of memory"]
+        assert rig.told == [f"cpu ({number + 1}) is excluded for 10 s: CUDA out of memory"]
         assert rig.replica.micro_batches == 2 * 2
         assert rig.left_out == {f"cpu ({number + 1})": "CUDA out of memory"}
     assert failed
@@ -86,7 +86,7 @@ def test_what_a_device_leaves_the_others_do(
 def test_what_was_counted_and_does_not_land_counts_no_more(
     new_rig: NewRig, failure: type[Exception], asks: str
 ) -> None:
-    """Who comes next hears of it, and the call after that begins anew, on the other device."""
+    """The next caller gets the error, and the call after that starts on the other device."""
     rig = new_rig(2)
     moody = rig.devices[1]
     moody.failure = failure("the card is gone")
@@ -136,12 +136,12 @@ def test_it_comes_back(new_rig: NewRig) -> None:
     assert moody.moves == before, "it is left alone for a while"
     rig.clock.advance(FIRST_WAIT_S)
     rig.train(4)
-    assert rig.told[1:] == ["cpu (2) is left out for 20 s: CUDA out of memory"]
+    assert rig.told[1:] == ["cpu (2) is excluded for 20 s: CUDA out of memory"]
     moody.fails_at = float("inf")
     rig.clock.advance(2 * FIRST_WAIT_S)
     rig.train(4)
     assert moody.moves > before
-    assert rig.told[2:] == ["cpu (2) is back"]
+    assert rig.told[2:] == ["cpu (2) is used again"]
     assert rig.replica.micro_batches == 4
     assert alike(rig, twin(new_rig, rig, [4, 4, 4, 4]))
 
@@ -247,7 +247,7 @@ def test_a_pause_at_any_event_changes_no_bit(new_rig: NewRig, changes: dict[str,
 
 @pytest.mark.parametrize("number", range(2))
 def test_nonsense_voids_the_call(new_rig: NewRig, number: int) -> None:
-    """What was counted before is lost with it if a part of the call had been added to it."""
+    """Earlier counted passes are lost too if a part of the call had been added."""
     lost = list[int]()
     for moves in range(1, 14, 2):
         rig = new_rig(2, is_late=False)
@@ -283,7 +283,7 @@ def test_what_only_waits_for_an_earlier_sub_model_has_its_turn_again(new_rig: Ne
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_sum_that_broke_off_is_not_made_again(new_rig: NewRig, number: int) -> None:
-    """Some of it may have been added: what was counted before is lost with it."""
+    """A part of the sum may have been added, so earlier counted passes are lost too."""
     rig = new_rig(2)
     rig.train(4)
     rig.replica.gradient_sums()
@@ -303,13 +303,14 @@ def test_a_sum_that_broke_off_is_not_made_again(new_rig: NewRig, number: int) ->
 
 
 def test_a_device_whose_gradients_never_land(new_rig: NewRig) -> None:
-    """It computes, and is told nothing: it has one pass, and its lane fails when that has ended."""
+    """The device computes without a report: it has one pass, and its lane fails at the end of that
+    pass."""
     rig = new_rig(2)
     rig.train(4)
     rig.replica.gradient_sums()
     rig.devices[0].gradients_out = failing(rig.devices[0])  # type: ignore[method-assign]
     rig.train(4)
-    assert rig.told == ["cpu (1) is left out for 10 s: CUDA out of memory"]
+    assert rig.told == ["cpu (1) is excluded for 10 s: CUDA out of memory"]
     assert alike(rig, twin(new_rig, rig, [4, 4]))
 
 
@@ -332,7 +333,7 @@ def test_what_did_not_land_is_told_after_a_pause_as_well(new_rig: NewRig) -> Non
 def failing(device: Moody) -> Callable[..., None]:
     def gradients_out(slot: int, sums: Sequence[HostSum], gate: Gate, *reports: Any) -> None:
         def fail() -> None:
-            with gate.landing():
+            with gate.adding():
                 raise device.failure
 
         device._gradients._executor.submit(fail)

@@ -53,7 +53,8 @@ def least_uncut_bytes(precision: torch.dtype) -> int:
 
 
 def cut_for(precision: torch.dtype, share: float = 0.7) -> Choice:
-    """For a device with so much of what the model takes if no matrix is cut."""
+    """Return the choice for a device with this share of the memory that the model needs with no
+    matrix cut."""
     return choose(asked(precision).allowing(device_bytes=int(share * least_uncut_bytes(precision))))
 
 

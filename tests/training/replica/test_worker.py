@@ -135,7 +135,7 @@ def test_news_of_the_others_has_it_train_on(scene: Scene) -> None:
 
 
 def test_beyond_what_is_averaged_it_trains_a_share(scene: Scene) -> None:
-    """Whatever the others have counted: that is for the round under way."""
+    """Counts of other peers do not matter: they belong to the current round."""
     begun: queue.SimpleQueue[None] = queue.SimpleQueue()
     scene.replica.during_pass = lambda should_stop: begun.put(None)
     scene.worker.update_swarm(SwarmCount(16, 3, 100.0))
@@ -175,7 +175,7 @@ def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scen
     gate.resume(Pause.SCHEDULE)
     assert scene.passed.wait(WAIT_S)
     assert gate.why_not == ""
-    assert scene.loader.back == [6], "and none is begun meanwhile"
+    assert scene.loader.back == [6], "and no pass begins before that"
     assert scene.replica.engines.told == [2.0, 1.0, "resume"]
 
 
@@ -218,7 +218,7 @@ def test_a_device_that_others_took_is_tried_for_now_and_then(
     [
         (MemoryError(), ShortageError, "free host memory"),
         (StepFailed(MemoryError("in the step's thread")), ShortageError, "free host memory"),
-        (SourceError("sample 19 cannot be had", "look at it"), ModelError, "look at it"),
+        (SourceError("sample 19 cannot be read", "look at it"), ModelError, "look at it"),
         (RuntimeError("a bug"), RuntimeError, ""),
     ],
 )
@@ -264,7 +264,7 @@ def loader() -> BatchLoader:
 
 
 def test_samples_that_are_on_their_way_are_drawn_later(loader: BatchLoader) -> None:
-    """And what lies before them is not drawn twice."""
+    """Samples before them are not drawn twice."""
     asked: list[set[int]] = []
 
     def need(pieces: set[int]) -> None:
@@ -288,7 +288,7 @@ def test_a_round_is_dealt_from_its_first_on(loader: BatchLoader) -> None:
 
 @pytest.mark.parametrize("longest", [2, 4, 10])
 def test_who_goes_on_draws_nothing_twice(loader: BatchLoader, longest: int) -> None:
-    """The round took two sequences of ours, and so many of the one that gave most."""
+    """The round took two of our sequences, and so many of the largest contributor."""
     before = drawn(loader, 4)
     loader.deal(head(3 * longest), goes_on=True)
     assert drawn(loader, 1)[0] == max(before[-1] + 3, 3 * longest + 1)

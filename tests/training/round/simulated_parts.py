@@ -37,9 +37,9 @@ SILENT_HOLDER_SECONDS = (5.0, 11.0)
 
 
 class Gradients:
-    """The passes that add to them, and their standing still. Names of works instead of numbers: a
-    sum tells whose it is made of, and how often. With a rule that overlaps, passes go on beyond
-    what is offered, and what no round has taken counts for the next."""
+    """Passes that add to gradients, and their pauses. Names of works replace numbers, so a sum
+    shows its parts and how often it has each. With a rule that overlaps, passes continue beyond
+    the offer, and work that no round took counts for the next."""
 
     def __init__(self, process: "Process") -> None:
         self._process = process
@@ -81,8 +81,8 @@ class Gradients:
         self.start_pass()
 
     def drop(self, head: Head, taken: Set[Work] | None = None) -> None:
-        """From now on they are of `head`, and there are none; with a rule that overlaps those that
-        were not `taken`, if the state was stepped to it."""
+        """Start again at `head` without gradients; with a rule that overlaps, keep the gradients
+        that were not `taken`, if the state was stepped to `head`."""
         rest = self.works if self._overlaps and taken is not None else []
         self.works = [work for work in rest if work not in (taken or ())]
         self.head = head.digest

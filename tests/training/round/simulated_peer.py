@@ -86,7 +86,7 @@ class Process:
         """Exchange that the process is in now."""
         self._syncing = False
         self._asked: set[str] = set()
-        """Whose chains are on their way."""
+        """Peers whose chains are being fetched."""
         self._goodbye = Goodbye(self)
 
     @property

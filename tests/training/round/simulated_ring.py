@@ -36,7 +36,7 @@ class Result:
 
 
 def kept(results: dict[bytes, Result], digests: Set[bytes], head: bytes) -> dict[bytes, Result]:
-    """Return the results to keep: these, and those of earlier heads, which are on disk."""
+    """Return the results to keep: these, and results of earlier heads, which are on disk."""
     return {d: r for d, r in results.items() if d in digests or r.parent != head}
 
 
@@ -109,8 +109,8 @@ class Rings:
                 member.process.later(delay, lambda m=member: self._finish(m, ring, start))
 
     def _spoil(self, ring: _Ring, start: StartExchange, bad: str) -> None:
-        """Those who are connected with the bad member see that it fails; in a ring that is too slow
-        as a whole nobody does."""
+        """Peers connected with the bad member see its failure; in a ring that is too slow as a
+        whole no peer does."""
         trouble, beside = self.troubled[bad], _beside(start, bad)
         slow_ring = trouble is Trouble.SLOW and not start.shares
         seen = frozenset[str]() if slow_ring else beside

@@ -83,7 +83,7 @@ class Network:
         deliver: Callable[[Message], bool],
         refused: Callable[[], None],
     ) -> None:
-        """`deliver` says whether anybody was there; if not, `refused` may be called."""
+        """`deliver` returns True if the recipient was there; if not, `refused` may be called."""
         if self.drop(source, target, message):
             return
         copies = 1 + (self._dice.random() < self.weather.duplicates)

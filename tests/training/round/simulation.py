@@ -65,7 +65,7 @@ class Setting:
     last_round: int | None = None
     patience: RoundPatience = PATIENT
     overlaps: bool = False
-    """Passes go on under an exchange, and what no round has taken counts for the next."""
+    """True if passes continue during an exchange, and untaken work counts for the next."""
 
 
 class Swarm:
@@ -193,7 +193,7 @@ class Swarm:
             self.network.blocked.add((self._id(a), self._id(b)))
 
     def narrow(self, one: str, others: str = NAMES) -> None:
-        """Of `one` and these, only messages reach each other; the rest is refused, not silent."""
+        """Let only messages through between `one` and `others`; refuse all other connections."""
         for seat in self.seats:
             if seat.name in others and seat.name != one:
                 self.network.narrow.add((self._id(one), seat.peer_id))

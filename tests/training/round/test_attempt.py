@@ -110,7 +110,7 @@ def seen_by_a(*hidden: Voter) -> View:
 def test_who_can_be_dialled_leads_first_and_of_these_who_has_work(
     hidden: set[Voter], idle: set[Voter], first: set[Voter]
 ) -> None:
-    known = seen_by_a(*hidden).hidden
+    known = seen_by_a(*hidden).undialled
     places = {v: place_in_line(HEAD.voters, v, HEAD, {A, B, C}, idle, known) for v in (A, B, C)}
     assert min(places, key=places.__getitem__) in first
 

@@ -1,5 +1,5 @@
-"""A voter that calls for attempts without end, or never ends those that it called for: the others'
-rounds go on. Real machines, virtual time."""
+"""A voter that calls for attempts without end, or never ends its attempts: the other peers' rounds
+continue. Real machines, virtual time."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ class Attack:
     values: int = 0
     """Nonsensical values for each call, one each second."""
     one_by_one: bool = False
-    """Whether each call goes to one peer only, the next call to the next peer."""
+    """True if each call goes to one peer only, and the next call to the next peer."""
     leads: bool = False
-    """Whether it leads proper rounds in between."""
+    """True if the voter leads proper rounds in between."""
     restarts: bool = False
-    """Whether it comes back as a new incarnation every minute."""
+    """True if the voter comes back as a new incarnation every minute."""
 
 
 ATTACKS = {

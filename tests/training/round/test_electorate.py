@@ -1,5 +1,5 @@
-"""Whom to ask, given what the directory shows: the voters while they can be a quorum, else who is
-left, and only when the others are gone for good."""
+"""Choice of the peers to ask, by the leases in the directory: the voters while they can be a
+quorum, else the survivors, and only if the others are gone."""
 
 from dataclasses import replace
 
@@ -166,7 +166,7 @@ def test_who_goes_last_leaves_newcomers_stuck(
     leases = (lease(voter, state=PeerState(state)) for voter, state in others)
     seen = view(*(replace(each, sequences=0) for each in leases))
     assert leaves_them_stuck(head, A, seen) is stuck
-    assert not leaves_them_stuck(head, Voter("f", b"f" * 16), seen), "on it nobody depends"
+    assert not leaves_them_stuck(head, Voter("f", b"f" * 16), seen), "no peer depends on it"
 
 
 @pytest.mark.parametrize(

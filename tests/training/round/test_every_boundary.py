@@ -1,4 +1,4 @@
-"""One round, broken off everywhere: whoever it is, between any two things it does.
+"""One round, interrupted at every boundary between two actions of any process.
 
 A calm round is played once to see how many things each process does in it. Then it is played again
 for each of them: there the process dies, or dies and comes back, or stands still for a while.

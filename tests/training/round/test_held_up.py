@@ -47,8 +47,8 @@ def test_a_quorum_of_which_too_many_hold_back_what_they_owe(
 
 @pytest.mark.parametrize("seed", [0, 6])
 def test_a_late_round_of_the_quorum_wins(seed: int) -> None:
-    """One of three has given up the two that it cannot reach. Then they decide after all: what it
-    counted and does not bring is no cause to give each other up as well."""
+    """One of three peers has given up two unreachable peers. Then these decide after all: the
+    counted work that this peer does not bring is no reason to give each other up as well."""
     swarm, (one, *others) = started(seed, 3)
     for process in others:
         process.paused = True
@@ -70,7 +70,8 @@ def test_a_late_round_of_the_quorum_wins(seed: int) -> None:
 
 
 def test_a_stranger_is_not_held_up_by_leases() -> None:
-    """Two of five go on where it cannot see them yet. Those that it sees do not decide."""
+    """Two of five continue where the stranger cannot see them yet. The peers that the stranger sees
+    do not decide."""
     swarm, (one, other, *rest) = started(7, 5, all_trusted=False)
     swarm.cut("AB", "CDE")
     swarm.hide("AB", "CDE")

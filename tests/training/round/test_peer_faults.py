@@ -1,5 +1,5 @@
-"""Whom a replica goes on without, or waits for: peers that failed it, heads at which nothing is
-decided, and passes that are long."""
+"""Peers that a replica continues without or waits for: failed peers, heads without decisions, and
+long passes."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from shown_leases import A, B, C, D, E, head_of, lease, view
 from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import PeerState
 from atom.training.round import RoundTerms
-from atom.training.round.attempt import Stage, Way
+from atom.training.round.attempt import Pair, Stage
 from atom.training.round.election import HOLD_OUT, LeaderElection
 from atom.training.round.events import Phase, View
 from atom.training.round.faults import (
@@ -32,7 +32,7 @@ def context_of(*others: Voter) -> RoundContext:
     return context
 
 
-def way(one: Voter, other: Voter) -> Way:
+def way(one: Voter, other: Voter) -> Pair:
     first, second = sorted((one.peer_id, other.peer_id))
     return first, second
 
@@ -81,7 +81,7 @@ def test_nobody_is_excluded_for_ever_and_who_averages_with_us_is_forgiven() -> N
     ids=["unseen", "one way", "two ways", "most", "its own word", "or we", "we", "a rift"],
 )
 def test_who_is_at_fault_is_what_broken_ways_have_in_common(
-    ways: list[Way], found: set[str]
+    ways: list[Pair], found: set[str]
 ) -> None:
     assert culprits(ways, a) == found
 

@@ -67,7 +67,7 @@ ANOTHER = lease(Voter(GONE.peer_id, b"n" * 16), 0)
         ({MATE: THERE, GONE: ANOTHER}, False),
         ({MATE: THERE, GONE: lease(GONE, 32)}, True),
     ],
-    ids=["its lease lapses", "we see nobody", "a new process", "it is there"],
+    ids=["its lease lapses", "we see no peer", "a new process", "it is there"],
 )
 def test_a_coordinator_is_waited_for_while_it_may_be_there(
     shown: dict[Voter, Lease], waits: bool

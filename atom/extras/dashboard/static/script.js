@@ -1,4 +1,4 @@
-// Asks for the content again and again, and replaces the parts that changed.
+// Fetches the content every second, and replaces the parts that changed.
 "use strict";
 
 const EVERY_MS = 1000;
@@ -29,7 +29,7 @@ async function look() {
   } catch {
     const waits = performance.now() - heardAt < PATIENCE_MS;
     say(waits ? "the dashboard does not answer; connecting again"
-              : "the dashboard has ended; start it again to go on");
+              : "the dashboard has stopped; start it again to continue");
   }
   setTimeout(look, EVERY_MS);
 }

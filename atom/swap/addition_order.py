@@ -15,11 +15,11 @@ from atom.base.clock import Clock
 from atom.base.errors import AtomError
 
 
-class LandingStopped(AtomError):
+class AdditionStopped(AtomError):
     """Error of gradients that waited for their turn when the passes were interrupted."""
 
 
-class LandingOrder:
+class AdditionOrder:
     """Order of additions to one arena. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
@@ -39,7 +39,7 @@ class LandingOrder:
         """Return and clear the seconds that gradients of a pass have waited for their turns."""
         return self._waited_s.pop(number, 0.0)
 
-    def has_landed(self, sub_model: int, number: int) -> bool:
+    def is_added(self, sub_model: int, number: int) -> bool:
         """Return True if the pass's gradients of this sub-model have been added."""
         with self._changed:
             return self._next[sub_model] > number
@@ -49,7 +49,7 @@ class LandingOrder:
         """Wrap the addition of a pass's gradients, and first wait for its turn.
 
         Raises:
-            LandingStopped: The passes were interrupted.
+            AdditionStopped: The passes were interrupted.
         """
         began = self._clock.now()
         with self._changed:
@@ -57,7 +57,7 @@ class LandingOrder:
                 lambda: number >= self._stopped_at or number <= self._next[sub_model]
             )
             if number >= self._stopped_at:
-                raise LandingStopped("another device failed") from self.failure
+                raise AdditionStopped("another device failed") from self.failure
             self._waited_s[number] += self._clock.now() - began
         try:
             yield
@@ -79,7 +79,7 @@ class LandingOrder:
         """
         with self._changed:
             self._stopped_at = min(number, self._stopped_at)
-            if not isinstance(failure, LandingStopped):
+            if not isinstance(failure, AdditionStopped):
                 self.failure = self.failure or failure
             self._changed.notify_all()
 
