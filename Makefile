@@ -60,7 +60,7 @@ chaos: $(TOOLS) model
 model: $(TOOLS)
 	$(BIN)/python -m tests.protocol_model
 
-# docs/architectures.md, tried again: every architecture founded, trained, exported, loaded; ten minutes of
+# The tested architectures of docs/compiler.md: every one founded, trained, exported, loaded; ten minutes of
 # one core.
 architectures: $(TOOLS)
 	$(BIN)/python -m tests.architectures.table

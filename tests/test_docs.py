@@ -71,7 +71,7 @@ def test_round_messages() -> None:
 
 
 def test_patience() -> None:
-    text = section_of("protocol.md", "## Patience: all time limits")
+    text = section_of("protocol.md", "## Time limits")
     rows = dict(re.findall(r"^\| `(\w+)` \| ([0-9.]+) s \|", text, re.M))
     defaults = RoundPatience()
     assert {name: float(seconds) for name, seconds in rows.items()} == {
@@ -113,7 +113,7 @@ def test_keys_of_info() -> None:
 
 def test_keys_of_contributions() -> None:
     peer = returned_keys("atom/cli/look/contributions.py", "contributions")
-    text = section_of("volunteer.md", "### Who gave what")
+    text = section_of("volunteer.md", "### Contributions")
     assert peer | {"share", "peer_id"} <= set(re.findall(r"`(\w+)`", text))
 
 

@@ -1,5 +1,5 @@
 """`python -m tests.architectures.table [--write | NAME…]`: the way of every architecture through a
-run, or of those named, one after the other, beside its row in docs/architectures.md. Ends with 1 if
+run, or of those named, one after the other, beside its row in docs/compiler.md. Ends with 1 if
 one is another. `--write`: puts all rows there instead.
 """
 
@@ -15,7 +15,7 @@ from atom.base.errors import AtomError
 from tests.architectures.configs import CONFIGS, REMARKS, config_of
 from tests.architectures.walk import BOUND, refusal, walk
 
-PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+PAGE = Path(__file__).parents[2] / "docs" / "compiler.md"
 FIRST, LAST = "| `model_type` |", "\n\n"
 """Start of the table on the page, and the text after its end."""
 WRONG = "**"

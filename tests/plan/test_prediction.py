@@ -206,7 +206,7 @@ def on_an_h200(size: str, blocks: int, micro_batches: int, passes_s: float) -> C
 def test_steps_on_an_h200_are_predicted_within_a_tenth(
     size: str, blocks: int, passes: int, passes_s: float, step_bytes: float, step_s: float
 ) -> None:
-    """docs/performance.md has the steps, docs/plan-accuracy.md their passes. The sums were divided
+    """docs/performance.md has the steps, docs/devices.md their passes. The sums were divided
     in place then: twice the bytes of their norm."""
     choice = on_an_h200(size, blocks, 1, passes_s / passes)
     elements = int(BLOCK[size][1] + blocks * BLOCK[size][0])

@@ -1,7 +1,7 @@
 """Named, immutable contents that this peer serves to others in chunks.
 
 A blob is a mapping of names to flat host tensors. Names say what is meant: `state/<head>`,
-`result/<digest>`, `chain/<round>` (docs/state.md). The asking peer checks manifest and chunks
+`result/<digest>`, `chain/<round>` (docs/exchange.md). The asking peer checks manifest and chunks
 against digests that it trusts. Plain bytes, of one chunk at most, have no manifest.
 """
 
