@@ -33,7 +33,7 @@ demo: $(INSTALLED)
 
 # Both modes on home lines, side by side, and a picture of the result. Needs root.
 demo-home: $(TOOLS)
-	$(BIN)/python benchmarks/demo_home.py --picture home.png
+	$(BIN)/python -m benchmarks.home.demo --picture home.png
 
 # Whole files to as many workers as there are cores, four at most; the slow ones, real daemons, come first.
 test: $(TOOLS)
@@ -46,7 +46,7 @@ gpu: $(TOOLS)
 # Cost of swapping on a GPU: every row of docs/performance.md with a verdict, the most important first, in
 # 35 minutes. Ends with 0 if all targets were met. GPU_BENCH: further options of the program.
 gpu-bench: $(TOOLS)
-	$(BIN)/python benchmarks/swap.py --device cuda --case all --runs 2 --deadline 2100 --json gpu-bench.json --markdown gpu-bench.md $(GPU_BENCH)
+	$(BIN)/python -m benchmarks.swap.run --device cuda --case all --runs 2 --deadline 2100 --json gpu-bench.json --markdown gpu-bench.md $(GPU_BENCH)
 
 # The model's long bounds, 200,000 simulated rounds, then a hundred faults of real daemons: kills, freezes,
 # restarts with damaged disks, partitions, faulty connections; and again with local steps.
@@ -105,8 +105,12 @@ format: $(TOOLS)
 proto: $(TOOLS)
 	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. proto/atom/wire/*.proto
 
+# Every benchmark that a page names. As root: `home` and `papers` put peers on lines of their own.
+BENCHMARKS := swap.run devices.run ring.run optimizer.run parity.run plan.partition \
+	plan.accuracy plan.bound_share scale.virtual scale.daemons scale.one_peer state.run text.run home.run \
+	attacks.run attacks.crowd papers.run
 bench: $(TOOLS)
-	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+	for program in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$program || exit 1; done
 
 clean:
 	rm -rf .venv .venv-torch build *.egg-info atom/*/*.so atom/*/*/*.so

@@ -1,7 +1,7 @@
-"""Benchmarks' own arithmetic is imported."""
+"""The folder of benchmarks is importable in its tests."""
 
 import sys
 
-from programs import BENCHMARKS
+from programs import ROOT
 
-sys.path.append(str(BENCHMARKS))
+sys.path.append(str(ROOT))

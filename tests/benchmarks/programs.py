@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 TOO_LONG_S = 100
 ABSENT = (
     "pydantic", "hivemind", "grpc", "google", "blake3", "cryptography", "base58", "psutil", "rich",
@@ -16,14 +16,17 @@ ABSENT = (
 
 
 def started(program: str, *options: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / program), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TOO_LONG_S, **more)
+    """Run `python -m benchmarks.PROGRAM`."""
+    command = [sys.executable, "-m", f"benchmarks.{program}", *options]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=TOO_LONG_S, **more
+    )
 
 
 def run(
     program: str, *options: str, says: str = "ratio", env: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """What it measured. `says`: what is in the table, which is for people."""
+    """Return the JSON of a program. `says`: words that its table must have."""
     done = started(program, *options, env=env)
     assert done.returncode == 0, done.stderr
     assert says in done.stderr
@@ -32,7 +35,7 @@ def run(
 
 
 def torch_alone(folder: Path) -> dict[str, str]:
-    """An environment for the program and its children in which other packages do not import."""
+    """Return an environment in which the packages of `ABSENT` cannot be imported."""
     for name in ABSENT:
         (folder / f"{name}.py").write_text(f"raise ImportError('{name} is absent')\n")
     return {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}

@@ -1,11 +1,10 @@
-"""What a viewer draws of a pass."""
+"""Events of a pass in the trace."""
 
 import json
 from typing import Any, get_args
 
 import programs  # noqa: F401 - makes benchmarks importable
 import pytest
-from chrome_trace import chrome_trace, span_json
 
 from atom.swap.schedule import (
     Backward,
@@ -19,6 +18,7 @@ from atom.swap.schedule import (
     ValuesOut,
 )
 from atom.swap.timeline import Span
+from benchmarks.swap.chrome_trace import chrome_trace, span_json
 
 EVERY_KIND = (
     OptimizerStep(0), Load(0, 1), ValuesIn(0, 1, 0), Forward(0, 2), Backward(0, 2),

@@ -1,50 +1,50 @@
-"""What the papers' rows reckon: device memory of a pipeline's stages, steps of an all-reduce."""
+"""Arithmetic of the papers' rows: memory of a pipeline's stages, steps of an all-reduce."""
 
-import papers_alone as alone
 import pytest
 
 from atom.plan.memory import Piece
 from atom.swap.crossing import Crossing
+from benchmarks.papers import all_reduce, memory, same_loss
 
 
 def layer(name: str, elements: int, working: int) -> Piece:
-    """Whose value for the next one has 10 bytes."""
+    """Return a layer whose output has 10 bytes."""
     crossing = Crossing(0, (1,), 10, 10)
     return Piece({name: elements}, 1.0, 2.0, working, transient_bytes=5, crossings=(crossing,))
 
 
 def test_a_stage_holds_its_parameters_all_micro_batches_and_one_layer_at_work() -> None:
     layers = [layer("a", 100, working=30), layer("b", 50, working=70)]
-    assert alone.stage_bytes(layers, 3, parameter_bytes=18) == 18 * 150 + 3 * 2 * 10 + (70 + 5)
+    assert memory.stage_bytes(layers, 3, parameter_bytes=18) == 18 * 150 + 3 * 2 * 10 + (70 + 5)
 
 
 def test_a_parameter_of_two_layers_is_held_once() -> None:
     tied = [layer("a", 100, working=0), layer("a", 100, working=0)]
-    assert alone.stage_bytes(tied, 1, parameter_bytes=16) == 1600 + 20 + 5
+    assert memory.stage_bytes(tied, 1, parameter_bytes=16) == 1600 + 20 + 5
 
 
 def test_the_largest_stage_counts_and_the_first_holds_most_micro_batches() -> None:
     layers = [layer(name, 100, working=0) for name in "abcd"]
-    per_layer = 100 * alone.BYTES_PER_PARAMETER
-    assert alone.largest_stage_bytes(layers, 1) == 4 * (per_layer + 10) + 5
-    assert alone.largest_stage_bytes(layers, 4) == per_layer + 4 * 10 + 5
+    per_layer = 100 * memory.BYTES_PER_PARAMETER
+    assert memory.largest_stage_bytes(layers, 1) == 4 * (per_layer + 10) + 5
+    assert memory.largest_stage_bytes(layers, 4) == per_layer + 4 * 10 + 5
     layers[3] = layer("d", 1000, working=0)
-    assert alone.largest_stage_bytes(layers, 4) == 10 * per_layer + 10 + 5
+    assert memory.largest_stage_bytes(layers, 4) == 10 * per_layer + 10 + 5
 
 
 @pytest.mark.parametrize("members", [2, 4, 8])
 def test_ring_and_parts_send_alike_and_one_shot_takes_one_step(members: int) -> None:
-    ring, parts, one_shot = (alone.reckoned(side, members) for side in alone.SIDES)
+    ring, parts, one_shot = (all_reduce.modelled(side, members) for side in all_reduce.SIDES)
     assert ring == (2 * (members - 1), pytest.approx(2 * (members - 1) / members))
     assert parts == (2, ring[1])
     assert one_shot == (1, members - 1)
 
 
 def test_replicas_together_lose_what_plain_pytorch_loses() -> None:
-    equal, apart = alone.together(members=2, steps=3)
+    equal, apart = same_loss.together(members=2, steps=3)
     assert equal == 3
     assert apart < 1e-6
 
 
 def test_grids_of_devices_lose_what_one_device_loses() -> None:
-    assert alone.on_grids(steps=2) == 2
+    assert same_loss.on_grids(steps=2) == 2

@@ -3,11 +3,11 @@
 import math
 from pathlib import Path
 
-import papers_figures as figures
-import papers_pipeline
 import pytest
-from papers_figures import STEP_TOKENS, Pipeline, Scale, Step, Trial
-from ring_links import loopback
+
+from benchmarks.papers import figures, gpu_time, pipeline
+from benchmarks.papers.figures import SEQUENCE_TOKENS, STEP_TOKENS, Pipeline, Scale, Step, Trial
+from benchmarks.shared.seats import loopback
 
 REAL = Pipeline(1.3e9, model_dim=2048, nodes=4, flops_per_s=117.6e12, line_bytes_per_s=50e6)
 
@@ -49,9 +49,24 @@ def test_a_loss_holds_until_the_next_one() -> None:
 
 
 def test_torchs_schedules_over_stages_that_sleep(tmp_path: Path) -> None:
-    trials = [Trial(name, 4, 2, 1e-4, 8) for name in papers_pipeline.SCHEDULES]
-    with papers_pipeline.running(loopback(2), tmp_path, trials) as stages:
+    trials = [Trial(name, 4, 2, 1e-4, 8) for name in pipeline.SCHEDULES]
+    with pipeline.running(loopback(2), tmp_path, trials) as stages:
         stages.hear(float("inf"))
     for steps in stages.steps:
         assert [step.trial for step in steps] == [0, 0, 1, 1]
         assert all(0 < step.passes_s < step.ended - step.began for step in steps)
+
+
+@pytest.mark.parametrize(("model", "mebibytes"), [*zip(gpu_time.MODELS, (6, 16, 32), strict=True)])
+def test_cuts_in_float32_have_the_bytes_of_atoms_table_2(
+    model: gpu_time.Model, mebibytes: int
+) -> None:
+    cut_bytes = model.pipeline(400.0).boundary_bytes(SEQUENCE_TOKENS)
+    assert cut_bytes == mebibytes * 2**20
+
+
+@pytest.mark.parametrize("model", gpu_time.MODELS)
+def test_the_table_of_a_small_model_has_its_share_of_the_parameters(model: gpu_time.Model) -> None:
+    small, table = model.small, 50_257 * model.model_dim
+    share = small.vocabulary_size * small.model_dim / (12 * small.model_dim**2)
+    assert share == pytest.approx(table / model.block_elements, rel=0.01)

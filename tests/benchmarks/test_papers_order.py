@@ -1,10 +1,10 @@
-"""The papers' row of devices that wait for messages: when a pass ends, by hand."""
+"""Row `order` of the papers: the end of a pass, by hand."""
 
-import papers_order as order
 import pytest
-from papers_order import Visit
 
 from atom.swap.schedule import Backward, Forward
+from benchmarks.papers import order
+from benchmarks.papers.order import Visit
 
 CHAIN: list[list[Visit]] = [
     [Forward(0, 0), Forward(0, 1), Backward(0, 0), Backward(0, 1)],

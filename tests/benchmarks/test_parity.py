@@ -1,8 +1,9 @@
-"""The plain sides of `parity.py` know where parameters lie in an arena."""
+"""The plain sides of the parity benchmark find parameters in an arena."""
 
 import torch
-from parity_model import Size
-from parity_sides import CLIP_NORM, plain_optimizers, plain_step
+
+from benchmarks.parity.model import Size
+from benchmarks.parity.sides import CLIP_NORM, plain_optimizers, plain_step
 
 
 def test_each_parameter_gets_its_own_gradient() -> None:

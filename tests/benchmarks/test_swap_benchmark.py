@@ -1,5 +1,5 @@
-"""The swap benchmark at toy size: every kind of case runs, its JSON has its shape, and its own
-arithmetic is right. Speeds are nobody's business."""
+"""The swap benchmark at toy size: every kind of case runs, the JSON has its shape, and the
+arithmetic is right. Speeds are not judged."""
 
 import json
 import math
@@ -9,23 +9,23 @@ from typing import Any
 import programs
 import pytest
 import torch
-from programs import BENCHMARKS, torch_alone
-from swap_atom import Atom
-from swap_cases import BY_NAME, CASES, GB
-from swap_company import Child, Deadline, SideFailed
-from swap_exactness import Exactness
-from swap_measure import Measured
-from swap_setup import Setup, SideMissing
-from swap_table import side_rows, verdict
-from swap_traffic import Link
+from programs import ROOT, torch_alone
 
 from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Event, Load, Shape, training_pass
+from benchmarks.swap.atom_side import Atom
+from benchmarks.swap.cases import BY_NAME, CASES, GB
+from benchmarks.swap.exactness import Exactness
+from benchmarks.swap.measure import Measured
+from benchmarks.swap.processes import Child, Deadline, SideFailed
+from benchmarks.swap.setup import Setup, SideMissing
+from benchmarks.swap.table import side_rows, verdict
+from benchmarks.swap.traffic import Link
 
 
 def run(folder: Path, *options: str, says: str = "") -> dict[str, Any]:
     body = programs.run(
-        "swap.py", *options, "--runs", "1", "--steps", "1", says=says, env=torch_alone(folder)
+        "swap.run", *options, "--runs", "1", "--steps", "1", says=says, env=torch_alone(folder)
     )
     assert (body["benchmark"], body["device"], body["toy"]) == ("swap", "cpu", True)
     return body
@@ -111,7 +111,7 @@ def test_the_formula_counts_what_a_schedule_moves(
 
 def test_the_page_has_every_case_and_target() -> None:
 
-    page = (BENCHMARKS.parent / "docs" / "performance.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     table = page.partition("\n## Targets, and an H200\n")[2].partition("\n\nMatrix products")[0]
     rows, case = dict[str, list[str]](), ""
     for line in table.splitlines():
@@ -142,7 +142,7 @@ def test_targets_are_judged() -> None:
 
 
 def test_sums_that_cannot_be_divided_exactly_are_refused_before_anything_is_taken() -> None:
-    """In float32 the same number of sequences is divided first: `exactness` has three."""
+    """Sums in float32 may have any number of sequences: `exactness` has three."""
 
     setup = Setup("atom", "tiny", 1, "bfloat16", "cpu", micro_batches=3, gradients="bfloat16")
     with pytest.raises(SideMissing, match="3 sequences per step: with gradients in bfloat16"):
@@ -159,4 +159,5 @@ def test_a_side_that_is_absent_or_breaks_is_told(
     with pytest.raises(SideFailed, match="no side is called 'none'"):
         Child(Setup("none", "tiny", 1, "float32", "cpu"), Deadline())
     measured = Measured(BY_NAME["tiny"], missing={"deepspeed-3": str(absent.value)})
-    assert side_rows(measured) == [["tiny", "deepspeed-3", str(absent.value)]]
+    (row,) = side_rows(measured)
+    assert row == {"case": "tiny", "side": "deepspeed-3", "s per step": str(absent.value)}

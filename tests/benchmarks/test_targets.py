@@ -1,14 +1,10 @@
-"""No target of the swap benchmark is beyond what the planner foretells of an H200, or far below."""
+"""Targets of the swap benchmark lie close to the planner's estimate for an H200."""
 
 import math
 from functools import cache
 
 import pytest
 import torch
-from foretold import MOST_MICRO_BATCHES, STEPS, graph_of, profile_of
-from planned import Planner
-from swap_cases import BY_NAME, CASES, Case, Kind, Target
-from swap_sides import BOUND, MEMORY
 
 from atom.optim.adamw import AdamW
 from atom.plan.choice import HostStep
@@ -17,11 +13,15 @@ from atom.plan.memory import PLANNED_SHARE
 from atom.swap.host_store import beside_bytes
 from atom.swap.state_form import StateForm
 from atom.training.run_optimizer import ReplicaTerms
+from benchmarks.plan.bound_share import MOST_MICRO_BATCHES, STEPS
+from benchmarks.shared.planner import Planner, graph_of, profile_of
+from benchmarks.swap.cases import BY_NAME, CASES, Case, Kind, Target
+from benchmarks.swap.sides import BOUND, MEMORY
 
 CARD, NARROW = "h200", torch.bfloat16
 SLACK = 1.1
 RECKONED = [f"speed beside {MEMORY}", f"speed beside {BOUND}", "busy", "step_s"]
-"""Figures. DeepSpeed is not foretold."""
+"""Figures that the planner estimates; DeepSpeed's are not among them."""
 TARGETS = [
     (case.name, target)
     for case in CASES
@@ -33,7 +33,7 @@ TARGETS = [
 
 @cache
 def foretold(name: str) -> tuple[float, float]:
-    """Seconds of a step that computes alone, and of one as planned."""
+    """Return seconds of a step that only computes, and of the planned step."""
     case = BY_NAME[name]
     graph, profile = graph_of(case.size), profile_of(case.size, CARD)
     step, trained = _step(case), 0
@@ -57,7 +57,7 @@ def _gradients(case: Case) -> torch.dtype:
 
 
 def _kept_bytes(case: Case) -> float:
-    """Of a parameter, in all arenas."""
+    """Return bytes per parameter in all arenas."""
     layout = graph_of(case.size).layout
     form = StateForm(case.layout)
     terms = ReplicaTerms(layout, NARROW, AdamW(), form, _gradients(case))
@@ -65,7 +65,8 @@ def _kept_bytes(case: Case) -> float:
 
 
 def _step(case: Case) -> HostStep:
-    """It reads and writes all but the gradient, which it reads, and the copy, which it writes."""
+    """Return the host's step: it reads and writes all arenas, but only reads the gradient and only
+    writes the copy."""
     layout = graph_of(case.size).layout
     once = _gradients(case).itemsize
     once += beside_bytes(layout, NARROW, StateForm(case.layout)) // layout.total_elements

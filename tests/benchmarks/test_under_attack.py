@@ -7,10 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from attack_share import Allowance, Family, hostile
-from attack_swarm import rounds_per_minute
-from crowd import told_of_strangers
-from programs import BENCHMARKS, event
+from programs import ROOT, event
+
+from benchmarks.attacks.crowd import told_of_strangers
+from benchmarks.attacks.share import Allowance, Family, hostile
+from benchmarks.attacks.swarm import rounds_per_minute
 
 NOTHING = {"run": "", "owner": "", "run_id": "", "peers": (), "dht": (), "doors": ()}
 
@@ -57,14 +58,14 @@ def test_votes_and_parts_of_strangers_are_counted() -> None:
 
 
 def test_a_hostile_program_ends_with_its_context(tmp_path: Path) -> None:
-    with hostile("attackers.py idle-burner", NOTHING, tmp_path) as burner:
+    with hostile("attackers idle-burner", NOTHING, tmp_path) as burner:
         process = burner.family.first
         assert process.is_running()
     assert not process.is_running()
 
 
 def test_a_stopped_program_goes_on_although_new_children_were_looked_for(tmp_path: Path) -> None:
-    with hostile("attackers.py idle-burner", NOTHING, tmp_path, share=1000.0) as burner:
+    with hostile("attackers idle-burner", NOTHING, tmp_path, share=1000.0) as burner:
         family = Family(burner.family.first)
         for runs in (False, True):
             family.search()
@@ -78,15 +79,15 @@ def test_a_stopped_program_goes_on_although_new_children_were_looked_for(tmp_pat
 @pytest.mark.timeout(600)
 def test_three_peers_under_attack(tmp_path: Path) -> None:
     attacks = ("nested-tuples", "messages")
-    program = [sys.executable, str(BENCHMARKS / "under_attack.py"), "--quick"]
+    program = [sys.executable, "-m", "benchmarks.attacks.run", "--quick"]
     done = subprocess.run(
         [*program, "--pass-seconds", "0.05", "--attacks", *attacks],
-        capture_output=True, text=True, timeout=580,
+        cwd=ROOT, capture_output=True, text=True, timeout=580,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert [row["attack"] for row in rows] == list(attacks)
     for row in rows:
-        assert row["calm_per_minute"] > 0
+        assert row["calm"] > 0
         assert row["crashes"] == 0
         assert sum(row["counts"].values()) > 0

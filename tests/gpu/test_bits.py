@@ -143,7 +143,7 @@ def test_in_float32_passes_are_plain_pytorch(model: str, arranged: str, device: 
 def test_in_sixteen_bits_no_arrangement_changes_a_bit(
     model: str, precision: str, device: Device
 ) -> None:
-    """`benchmarks/swap.py --case exactness` compares bfloat16 with plain PyTorch."""
+    """`python -m benchmarks.swap.run --case exactness` compares bfloat16 with plain PyTorch."""
     numbers, gradients = PRECISIONS[precision]
     program = program_of(model, numbers)
     parts = frozenset(range(len(program.sub_models)))
