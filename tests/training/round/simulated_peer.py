@@ -202,7 +202,7 @@ class Process:
         else:
             assert applied, "the head changed by itself"
             due = self.swarm.witness.head_after(before, applied[0].commit.value)
-            assert applied[0].head == after == due
+            assert after == due
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Freeze | Thaw | Apply) and self.ring is not None:
