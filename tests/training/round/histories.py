@@ -10,8 +10,12 @@ from dataclasses import dataclass, replace
 from simulation import HASTY, PATIENT, Setting, Swarm
 from strikes import USUAL, Strike, Striker
 
-HEALED_SECONDS = 60.0
-"""Within this time after the last fault all living peers share a head, and rounds go on."""
+HEALED_SECONDS = 80.0
+"""Within this time after the last fault all living peers share a head, and rounds go on.
+
+A peer that sees only half of its visible voters at a branch follows it when its own head is overdue
+(`election.HOLD_OUT` times grace and promises: 65 s).
+"""
 ONE_IN, OVERLAPPED = 3, 1
 """The second of three seeds in a row has a rule that overlaps: passes go on under an exchange."""
 ONE_IN_FOUR, EARNED = 4, 3
