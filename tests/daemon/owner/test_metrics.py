@@ -44,7 +44,7 @@ def test_a_scrape_has_what_the_daemon_knows_and_what_happened() -> None:
     assert value(SCRAPE, "atom_device_at_work", device="cuda:1") == [0]
     assert value(SCRAPE, "atom_swarm_tokens_per_second") == [3000]
     assert value(SCRAPE, "atom_utilisation_ratio") == [0.875]
-    assert value(SCRAPE, "atom_round_sent_bytes") == [4096]
+    assert value(SCRAPE, "atom_sent_bytes_total") == [8192]
     assert value(SCRAPE, "atom_all_reduce_duration_seconds_sum") == [0.25]
     events = "atom_events_total"
     assert value(SCRAPE, events, event="attempt-ended", reason="ring-broken") == [1]
