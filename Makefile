@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: .venv demo demo-home test gpu gpu-bench chaos model architectures browser promtool docker walk check check-torch format proto bench clean
+.PHONY: .venv demo demo-home test gpu gpu-bench chaos explore architectures browser promtool docker walk check check-torch format proto bench clean
 
 # pip shows its progress on a terminal only.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
@@ -48,17 +48,17 @@ gpu: $(TOOLS)
 gpu-bench: $(TOOLS)
 	$(BIN)/python -m benchmarks.swap.run --device cuda --case all --runs 2 --deadline 2100 --json gpu-bench.json --markdown gpu-bench.md $(GPU_BENCH)
 
-# The model's long bounds, 200,000 simulated rounds, then a hundred faults of real daemons: kills, freezes,
+# The explorer's long bounds, 200,000 simulated rounds, then a hundred faults of real daemons: kills, freezes,
 # restarts with damaged disks, partitions, faulty connections; and again with local steps.
-chaos: $(TOOLS) model
+chaos: $(TOOLS) explore
 	$(BIN)/python tests/training/round/soak.py --rounds 200000
 	for rule in every-step local-steps; do \
 		ATOM_CHAOS_RULE=$$rule ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10 $(BIN)/python -m pytest \
 			tests/chaos/test_faults.py -s || exit 1; done
 
-# The round protocol as a small model: every state within the long bounds; about six minutes of one core.
-model: $(TOOLS)
-	$(BIN)/python -m tests.protocol_model
+# The real round machine in every order of events, within the long bounds; twenty minutes of one core.
+explore: $(TOOLS)
+	$(BIN)/python -m tests.training.explorer
 
 # The tested architectures of docs/compiler.md: every one founded, trained, exported, loaded; ten minutes of
 # one core.
