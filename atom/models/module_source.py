@@ -89,7 +89,7 @@ def find_code(entry: str, folder: Path) -> OwnCode:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
-    hint = f"it is looked for in {folder} and among the installed packages"
+    hint = f"Atom searches {folder} and the installed packages"
     try:
         spec = importlib.util.find_spec(name)
     # The packages that contain the module are executed, and may raise anything.
@@ -115,7 +115,7 @@ def read_code(entry: str, path: Path) -> OwnCode:
     if len(content) > MAX_CODE_BYTES:
         raise SourceError(
             f"{path} is longer than {MAX_CODE_BYTES // 1024} KiB",
-            "joiners receive only this file: move general code into an installed package",
+            "joining peers receive only this file: move general code into an installed package",
         )
     return OwnCode(entry, content, path)
 

@@ -156,9 +156,8 @@ def _with_texts(data: Data, texts: Texts) -> Data:
     size, end = sum(text.file.tokens.nbytes for text in texts.tokens), texts.tokenizer.separator
     if data.attention is not None and len(end) != 1:
         raise ConfigError(
-            "data.attention: the tokenizer has no token for the end of a text, by which documents "
-            "are told apart",
-            "leave it out, or take another tokenizer",
+            "data.attention: the tokenizer has no end-of-text token, which separates documents",
+            "remove it, or use another tokenizer",
         )
     found = {
         "tokenizer_sha256": texts.tokenizer.digest,

@@ -72,13 +72,13 @@ class RoundZero:
                 _fill(self.replica, self.recipe, True, self.console, given)
             if folder and state_digest(self.replica.frozen) != self.manifest.frozen_digest:
                 raise MismatchError(
-                    f"{folder} holds other weights than those that the run began from",
-                    "get the same as the run's founder, or leave --from out: others have them",
+                    f"{folder} does not hold the initial weights of the run",
+                    "get the founder's weights, or omit --from: other peers have them",
                 )
         except UserError as problem:
             if begins_from is None:
                 raise
-            self.console.note(f"{problem.message}; what is frozen is fetched from other peers")
+            self.console.note(f"{problem.message}; the frozen weights are fetched from other peers")
             return False
         return True
 
@@ -120,8 +120,8 @@ def begins_from_given(folder: Path | None, kept: PinnedRun | None) -> bool:
             WeightFiles.open(folder)
     elif folder is not None and kept is not None and kept.model.weights is None:
         raise MismatchError(
-            "the run in this state directory began from its seed, not from given weights",
-            "leave --from out, or found a new run with another name or --state DIR",
+            "the run in this state directory began from a seed, not from given weights",
+            "omit --from, or found a new run with another name or --state DIR",
         )
     return folder is not None if kept is None else kept.model.weights == "given"
 

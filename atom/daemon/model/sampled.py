@@ -129,7 +129,7 @@ def run_tokenizer(run: PinnedRun, path: Path) -> Tokenizer:
         problem = f"{path} is not the run's tokenizer"
     except DataError as damage:
         problem = damage.message
-    raise StorageError(problem, "start the daemon with the run's tokenizer: it keeps it again")
+    raise StorageError(problem, "start the daemon with the run's tokenizer: it stores a copy")
 
 
 def wanted_prompts(

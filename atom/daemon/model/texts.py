@@ -250,9 +250,9 @@ def check_data(samples: Samples, manifest: Manifest) -> None:
         return
     wanted = Amount(*manifest.data_amount)
     raise MismatchError(
-        f"the training data here differ from the run's: here are {samples.amount}"
-        + (", as many, but others" if samples.amount == wanted else f"; the run has {wanted}"),
-        "get what the founder has: the same bytes, or rows, in the same order; for python-stdlib "
+        f"the training data on this machine differ from the run's: they are {samples.amount}"
+        + (", as many, but different" if samples.amount == wanted else f"; the run has {wanted}"),
+        "get the founder's data: the same bytes, or rows, in the same order; for python-stdlib "
         "the same build of Python",
     )
 
@@ -390,9 +390,9 @@ def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
     line = peer.network.download_bits_per_s or _USUAL_BITS_PER_S
     takes = f"{format_seconds(math.ceil(wanted * 8 / line))} at {line / 1e6:g} Mbit/s"
     return (
-        f"the run's text comes through the swarm: {format_bytes(total)}, of which "
-        f"{format_bytes(kept)} are here; the rest takes {takes}. It is kept in {folder}. "
-        "Training begins with the first pieces"
+        f"the run's text is fetched from the swarm: {format_bytes(total)}, of which "
+        f"{format_bytes(kept)} are in {folder}; the fetch takes {takes}. Training begins with "
+        "the first pieces"
     )
 
 

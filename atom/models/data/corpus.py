@@ -293,7 +293,7 @@ def _is_text(path: Path) -> bool:
     Raises: DataError for a broken link, because its text may be on a disk that is not mounted.
     """
     if path.is_symlink() and not path.exists():
-        raise DataError(f"{path} is a link that leads nowhere", "repair or remove the link")
+        raise DataError(f"{path} is a dangling link", "repair or remove the link")
     return path.is_file()
 
 

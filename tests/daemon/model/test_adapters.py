@@ -52,7 +52,7 @@ def test_a_joiner_makes_the_adapters_and_fetches_the_base(folder: Folder) -> Non
         assert torch.equal(arena, member.replica.frozen[name])
     other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
     other.save_pretrained(folder.root / "other")
-    with pytest.raises(MismatchError, match="holds other weights"):
+    with pytest.raises(MismatchError, match="does not hold the initial weights"):
         round_zero(joiner, weights=folder.root / "other").fill_frozen()
     assert state_digest(member.replica.frozen) == member.manifest.frozen_digest
     nothing = replace(member, manifest=replace(member.manifest, frozen_digest=b""))

@@ -83,10 +83,10 @@ def test_without_the_hub_the_base_is_fetched_from_peers(
     assert not joiner.fill_frozen()
     first, second, third = console.notes
     assert "cannot be asked for" in first
-    assert "holds other weights" in second
+    assert "does not hold the initial weights" in second
     assert "bytes of weights, more than" in third
     for note in console.notes:
-        assert note.endswith("; what is frozen is fetched from other peers")
+        assert note.endswith("; the frozen weights are fetched from other peers")
 
 
 def test_a_config_alone_may_be_the_hubs(folder: Folder, hub: Hub) -> None:
