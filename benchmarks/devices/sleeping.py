@@ -122,7 +122,7 @@ def made(
         arrangement=Arrangement(devices=inter),
         micro_batches=micro_batches,
     )
-    replica = Replica(program, None, settings, devices[0], beside=devices[1:])
+    replica = Replica(program, None, settings, devices[0], extra_devices=devices[1:])
     replica.initialise(lambda name, shape: initial_value(work.config, name, shape, SEED))
     return program, replica
 

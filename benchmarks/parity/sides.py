@@ -249,10 +249,10 @@ def exchanged(peers: Sequence[PlayedPeer], codec: Codec) -> Tensor:
             wire = codec.encode(offer.part(start, stop), scratch, lost)
             codec.add(wire, total, 1.0, total)
             if offer.keeps_lost:
-                offer.lacks(start, lost * codec.given_back)
+                offer.record_lost(start, lost * codec.given_back)
         total *= scale
         codec.decode(codec.encode(total, scratch, lost), mean[start:stop])
         if owner.keeps_lost:
             lost *= codec.given_back / scale
-            owner.lacks(start, lost, 1 / (scale * len(peers)))
+            owner.record_lost(start, lost, 1 / (scale * len(peers)))
     return mean

@@ -44,7 +44,7 @@ def new_replica(
 ) -> Replica:
     settings = settings_of(changes, arrangement or Arrangement())
     program = program_in(settings.precision, dropout)
-    replica = Replica(program, None, settings, device, beside=beside)
+    replica = Replica(program, None, settings, device, extra_devices=beside)
     replica.initialise(functools.partial(initial_value, CONFIG, seed=5))
     return replica
 

@@ -35,7 +35,7 @@ def trained(
     )  # fmt: skip
     device, *beside = opened = [CpuDevice() for _ in range(devices)]
     replica, told = (
-        Replica(program, None, settings, device, observer=observer, beside=beside),
+        Replica(program, None, settings, device, observer=observer, extra_devices=beside),
         list[object](),
     )
     replica.initialise(initial_value)

@@ -99,8 +99,9 @@ def build_replica(
         settings = _settings(run, terms, choice, dropout_seed)
         device, *beside = devices
         replica = Replica(
-            training, evaluating, settings, device, answering=answering, beside=beside, told=note
-        )
+            training, evaluating, settings, device, answering=answering,
+            extra_devices=beside, on_message=note,
+        )  # fmt: skip
     if unlocked_bytes := sum(each.unlocked_bytes for each in devices):
         told = format_bytes(unlocked_bytes)
         note(f"the driver does not lock {told} of host memory: copies of it are slower")

@@ -142,7 +142,7 @@ def all_reduce(
     """Compute the encoded mean, scale · Σ contributions, with the same bytes on all members.
 
     All threads have ended when this returns or raises. After a failure, the contents of `wires` and
-    the errors reported to `source.lacks` are undefined.
+    the errors reported to `source.record_lost` are undefined.
 
     Args:
         source: Contribution of this member; None counts as zeros.

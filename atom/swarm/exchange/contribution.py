@@ -10,19 +10,20 @@ from torch import Tensor
 class Contribution(ABC):
     """One member's addend: for each element its gradient or weight difference, times sequences.
 
-    Thread-safe. In one exchange, `part` reads each element before `lacks` reports its error, and
-    `lacks` reports the error of each element once. All reports come before the mean is complete.
+    Thread-safe. In one exchange, `part` reads each element before `record_lost` reports its error,
+    and `record_lost` reports the error of each element once. All reports come before the mean is
+    complete.
     """
 
     keeps_lost: bool
-    """True if encoding errors are to be reported by `lacks`."""
+    """True if encoding errors are to be reported by `record_lost`."""
 
     @abstractmethod
     def part(self, start: int, stop: int) -> Tensor:
         """Return the elements [start, stop) as fp32; the caller only reads them."""
 
     @abstractmethod
-    def lacks(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
+    def record_lost(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
         """Take the part of an encoding error that a later contribution has to make up for.
 
         Args:
@@ -54,7 +55,7 @@ class Sums(Contribution):
     def part(self, start: int, stop: int) -> Tensor:
         return self._numbers[start:stop].float()
 
-    def lacks(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
+    def record_lost(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
         assert self._lost is not None
         numpy.copyto(self._lost[start : start + lost.numel()].numpy(), lost.numpy())
 

@@ -276,7 +276,7 @@ class Reduction:
             factor = numpy.float32(codec.given_back * (times or 1.0))
             numpy.multiply(lost.numpy(), factor, out=lost.numpy())
             members = len(self.terms.members)
-            source.lacks(start, lost, 1 / (self.terms.scale * members) if times else 0.0)
+            source.record_lost(start, lost, 1 / (self.terms.scale * members) if times else 0.0)
         return wire
 
     def spoilt(

@@ -43,7 +43,7 @@ class DataParallel:
         devices: Sequence[DeviceEngines],
         order: AdditionOrder,
         clock: Clock,
-        told: Callable[[str], None],
+        on_message: Callable[[str], None],
     ) -> None:
         """Begin with all devices in use.
 
@@ -51,12 +51,13 @@ class DataParallel:
             devices: Engines of each device.
             order: Order in which gradients of the devices are added.
             clock: Time source.
-            told: Receives a message when a device is excluded and when it is used again.
+            on_message: Receives a message when a device is excluded and when it is used again.
         """
         self._names = _names([each.name for each in devices])
         self._failed = dict[int, LeftOut]()
         """Latest failure of each device that has failed, by device number."""
-        self._devices, self._order, self._clock, self._told = devices, order, clock, told
+        self._devices, self._order, self._clock = devices, order, clock
+        self._on_message = on_message
         self._sharing = WorkSharing(len(devices), clock)
         self.left_out: Mapping[int, LeftOut] = {}
         """Excluded devices by device number.
@@ -249,7 +250,7 @@ class DataParallel:
         self.left_out = {**self.left_out, number: out}
         with suppress(Exception):  # the device may have disappeared
             self._devices[number].give_back()
-        self._told(f"{self._names[number]} is excluded for {out.wait_s:.0f} s: {out.why}")
+        self._on_message(f"{self._names[number]} is excluded for {out.wait_s:.0f} s: {out.why}")
 
     def take_again(self) -> None:
         """Allocate freed memory of all devices in use, and of excluded ones that are due again.
@@ -268,7 +269,7 @@ class DataParallel:
                 continue
             if number in due:
                 self.left_out = {n: out for n, out in self.left_out.items() if n != number}
-                self._told(f"{self._names[number]} is used again")
+                self._on_message(f"{self._names[number]} is used again")
 
     @property
     def _engine(self) -> Engine | EngineGroup:

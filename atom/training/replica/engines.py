@@ -44,7 +44,7 @@ class ReplicaEngines:
         devices: Sequence[Device],
         clock: Clock,
         answering: Program | None = None,
-        told: Callable[[str], None] = lambda words: None,
+        on_message: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Allocate the host store and the slots on the devices.
 
@@ -55,7 +55,7 @@ class ReplicaEngines:
             devices: Devices; each group of `settings.arrangement.devices` runs one pass together.
             clock: Time source.
             answering: Program whose outputs `evaluate` returns for `answers`, if any.
-            told: Receives a message when a device fails and when it is used again.
+            on_message: Receives a message when a device fails and when it is used again.
 
         Raises: as `Replica` does.
         """
@@ -83,7 +83,7 @@ class ReplicaEngines:
             DeviceEngines(programs, answering is not None, settings, group, self.store, order)
             for group in groups
         ]
-        self._parallel = DataParallel(self._each, order, clock, told) if order else None
+        self._parallel = DataParallel(self._each, order, clock, on_message) if order else None
         self.training = self._each[0].training
         """Training engine of the first device or device group."""
 
@@ -128,8 +128,8 @@ class ReplicaEngines:
         for each in self._each:
             each.training.loss_scale = loss_scale
         if self._parallel is not None:
-            parallel, told = self._parallel, (on_added, observer)
-            return parallel.train(batches, seeds, at_once, should_stop, first, *told)
+            parallel, arguments = self._parallel, (on_added, observer)
+            return parallel.train(batches, seeds, at_once, should_stop, first, *arguments)
         self.training.observer = observer
         return self.training.run_pass(batches, seeds, should_stop, first, on_added)
 

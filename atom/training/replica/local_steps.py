@@ -64,16 +64,16 @@ class _Offer(Contribution):
     that were already sent: whichever attempt is committed, the other peers have this Δ.
     """
 
-    def __init__(self, way: Tensor, sequences: int, keeps_lost: bool) -> None:
-        """Offer `sequences` · `way`, where `way` is Δ [elements]."""
+    def __init__(self, difference: Tensor, sequences: int, keeps_lost: bool) -> None:
+        """Offer `sequences` · `difference`, where `difference` is Δ [elements]."""
         self.keeps_lost, self.sequences = keeps_lost, sequences
-        self._way = way
+        self._difference = difference
 
     def part(self, start: int, stop: int) -> Tensor:
-        way = self._way[start:stop].float().numpy()
-        return torch.from_numpy(numpy.multiply(way, numpy.float32(self.sequences)))
+        difference = self._difference[start:stop].float().numpy()
+        return torch.from_numpy(numpy.multiply(difference, numpy.float32(self.sequences)))
 
-    def lacks(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
+    def record_lost(self, start: int, lost: Tensor, sequences: float = 0.0) -> None:
         """Subtract a loss, which is given in units of n · Δ, from Δ.
 
         The loss of a sum over members is divided by at least the members' average count. Otherwise
@@ -82,10 +82,10 @@ class _Offer(Contribution):
         """
         rest, share = lost.numpy(), numpy.float32(1.0 / max(self.sequences, sequences))
         numpy.multiply(rest, share, out=rest)
-        self._way[start : start + lost.numel()].sub_(lost)
+        self._difference[start : start + lost.numel()].sub_(lost)
 
     def is_finite(self) -> bool:
-        return all_finite(self._way)
+        return all_finite(self._difference)
 
 
 class LocalSteps(UpdateRule):
@@ -125,12 +125,12 @@ class LocalSteps(UpdateRule):
         self._inner_sequences = inner_sequences
         self._outer_rate, self._outer_decay = outer_rate, outer_momentum
         elements = store.layout.trained_elements
-        self._theta, self._momentum, self._way = (
+        self._theta, self._momentum, self._difference = (
             allocate_host_memory(elements, dtype)
             for dtype in (*SHARED_DTYPES.values(), _offer_dtype(keeps_lost))
         )
         self._offer: _Offer | None = None
-        """Latest offer, whose Δ is in `_way`; None: the content of `_way` is meaningless."""
+        """Latest offer, whose Δ is in `_difference`; None: `_difference` has no meaning."""
         self._apart = False
         """True if the weights may differ from θ although no sequences are counted."""
         self._offered_loss_sum = 0.0
@@ -277,8 +277,8 @@ class LocalSteps(UpdateRule):
         offer, sequences = self._offer, self.gradients.sequences
         if offer is None or offer.sequences != sequences:
             for part in self.stepper.stretches:
-                part.of(self._way).copy_(part.of(self._theta) - weights_of(part.stored))
-            offer = self._offer = _Offer(self._way, sequences, self.keeps_lost)
+                part.of(self._difference).copy_(part.of(self._theta) - weights_of(part.stored))
+            offer = self._offer = _Offer(self._difference, sequences, self.keeps_lost)
             self._offered_loss_sum = self.gradients.loss_sum
         return offer
 
@@ -322,7 +322,7 @@ class LocalSteps(UpdateRule):
             round_to_bfloat16(momentum, part.of(self._momentum))
             weights.copy_(theta)
             if kept is not None:
-                weights.add_(kept.add_(part.of(self._way)) if since else kept)
+                weights.add_(kept.add_(part.of(self._difference)) if since else kept)
 
 
 def _offer_dtype(keeps_lost: bool) -> torch.dtype:

@@ -53,8 +53,8 @@ class Replica:
         clock: Clock | None = None,
         observer: Observer | None = None,
         answering: Program | None = None,
-        beside: Sequence[Device] = (),
-        told: Callable[[str], None] = lambda words: None,
+        extra_devices: Sequence[Device] = (),
+        on_message: Callable[[str], None] = lambda words: None,
     ) -> None:
         """Allocate all memory, filled with zeros.
 
@@ -70,8 +70,8 @@ class Replica:
             clock: Time source; None: the system's.
             observer: Receives timed events of the training program and of the optimizer.
             answering: The same model with the outputs that `answers` returns; None: no `answers`.
-            beside: Further devices, which run passes at the same time.
-            told: Receives a message when a device fails and when it is used again.
+            extra_devices: Further devices, which run passes at the same time.
+            on_message: Receives a message when a device fails and when it is used again.
 
         Raises:
             ValueError: The programs differ in layout or precision, the form of the state or of the
@@ -82,9 +82,9 @@ class Replica:
         """
         clock = clock or BootClock()
         self._observer = observer
-        devices = device, *beside
+        devices = device, *extra_devices
         self.engines = ReplicaEngines(
-            program, evaluation, settings, devices, clock, answering, told
+            program, evaluation, settings, devices, clock, answering, on_message
         )
         """Engines of all devices; they free device memory on demand."""
         self._store = self.engines.store

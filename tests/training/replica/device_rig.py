@@ -111,7 +111,13 @@ class Rig:
         made = head_apart() if head_is_apart else program(0.1, settings.precision, blocks=3)
         first, *beside = self.devices
         self.replica = Replica(
-            made, None, settings, first, self.clock, beside=beside, told=self.told.append
+            made,
+            None,
+            settings,
+            first,
+            self.clock,
+            extra_devices=beside,
+            on_message=self.told.append,
         )
         self.replica.initialise(FIRST_VALUE)
         self.done = 0

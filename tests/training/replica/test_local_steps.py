@@ -311,7 +311,7 @@ def contributed_once(replica: Replica) -> tuple[Tensor, Tensor]:
     whole = offer.part(0, replica.elements).clone()
     for start in range(0, replica.elements, 64):
         stop = min(start + 64, replica.elements)
-        offer.lacks(start, offer.part(start, stop) * share[start:stop])
+        offer.record_lost(start, offer.part(start, stop) * share[start:stop])
     return whole, offer.part(0, replica.elements)
 
 
@@ -367,9 +367,9 @@ def test_of_a_sum_a_peer_with_few_sequences_keeps_what_one_with_many_would(
     train(replica, 1, 0, 2)
     whole = contributed(replica)
     lost, few = torch.ones(16), replica.sequences
-    replica.contribution().lacks(0, lost.clone(), sequences=100.0 * few)
-    replica.contribution().lacks(16, lost.clone(), sequences=few / 100.0)
-    replica.contribution().lacks(32, lost.clone())
+    replica.contribution().record_lost(0, lost.clone(), sequences=100.0 * few)
+    replica.contribution().record_lost(16, lost.clone(), sequences=few / 100.0)
+    replica.contribution().record_lost(32, lost.clone())
     moved = whole - contributed(replica)
     expected = torch.cat([lost / 100, lost, lost])
     torch.testing.assert_close(moved[:48], expected, rtol=2**-8, atol=1e-4)
@@ -479,7 +479,7 @@ def test_dropped_work_leaves_the_shared_weights(new_replica: NewReplica) -> None
     replica, untouched = new_replica(), new_replica()
     train(replica, 1, 0, 2)
     assert replica.contribution().is_finite()
-    replica.contribution().lacks(0, torch.tensor([float("nan")]))
+    replica.contribution().record_lost(0, torch.tensor([float("nan")]))
     assert not replica.contribution().is_finite()
     replica.drop_contribution()
     assert replica.sequences == 0

@@ -62,7 +62,7 @@ def test_what_a_codec_took_away_is_in_the_next_contribution_once(device: CpuDevi
     replica, other = (filled(device, program(0.0), update_rule=rule) for _ in range(2))
     lost = torch.randn(replica.elements, generator=torch.Generator().manual_seed(3))
     for each, knows in ((replica, True), (other, False)):
-        each.contribution().lacks(0, lost)
+        each.contribution().record_lost(0, lost)
         each.begin_step(lost / 100, 1.0, 1, 4, knows)
         each.begin_step(lost / 100, 1.0, 2, 0)
         each.run_pass(batches(1, 5))

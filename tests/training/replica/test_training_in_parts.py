@@ -67,7 +67,7 @@ def trained(
     made = ReplicaSettings(rate=RATE, precision=precision, micro_batches=2, **settings)
     evaluating = choice.program_alike(graph_of(precision, training=False), graph)
     device, *beside = (CpuDevice() for _ in range(made.arrangement.devices))
-    replica = Replica(choice.program(graph), evaluating, made, device, beside=beside)
+    replica = Replica(choice.program(graph), evaluating, made, device, extra_devices=beside)
     replica.initialise(partial(initial_value, config(), seed=3))
     for step in range(1, 4):
         step_once(replica, [texts(2 * step), texts(2 * step + 1)], step)
