@@ -248,15 +248,15 @@ def write_atomically(path: Path, raw: bytes) -> None:
     with suppress(OSError):
         if path.read_bytes() == raw:
             return
-    aside = path.with_name(path.name + ".partial")
+    partial = path.with_name(path.name + ".partial")
     try:
-        with aside.open("wb") as file:
+        with partial.open("wb") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        rename_durably(aside, path)
+        rename_durably(partial, path)
     except OSError as problem:
-        remove_leftover(aside)
+        remove_leftover(partial)
         raise StorageError(
             f"cannot write {path}: {why_not_written(problem)}", "free some disk space"
         ) from problem

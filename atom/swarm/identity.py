@@ -111,14 +111,14 @@ class Identity:
         raw = (
             self.private_key.private_bytes_raw() + self.private_key.public_key().public_bytes_raw()
         )
-        aside = path.with_name(f"{path.name}.new")
+        partial = path.with_name(f"{path.name}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(_PRIVATE_PREFIX + raw)
                 file.flush()
                 os.fsync(file.fileno())
-            rename_durably(aside, path)
+            rename_durably(partial, path)
         except OSError as problem:
             raise StorageError(
                 f"cannot write {path}: {why_not_written(problem)}", "free some disk space"

@@ -10,7 +10,7 @@ import torch
 from atom.config import peer_file
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.checkpoints import BEST, BY_ROUND, Checkpoints, best_of
-from atom.training.storage.disk import ASIDE
+from atom.training.storage.disk import PARTIAL_SUFFIX
 from atom.training.storage.run_storage import list_snapshots, write_snapshot
 from tests.read_only_disk import turn_read_only
 from tests.training.executor_stage import SmallDisk, Stage, a_run
@@ -87,7 +87,7 @@ def test_what_a_discarded_branch_or_a_crash_left_goes_with_the_next_one(stage: S
     kept, folder = keeping(stage, every=1, best=True), stage.folder / "checkpoints"
     arenas = {"master": torch.zeros(ELEMENTS)}
     write_snapshot(folder, 90, b"x" * 32, state_digest(arenas), arenas, "best", 0.5)
-    (folder / f"round-7{ASIDE}").write_bytes(b"half")
+    (folder / f"round-7{PARTIAL_SUFFIX}").write_bytes(b"half")
     (folder / "notes.txt").write_text("the owner's")
     assert best_of(kept.listed()) is None, "another chain's"
     play(stage, kept, [2.0])

@@ -83,10 +83,10 @@ class PieceStore:
         shapes = tuple(replace(arena, chunk_digests=b"") for arena in manifest.arenas)
         if manifest.digest() != self.digest or shapes != self.shapes:
             raise PeerRefused(Reason.HASH_MISMATCH, "manifest")
-        aside = self._manifest_path.with_suffix(".partial")
+        partial = self._manifest_path.with_suffix(".partial")
         try:
-            aside.write_bytes(schema.encode(manifest))
-            os.replace(aside, self._manifest_path)
+            partial.write_bytes(schema.encode(manifest))
+            os.replace(partial, self._manifest_path)
         except OSError as problem:
             raise self._unwritten(problem) from problem
         self.manifest = manifest

@@ -18,7 +18,7 @@ from atom.base.files import remove_leftover
 from atom.config import peer_file
 from atom.swap.state_form import WEIGHTS
 from atom.swarm.state.arenas import state_digest
-from atom.training.storage.disk import ASIDE
+from atom.training.storage.disk import PARTIAL_SUFFIX
 from atom.training.storage.run_storage import (
     RunStorage,
     Snapshot,
@@ -105,6 +105,6 @@ class Checkpoints:
         kept = {each.path for each in by_round[: self._asked.keep]}
         if self._asked.best and (best := best_of(found)) is not None:
             kept.add(best.path)
-        for path in (*self._folder.glob("*.safetensors"), *self._folder.glob(f"*{ASIDE}")):
+        for path in (*self._folder.glob("*.safetensors"), *self._folder.glob(f"*{PARTIAL_SUFFIX}")):
             if path not in kept:
                 remove_leftover(path)

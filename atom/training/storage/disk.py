@@ -19,7 +19,7 @@ from atom.base.errors import StorageError
 from atom.base.events import EventSink
 from atom.base.files import remove_leftover, rename_durably, why_not_written
 
-ASIDE = ".partial"
+PARTIAL_SUFFIX = ".partial"
 """Suffix of a file that is not complete yet."""
 
 
@@ -40,17 +40,17 @@ def write_tensors(
     Raises:
         StorageError: The disk is full or gone.
     """
-    aside = path.with_suffix(ASIDE)
+    partial = path.with_suffix(PARTIAL_SUFFIX)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(dict(tensors), aside, metadata=dict(metadata or {}))
+        save_file(dict(tensors), partial, metadata=dict(metadata or {}))
         if synced:
-            sync(aside)
-            rename_durably(aside, path)
+            sync(partial)
+            rename_durably(partial, path)
         else:
-            os.replace(aside, path)
+            os.replace(partial, path)
     except (OSError, SafetensorError) as problem:
-        remove_leftover(aside)
+        remove_leftover(partial)
         raise StorageError(
             f"cannot write {path}: {why_not_written(problem)}",
             "free some disk space, and look at the disk; what is missing is fetched from others",

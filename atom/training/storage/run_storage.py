@@ -41,7 +41,7 @@ from atom.swarm.chain.commit_chain import (
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content, plain_bytes
 from atom.swarm.state.piece_store import PieceStore
-from atom.training.storage.disk import ASIDE, DiskRoom, read_tensors, write_tensors
+from atom.training.storage.disk import PARTIAL_SUFFIX, DiskRoom, read_tensors, write_tensors
 from atom.training.storage.results import Results
 
 OFFERS = "snapshots"
@@ -265,7 +265,7 @@ class RunStorage:
         other peers know to be decided.
         """
         for folder in (self.results.folder, self.folder):
-            for path in folder.glob(f"*{ASIDE}"):
+            for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
                 remove_leftover(path)
         self._list_again()
 
