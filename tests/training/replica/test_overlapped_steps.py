@@ -51,13 +51,13 @@ def begun(replica: Replica) -> Tensor:
 @pytest.fixture
 def open_when_waited_for(monkeypatch: pytest.MonkeyPatch, gated: SteeredAdamW) -> None:
     """Open the gate as soon as a caller waits for the end of a step."""
-    rest = Stepper.rest
+    wait_idle = Stepper.wait_idle
 
     def opening(stepper: Stepper) -> None:
         gated.permits.release(PERMITS)
-        rest(stepper)
+        wait_idle(stepper)
 
-    monkeypatch.setattr(Stepper, "rest", opening)
+    monkeypatch.setattr(Stepper, "wait_idle", opening)
 
 
 @pytest.mark.usefixtures("open_when_waited_for")
