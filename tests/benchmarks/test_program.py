@@ -48,4 +48,4 @@ def test_a_run_file_of_a_benchmark_is_a_run_file() -> None:
     batch = {"global_sequences": 8, "micro_batch_sequences": 1}
     text = run_text("toy", model=MODEL, batch=batch, snapshot={"every_rounds": 5})
     run = parse_run_text(text)
-    assert (run.name, run.batch.global_sequences, run.snapshot.every_rounds) == ("toy", 8, 5)
+    assert (run.run.name, run.batch.global_sequences, run.snapshot.every_rounds) == ("toy", 8, 5)
