@@ -192,10 +192,7 @@ class Atom:
         """Return the plan's estimate of passes that begin with nothing loaded, as after a step."""
         return {
             "micro_batches_per_pass": choice.micro_batches,
-            "resident": sorted(choice.arrangement.resident),
-            "kept": sorted(choice.arrangement.kept),
             "device_bytes": choice.memory.total_bytes,
-            "computing": choice.timeline.computing,
             "foretold_s": choice.timeline.seconds * passes,
         }
 

@@ -59,18 +59,6 @@ class Case:
     """Share of the layers that are trained on the device (all layers stay there then); None: as
     planned."""
 
-    @property
-    def about(self) -> str:
-        """One line about the case."""
-        if self.kind not in (Kind.STEPS, Kind.ACCUMULATE, Kind.SPARE):
-            return self.kind.value
-        parts = [f"GPT-3 {self.size}", f"{self.tokens:,} tokens per step", self.kind.value]
-        parts += [f"states {self.layout}"] if self.layout != "exact" else []
-        parts += [f"gradients {self.gradients}"] if self.gradients != "float32" else []
-        parts += [] if self.trained is None else [f"{self.trained:.0%} of it trained on the device"]
-        parts += [f"at most {self.gpu_bytes / GB:.0f} GB of GPU memory"] if self.gpu_bytes else []
-        return ", ".join(parts)
-
     def as_toy(self) -> "Case":
         """Return the case at a size for a laptop's processor, to see that it runs."""
         return replace(

@@ -91,7 +91,7 @@ def _story() -> str:
     """Return the cases with their targets, in the order in which they run."""
     lines = ["cases, and their targets on one H200 with 16 cores:"]
     for case in (*CASES, TINY_CASE):
-        lines.append(f"  {case.name}: {case.about}")
+        lines.append(f"  {case.name}: GPT-3 {case.size}, {case.tokens:,} tokens per step")
         lines += [f"      {target.what} {target.text}" for target in case.targets]
     return "\n".join(lines)
 
