@@ -134,7 +134,7 @@ class Story:
         )  # fmt: skip
         observer = Recording() if case.observed else None
         self._replica = Replica(
-            program, None, settings, self._device, ManualClock(), observer, beside=beside
+            program, None, settings, self._device, ManualClock(), observer, extra_devices=beside
         )
         self._replica.initialise(initial_value)
         self._passes = itertools.count()
