@@ -56,8 +56,8 @@ def lines(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 "ours": ours, "theirs": PIPELINES, **asdict(each), "load": os.getloadavg()[0],
             }  # fmt: skip
         row = one_row(nodes, mbit, model, _atom("local-steps", "int4"))
-        times = {each.schedule: row["tokens_per_s"] / each.tokens_per_s for each in tuned}
-        most = row["tokens_per_s"] / real.most_tokens_per_s
+        times = {each.schedule: row["tokens/s"] / each.tokens_per_s for each in tuned}
+        most = row["tokens/s"] / real.most_tokens_per_s
         told = ", ".join(f"{ratio:.1f} x {schedule}" for schedule, ratio in times.items())
         yield {
             "case": f"{case}, Atom, local steps", "ours": f"{_speed(row)}, {told}",
@@ -122,7 +122,7 @@ def _atom(rule: str, codec: str, **more: Any) -> argparse.Namespace:
 
 
 def _speed(row: Mapping[str, Any]) -> str:
-    return f"{row['tokens_per_s']:,.0f} tokens/s, {row['real']:.1%} busy"
+    return f"{row['tokens/s']:,.0f} tokens/s, {row['real']:.1%} busy"
 
 
 def _tuned(real: Pipeline) -> Iterator[Found]:
