@@ -5,6 +5,7 @@ optimal all-reduce algorithms", 2009).
 """
 
 import argparse
+from collections.abc import Iterator
 
 from atom.swarm.exchange.choice import ASSUMED_LATENCY_S, averages_moved
 from benchmarks.papers.result import MEGABYTE, Result, result
@@ -27,9 +28,9 @@ def modelled(side: str, members: int) -> tuple[int, float]:
     return {RING: (2 * (members - 1), parts), PARTS: (2, parts), ONE_SHOT: (1, members - 1)}[side]
 
 
-def exchanges(_: argparse.Namespace) -> list[Result]:
+def exchanges(_: argparse.Namespace) -> Iterator[Result]:
     """Measure exchanges without opening connections, which one-shot (over gloo) does once."""
-    found, sides = list[Result](), [Side(side) for side in SIDES.values()]
+    sides = [Side(side) for side in SIDES.values()]
     names = {side: name for name, side in SIDES.items()}
     for members, mbit, delay_s, sizes in GROUPS:
         links, bytes_per_s = Links((mbit,) * members, delay_s), mbit * 1e6 / 8 * WIRE_SHARE
@@ -38,11 +39,10 @@ def exchanges(_: argparse.Namespace) -> list[Result]:
             steps, averages = modelled(name, members)
             seconds, sent = seen["seconds"].median_s - seen["opening_s"], averages * megabytes
             model = steps * (delay_s or ASSUMED_LATENCY_S) + sent * MEGABYTE / bytes_per_s
-            found.append(result(
+            yield result(
                 f"{members} members, {mbit:.0f} Mbit/s, {1e3 * delay_s:.0f} ms, "
                 f"{megabytes:.2f} MB, {name}: s, MB sent",
                 f"{seconds:.3f} ({seconds / model:.2f} x), {seen['sent MB']:.2f}; "
                 f"opening {seen['opening_s']:.3f}",
                 f"{model:.3f}, {sent:.2f} (the model)",
-            ))  # fmt: skip
-    return found
+            )  # fmt: skip

@@ -6,7 +6,9 @@ Some networks drop all connections from outside; some have a slow line. Needs ro
 import contextlib
 import json
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -97,6 +99,7 @@ def homes(shut: Sequence[bool], delay_s: float = 0.0) -> Iterator[list[Home]]:
     Raises:
         subprocess.CalledProcessError, OSError: no root, `ip` or `tc`.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that networks are taken down
     mark = os.getpid() % 10_000
     hub = f"atom-home-{mark}-hub"
     made = [
