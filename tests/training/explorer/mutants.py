@@ -14,7 +14,7 @@ from unittest.mock import patch
 from atom.base.reasons import Reason
 from atom.swarm.chain import commit, succession
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter, is_quorum, valid_votes
-from atom.swarm.chain.messages import Accepted, CommitNotice
+from atom.swarm.chain.messages import CommitNotice
 from atom.training.round import (
     attempt,
     coordinator,
@@ -25,7 +25,7 @@ from atom.training.round import (
     participant,
     round_state,
 )
-from atom.training.round.electorate import ORDINARY, Electorate
+from atom.training.round.electorate import Electorate
 
 from . import liar, world
 from .bounds import Bounds
@@ -89,11 +89,6 @@ def _vote_of_any_life(self: Any, sender: Voter, message: Any) -> None:
 def _promise_anything(self: Any, survivors: Any, ballot: Ballot) -> bool:
     self.promised[survivors] = ballot
     return True
-
-
-def _accept_in_one_slot(self: Any, ballot: Ballot, value: Any, evidence: Any) -> None:
-    """Keep what is accepted for a branch in the ordinary slot."""
-    self.accepted[ORDINARY] = Accepted(ballot, value, evidence)
 
 
 def _majority_of_the_rest(
@@ -223,9 +218,6 @@ MUTANTS = (
     Mutant("any ballot is accepted", _CHOSEN,
            ((_ACCEPTOR, "survivors_of", lambda self, ballot: ()),), _within(3, 2, sees=_SHARED),
            tidies=False, only="one value chosen"),
-    Mutant("a voter has a single slot", _CHOSEN,
-           ((_ACCEPTOR, "accept", _accept_in_one_slot), _NOT_VOUCHED),
-           _within(2, 3, branches=True), only="one value chosen"),
     Mutant("a majority of the living decides", _CERTIFICATE,
            ((election, "electorate", _majority_of_the_rest), _BELIEVES, _NOT_VOUCHED),
            _within(3, 2, branches=True), only="catch-up accepts it"),
