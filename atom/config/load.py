@@ -180,7 +180,7 @@ def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = "the run's founder may use another version of Atom"
+        hint = "the run's founder may use a different version of Atom"
         raise ConfigError(f"{_MANIFEST}: not JSON: {error}", hint) from None
 
 

@@ -78,15 +78,17 @@ def read_index(path: Path) -> dict[str, list[str]]:
 
     Raises: DataError if it is no index, or names anything but safetensors files beside it.
     """
-    hint, files = "the folder is not whole: get it again", dict[str, list[str]]()
+    hint, files = "the folder is incomplete: get it again", dict[str, list[str]]()
     try:
         for name, file in json.loads(path.read_text(encoding="utf-8"))["weight_map"].items():
             files.setdefault(str(file), []).append(str(name))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        raise DataError(f"{path.name} is no index of weights: {problem}", hint) from problem
+        raise DataError(f"{path.name} is not an index of weights: {problem}", hint) from problem
     for file in files:
         if Path(file).name != file or not file.endswith(".safetensors") or not file.isprintable():
-            raise DataError(f"{path.name} names {file!r}, no safetensors file beside it", hint)
+            raise DataError(
+                f"{path.name} names {file!r}, not a safetensors file in its folder", hint
+            )
     return files
 
 

@@ -220,16 +220,14 @@ class Choice:
         """The choice in one line, for the log of a daemon."""
         count, kept = len(self.cut.pieces), len(self.arrangement.kept)
         resident = len(self.arrangement.resident)
-        stays = (
-            "all of it stays" if resident == count else f"{resident} stay, {kept} not recomputed"
-        )
+        stays = "all stay" if resident == count else f"{resident} stay, {kept} not recomputed"
         if self.arrangement.trained:
             stays += f", {len(self.arrangement.trained)} are trained there"
         if self.cut.matrix_parts:
             stays += f", matrices in parts: {len(self.cut.matrix_parts)}"
         waiting = f" and {format_bytes(self.host_bytes)} on the host" if self.host_bytes else ""
         budget = format_bytes(self.cut.limits.device_bytes)
-        checkpoints = ", its own checkpoints left out" if self.cut.remembers else ""
+        checkpoints = ", without the model's own checkpoints" if self.cut.remembers else ""
         where = "in each group" if self.groups > 1 else "in a group"
         of_several = f", on each of {self.devices} devices" if self.devices > 1 else ""
         if self.group_devices > 1:

@@ -58,8 +58,8 @@ def require_alike(devices: Sequence[torch.device]) -> None:
         seen = ", ".join(f"{device} {version}" for device, version in versions.items())
         raise DeviceError(
             f"GPUs of several architectures round differently (compute capabilities: {seen})",
-            "start a daemon for each kind, with a peer file and a --state of its own: "
-            "each is a peer of the swarm",
+            "start one daemon for each kind, with its own peer file and --state: each is a peer "
+            "of the swarm",
         )
 
 
@@ -123,7 +123,7 @@ def has_kernels(device: torch.device, note: Callable[[str], None]) -> bool:
     try:
         device_kernels(device)
     except DeviceError as problem:
-        note(f"nothing is trained on the device: {problem.message}")
+        note(f"no weights are trained on the device: {problem.message}")
         return False
     return True
 

@@ -158,7 +158,7 @@ class Footprint:
         waits = waiting_elements(program, program.parameter_dtype) if choice.groups > 1 else {}
         landing += choice.groups * sum(waits.values()) * gradients.itemsize
         arenas = (
-            ("gradients on their way from the device", landing),
+            ("gradients in transit from the device", landing),
             ("values between sub-models", choice.devices * choice.host_bytes),
         )
         added = tuple(each for each in arenas if each[1] > 0)
@@ -174,11 +174,11 @@ def host_arenas(terms: ReplicaTerms) -> tuple[tuple[str, int], ...]:
     titles = {name: WEIGHT_TITLES.get(name, f"optimizer's {name}") for name in terms.state}
     arenas = (
         *((titles[name], arena.size_bytes) for name, arena in terms.state.items()),
-        ("what the device loads", beside_bytes(layout, terms.precision, terms.form)),
+        ("copies that the device loads", beside_bytes(layout, terms.precision, terms.form)),
         (f"gradients{narrow}", terms.gradients.itemsize * layout.trained_elements),
         # the result that is voted on, and the next one
-        ("averages, as they travel", 2 * terms.average_bytes),
-        ("update rule's own", terms.update_rule.own_bytes(layout, keeps_lost)),
+        ("averages in transit", 2 * terms.average_bytes),
+        ("update rule's state", terms.update_rule.own_bytes(layout, keeps_lost)),
     )
     return tuple(each for each in arenas if each[1] > 0)
 

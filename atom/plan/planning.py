@@ -238,7 +238,7 @@ def _device(
             raise DeviceError(
                 f"{format_bytes(cap)} of device memory are asked for; a {assumed.title} has "
                 f"{format_bytes(has)}",
-                "ask for less, or assume another device",
+                "lower that, or assume another device",
             )
         count = len(named_devices(peer.device.use))
         room = Room(cap or int(has * PLANNED_SHARE), left_bytes, count, True, True)
@@ -338,11 +338,11 @@ def recommend(
     """
     enough = (n for n, share in enumerate(shares) if share >= ENOUGH)
     best = next(enough, shares.index(max(shares)))
-    reason = f"passes get {shares[best]:.0%} of the time on this line"
+    reason = f"passes take {shares[best]:.0%} of the time on this line"
     if best:
         before = max(range(best), key=lambda n: shares[n])
         instead = f"{offered[before].update.rule} with {offered[before].swarm.codec}"
         reason = f"{reason}, and {shares[before]:.0%} by {instead}"
     if more_host_bytes[best] > 0:
-        reason = f"{reason}; it takes {format_bytes(more_host_bytes[best])} more of host memory"
+        reason = f"{reason}; needs {format_bytes(more_host_bytes[best])} more host memory"
     return Recommendation(offered[best], shares[best], f"{reason}.")

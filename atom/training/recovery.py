@@ -62,7 +62,7 @@ class Recovery:
         if not (is_chosen or self._is_astray):
             raise StorageError(
                 "the state here is of another chain than the join address names",
-                "ask the run's owner for the address `with its head` that `atom info` prints at the"
+                "ask the run's owner for the `pinned address` that `atom info` prints at the"
                 " owner's peer; or join with another --state",
             )
         return self.shared.restore(lambda digest: self.fetch_result(digest, ()), is_chosen)

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from atom.base.clock import BootClock
 from atom.base.errors import DeviceError
-from atom.graph.ir import Program
+from atom.graph.ir import ParameterLayout, Program
 from atom.graph.profile.measured import measure_layers, measure_link
 from atom.graph.profile.seconds import measured_graph
 from atom.graph.program import build_program
@@ -20,17 +20,17 @@ from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, initial_value
 from atom.optim.adamw import AdamW
+from atom.optim.optimizer import optimizer_state
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
-from atom.plan.footprint import Footprint, trained_element_bytes
 from atom.plan.memory import PLANNED_SHARE
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice, Device
 from atom.swap.device_kernels import device_kernels
+from atom.swap.host_store import beside_bytes, state_arenas
 from atom.swap.state_form import StateForm
 from atom.swap.timeline import Recording, Timeline
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.run_optimizer import ReplicaTerms
 from benchmarks.shared.planner import Planner
 from benchmarks.swap.chrome_trace import chrome_trace, span_json
 from benchmarks.swap.setup import (
@@ -97,9 +97,7 @@ class Atom:
 
     def _require_host_memory(self) -> None:
         """Raise SideMissing before allocating, if the host has too little memory."""
-        form, most = StateForm(self.setup.layout), self.setup.host_bytes
-        terms = ReplicaTerms(self.program.layout, self.setup.dtype, AdamW(), form, self.gradients)
-        needs = Footprint.of(terms, 0).host.total_bytes
+        needs, most = host_bytes(self.setup, self.program.layout), self.setup.host_bytes
         has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if most is None else most
         if needs > has:
             raise SideMissing(
@@ -228,6 +226,19 @@ def _staying(program: Program, trained: float | None) -> Arrangement:
     return Arrangement(resident=frozenset(ordered), trained=on_device)
 
 
+def host_bytes(setup: Setup, layout: ParameterLayout, gradients: torch.dtype | None = None) -> int:
+    """Return the bytes of weights, moments and gradient sums in host memory.
+
+    It needs PyTorch alone, which the product's estimate (`atom.plan.footprint`) does not.
+    `gradients`: None: the setup's dtype.
+    """
+    form, sums = StateForm(setup.layout), gradients or PRECISIONS[setup.gradients]
+    arenas = state_arenas(layout, form, optimizer_state(AdamW(), layout, form))
+    state_bytes = sum(arena.size_bytes for arena in arenas.values())
+    sums_bytes = layout.trained_elements * sums.itemsize
+    return state_bytes + sums_bytes + beside_bytes(layout, setup.dtype, form)
+
+
 def _choice(graph: Graph, setup: Setup) -> Choice | None:
     """Return the planner's choice if there is a cap.
 
@@ -241,9 +252,8 @@ def _choice(graph: Graph, setup: Setup) -> Choice | None:
     if device.type == "cuda" and setup.gradients == "float32":
         with suppress(DeviceError):  # without NVRTC nothing is trained on the device
             device_kernels(device)
-            form = StateForm(setup.layout)
-            terms = ReplicaTerms(graph.layout, setup.dtype, AdamW(), form)
-            trained_bytes = trained_element_bytes(terms)
+            kept = host_bytes(setup, graph.layout, torch.float32)
+            trained_bytes = -(-kept // graph.layout.total_elements)
     planner = Planner(graph, device, setup.micro_batches, leaving, trained_bytes)
     layers, link = measure_layers(graph, device), measure_link(device)
     profile = measured_graph(graph, device, layers, link)

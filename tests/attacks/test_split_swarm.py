@@ -98,7 +98,7 @@ def test_a_member_keeps_its_round_until_the_owner_signs_another(swarm: Swarm) ->
     (member.state / "paused").touch()
     member.start("join", signed)
     swarm.until(lambda: member.events("caught-up"), "the member gives up its round", START_S)
-    swarm.until(lambda: member.info().get("digest") == owner.info()["digest"], "its state")
+    swarm.until(lambda: member.info().get("digest") == owner.info()["digest"], "the state")
     assert chain_of(member).read_bytes() == chain_of(owner).read_bytes()
     for peer in (owner, member):
         peer.ask("resume")

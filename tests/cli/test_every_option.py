@@ -116,7 +116,7 @@ def spoilt(command: str, parameter: typer.core.TyperOption) -> Iterator[tuple[li
 
 @pytest.fixture(autouse=True)
 def traps(folder: Path) -> None:
-    """What no file or folder should be."""
+    """Create unusable files and folders."""
     (folder / "folder/mine").mkdir(parents=True)
     (folder / "file").write_text("")
     (folder / "text").write_text("Dear reader,\n")

@@ -23,7 +23,7 @@ def test_counts_until_a_reset(arena: GradientArena) -> None:
     assert arena.sums.tolist() == [2] * 4
     arena.reset()
     assert (arena.sequences, arena.loss_sum) == (0, 0.0)
-    assert arena.flat.any(), "who reads the sums of before may go on"
+    assert arena.flat.any(), "readers of the earlier sums may go on"
     assert not arena.sums.any()
 
 

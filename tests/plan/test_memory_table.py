@@ -11,7 +11,7 @@ from atom.models.gpt3 import GPT2_VOCABULARY, GPT3Config, parameter_shapes
 from atom.plan.footprint import Footprint
 from atom.training.run_optimizer import ReplicaTerms
 
-PAGE = Path(__file__).parents[3] / "docs" / "devices.md"
+PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
 RUN = """
 run = {{ name = "estimated" }}
 data = {{ source = "python-stdlib" }}

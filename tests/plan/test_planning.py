@@ -130,7 +130,7 @@ def test_a_plan_adds_up(tmp_path: Path) -> None:
     assert planned.parameters == sum(map(math.prod, parameter_shapes(config).values()))
     assert planned.footprint.host.have_bytes == 10**6
     landing = planned.footprint.host.arenas[-1]
-    assert landing[0] == "gradients on their way from the device"
+    assert landing[0] == "gradients in transit from the device"
     assert landing[1] == staging_bytes(planned.program)
     arenas = planned.footprint.host.total_bytes - landing[1]
     assert arenas == 24 * planned.program.layout.trained_elements
@@ -164,7 +164,7 @@ def test_state_and_gradients_are_planned_in_the_numbers_the_run_file_chooses(
     planned = plan(tmp_path, precision="bfloat16", state=chosen)
     leaving = torch.bfloat16 if gradients == "bfloat16" else torch.float32
     arenas = of_the_cut(planned, planned.choice, leaving)
-    assert dict(arenas)["gradients on their way from the device"] == staging_bytes(
+    assert dict(arenas)["gradients in transit from the device"] == staging_bytes(
         planned.program, leaving
     )
     assert ("gradients in bfloat16" in dict(planned.footprint.host.arenas)) is (
@@ -188,14 +188,14 @@ def test_several_devices_share_a_step_and_the_host(tmp_path: Path) -> None:
     assert two.choice.cut.limits.host_bytes == most // 2, "each has values that wait"
     assert two.choice.micro_batches <= 2, "of three one has two"
     assert two.choice.memory.total_bytes <= 600_000, "what the peer file says is of each"
-    lands_bytes = dict(two.footprint.host.arenas)["gradients on their way from the device"]
+    lands_bytes = dict(two.footprint.host.arenas)["gradients in transit from the device"]
     assert lands_bytes == 2 * staging_bytes(two.program)
     assert two.choice.trained_elements == 0
     assert len(one.alone) == 1
     assert two.alone[0] < two.alone[1] == two.gain.alone
     narrow = plan(tmp_path, box.format('["cuda:0", "cuda:1"]'), precision="bfloat16")
     assert len(narrow.choice.cut.pieces) > 1
-    lands_bytes = dict(narrow.footprint.host.arenas)["gradients on their way from the device"]
+    lands_bytes = dict(narrow.footprint.host.arenas)["gradients in transit from the device"]
     table_bytes = 4 * 256 * 32
     assert lands_bytes == 2 * (staging_bytes(narrow.program) + table_bytes), "which head ties"
     grid = replace(narrow.choice.allowing(devices=4), arrangement=Arrangement(devices=2))
@@ -299,7 +299,7 @@ def test_what_a_swarm_trains_is_planned_without_its_founder_s_files(tmp_path: Pa
 def test_a_strangers_code_is_not_run_for_a_plan(tmp_path: Path) -> None:
     (tmp_path / "own_net.py").write_text(OWN_CODE.format(more=""))
     run, _ = pin_for_plan(parse_run_text(OWN_RUN), tmp_path, PeerFile())
-    with pytest.raises(TrustError, match="nothing of it is run"):
+    with pytest.raises(TrustError, match="a plan does not execute"):
         plan_run(PlanRequest(run, assume="h200"), lambda _: None)
 
 

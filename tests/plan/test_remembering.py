@@ -55,7 +55,7 @@ def test_with_memory_to_spare_nothing_is_computed_twice() -> None:
     assert choice.cut.remembers
     assert choice.to_json(choice.program(graph()))["remembers"]
     assert "checkpoint(" not in choice.program(graph()).source
-    assert "its own checkpoints left out" in choice.summary
+    assert "without the model's own checkpoints" in choice.summary
     alone = choose(replace(asked(), chain=replace(asked().chain, remembering=None)))
     assert not alone.cut.remembers
     assert choice.timeline.seconds < alone.timeline.seconds

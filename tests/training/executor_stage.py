@@ -169,7 +169,7 @@ class Stage(WorkerScene):
         return stepped
 
     def settle(self) -> None:
-        """What follows the step is done, too."""
+        """Wait until the work after the step is done, too."""
         self.on_worker(lambda: self.shared.settled.result())
 
     def told(self, kind: str) -> list[dict[str, Any]]:

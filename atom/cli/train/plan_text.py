@@ -83,7 +83,7 @@ def _verdict(plan: Plan) -> RenderableType:
     table.add_row("line", f"{an_hour} per hour up, and the same down")
     if plan.run_s is not None and plan.run_alone_s is not None:
         ends = f"{plan.run.run.rounds:,} rounds take {format_seconds(plan.run_s)}"
-        table.add_row("end", f"{ends}; as much alone {format_seconds(plan.run_alone_s)}")
+        table.add_row("end", f"{ends}; alone {format_seconds(plan.run_alone_s)}")
     found = plan.recommendation
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
     table.add_row("best mode", f"{keys}: {found.reason}")

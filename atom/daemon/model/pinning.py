@@ -97,7 +97,7 @@ def pin_for_plan(run: RunFile, folder: Path, peer: PeerFile) -> tuple[PinnedRun,
         except ValueError as problem:
             raise ConfigError(
                 f"the run's vocabulary is not known: {problem}",
-                "put the tokenizer in its place, or set [model] vocabulary_size",
+                "provide the tokenizer file, or set [model] vocabulary_size",
             ) from problem
         model = model.model_copy(update={"vocabulary_size": size})
     data = run.data

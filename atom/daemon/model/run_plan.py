@@ -68,7 +68,7 @@ def _trace(run: RunFile, peer: PeerFile, folder: Path) -> tuple[PinnedRun, Graph
         if not isinstance(run, PinnedRun):
             run, code = pin_for_plan(run, folder, peer)
         elif run.model.module is not None:
-            said = "this run's model is code of its owner, and nothing of it is run for a plan"
+            said = "this run's model is code of its owner, which a plan does not execute"
             raise TrustError(
                 said, "ask the owner for the run file and the code: atom plan RUN.toml"
             )

@@ -228,7 +228,7 @@ class Life:
         """
         stays = self.facts.settled_at is not None and self.facts.others_stuck
         first, self._stay_was_said = stays and not self._stay_was_said, stays
-        return "leaving as soon as the others can go on without this peer" * first
+        return "leaving as soon as the other peers can continue without this peer" * first
 
 
 @contextmanager

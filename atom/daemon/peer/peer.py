@@ -186,7 +186,7 @@ class Peer:
             name = Signals(signals.pop(0)).name
             insists = self._life.insists(name)
             if self._life.stands_by or not self._life.leaves:
-                self._say(f"{name}: leaving (once more: at once)")
+                self._say(f"{name}: leaving (repeat the signal to leave at once)")
                 self.leave(None)
             elif insists:
                 self._life.leave_sooner(0.0)
@@ -303,7 +303,7 @@ class Peer:
         needs_no_state = self._training.leave()
         self._pauses.end()
         if needs_no_state:
-            self._say("fetching ends here; what has arrived is kept for the next start")
+            self._say("the fetch is stopped; the received data is kept for the next start")
         self._box.events.emit("leaving", deadline_s=seconds)
         self._events.change()
         return f"leaving once the counted work is committed, in at most {seconds:.0f} s"

@@ -40,8 +40,8 @@ from atom.training.storage.run_storage import RunStorage
 
 TWIN_S = 20.0
 """Seconds after its start in which a process that sees another with its key counts as the later."""
-TWIN_WORDS = "another process uses this peer's key, and the swarm can count on neither of the two"
-TWIN_HINT = "end one of them; for a second peer begin with an empty folder: --state FOLDER"
+TWIN_WORDS = "another process uses this peer's key, so the swarm cannot rely on either of them"
+TWIN_HINT = "end one of them; a second peer needs an empty folder: --state FOLDER"
 _REACHABLE = {"auto": Reached.UNKNOWN, "yes": Reached.YES, "no": Reached.NO}
 
 
@@ -135,7 +135,7 @@ class Reach:
         """Take a reading of all leases."""
         others = versions_text(leases.values())
         if others and others != self._other_versions:
-            words = "they do not count here until both run the same version"
+            words = "they are ignored until both sides run the same version"
             self._events.say(f"{others}, this peer runs {PROTOCOL_VERSION}: {words}")
             self._log.emit("other-versions", peers=others)
         self._other_versions = others

@@ -196,7 +196,7 @@ def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Findi
     host, disk = footprint.host, footprint.disk
     takes = f"{format_bytes(host.total_bytes)} of host memory"
     if host.left_bytes < 0 and not trains:
-        fix = "free memory: top lists what takes it; or raise [host] memory"
+        fix = "free memory (top lists its users), or raise [host] memory"
         return failure(topic, f"it takes {takes}, {format_bytes(host.have_bytes)} may be used", fix)
     if disk.total_bytes > disk.have_bytes:
         said = f"it needs up to {format_bytes(disk.total_bytes)} of disk, "

@@ -174,7 +174,7 @@ class Lease:
     pass_seconds: Rate
     """Duration of one accumulation pass, and so the longest time that a freeze takes."""
     loss: Loss | None
-    """Mean loss of the last committed round; of text, nats per token."""
+    "Mean loss of the last committed round; for text, nats per token."
     state_digest: OptionalDigest
     addresses: Annotated[tuple[Text, ...], MAX_ADDRESSES]
     """Addresses of the direct transport: "host:port"."""

@@ -223,7 +223,7 @@ class Listener:
         stream.handshake(patience)
         handshake.receive(channel, end.local, self._certificate, patience)
         if channel.purpose not in self._served:
-            raise PeerRefused(Reason.NOT_FOUND, f"no {channel.purpose.name.lower()} served here")
+            raise PeerRefused(Reason.NOT_FOUND, f"{channel.purpose.name.lower()} is not served")
         if not self._limiter.identify(channel):
             raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
         handshake.welcome(channel, end.local, patience)

@@ -32,7 +32,7 @@ def _tree(kind: type[AtomError]) -> set[type[AtomError]]:
 
 def test_numbers_never_change() -> None:
     named = {kind for kind in _tree(UserError) if kind.__module__ == errors.__name__}
-    assert {kind: exit_code_of(kind("what happened")) for kind in named} == EXPECTED
+    assert {kind: exit_code_of(kind("outcome")) for kind in named} == EXPECTED
     torn = type("TornFile", (errors.StorageError,), {})
     assert exit_code_of(torn("torn")) == ExitCode.STORAGE, "the code of its nearest ancestor"
     assert {each: code_of(each) for each in Ending if code_of(each)} == {

@@ -69,7 +69,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> tuple[TerminalConsole, Stopped]:
 def test_lines_beyond_those_that_can_wait_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     console, stopped = filled(monkeypatch)
     for _ in range(3):
-        console.note("too much")
+        console.note("short by")
     stopped.flows.set()
     console.close()
     lines = re.sub(r"(?m)^(?:[\d:]{8})? ", "", stopped.getvalue()).splitlines()

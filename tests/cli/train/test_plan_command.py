@@ -185,7 +185,7 @@ def test_devices_that_work_better_in_groups_are_told_so(
     slow = "--assume", "tflops=10,memory=24 GiB,link=20 MB/s", "--peer", str(box)
     assert main(["plan", str(run), *slow]) == ExitCode.OK
     text = capsys.readouterr().out
-    assert re.search(r"shape +1 group of 2 devices [\d,]+ \(.+\); each by itself [\d,]+: ", text)
+    assert re.search(r"shape +1 group of 2 devices [\d,]+ \(.+\); separately [\d,]+: ", text)
     assert main(["plan", str(run), *slow, "--json"]) == ExitCode.OK
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["groups"], plan["group_devices"]) == (1, 2)

@@ -75,7 +75,7 @@ def test_a_part_that_is_not_there_is_refused(folder: Folder) -> None:
 def test_a_state_directory_with_adapters_is_no_beginning(folder: Folder) -> None:
     path, _ = a_base(folder)
     folder.found(LLAMA, weights=path, more=ADAPTERS)
-    with pytest.raises(ConfigError, match="holds adapters beside a model") as caught:
+    with pytest.raises(ConfigError, match="holds adapters and a frozen model") as caught:
         folder.found(LLAMA, "b", folder.root / "a", ADAPTERS)
     assert "`atom export FOLDER`" in caught.value.hint
 

@@ -82,7 +82,7 @@ def test_without_the_hub_the_base_is_fetched_from_peers(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "third"))
     assert not joiner.fill_frozen()
     first, second, third = console.notes
-    assert "cannot be asked for" in first
+    assert "cannot query" in first
     assert "does not hold the initial weights" in second
     assert "bytes of weights, more than" in third
     for note in console.notes:

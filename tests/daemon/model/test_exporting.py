@@ -333,7 +333,7 @@ def test_nothing_half_written_is_left_but_by_who_is_killed(
         assert sorted(os.listdir(tmp_path)) == before
     left = tmp_path / ".out.partial"
     left.mkdir()
-    with pytest.raises(StorageError, match=r"\.out\.partial is there"):
+    with pytest.raises(StorageError, match=r"\.out\.partial exists"):
         exported(tmp_path)
     left.rmdir()
     assert exported(tmp_path).is_dir()

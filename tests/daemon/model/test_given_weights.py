@@ -244,11 +244,14 @@ NORM = "model.norm.weight"
     [
         (lambda w: w.pop(NORM), f"does not hold {NORM}"),
         (lambda w: w.update(odd=torch.ones(1)), "holds tensors that the model lacks: odd"),
-        (lambda w: w.update({NORM: torch.ones(17)}), f"another shape: {NORM} [17], not [16]"),
+        (lambda w: w.update({NORM: torch.ones(17)}), f"other shapes: {NORM} [17], not [16]"),
         (lambda w: w[NORM].fill_(torch.nan), f"{NORM} has values that are not finite"),
-        (lambda w: w.update({NORM: torch.ones(16).int()}), f"{NORM} holds torch.int32, no weights"),
+        (
+            lambda w: w.update({NORM: torch.ones(16).int()}),
+            f"{NORM} holds torch.int32, not weights",
+        ),
         (lambda w: (_head(w), w["lm_head.weight"].add_(1)), "differ, the model ties them"),
-        (lambda w: w.update({"norm.weight": w[NORM] + 1}), f"both {NORM} and norm.weight, one"),
+        (lambda w: w.update({"norm.weight": w[NORM] + 1}), f"both {NORM} and norm.weight: one"),
     ],
 )
 def test_what_does_not_fit_is_named(

@@ -71,7 +71,7 @@ def _index(folder: Path, places: object) -> None:
     ("spoil", "said"),
     [
         (lambda folder: None, "holds no model.safetensors"),
-        (lambda folder: folder.rmdir(), "is no folder"),
+        (lambda folder: folder.rmdir(), "is not a folder"),
         (lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"), "can execute code"),
         (lambda folder: (folder / WHOLE).write_bytes(b"\x08"), "cannot be read"),
         (lambda folder: (folder / INDEX).write_text("{"), "is not an index of weights"),

@@ -114,7 +114,7 @@ def test_news_at_the_moment_of_leaving_keep_nobody(
         LeaseExchange("us", "place"), lambda peer_id, raw: sent.append(peer_id),
     )  # fmt: skip
     heartbeat.close()
-    assert directory.published == [], "who showed nothing says no last word"
+    assert directory.published == [], "a peer that published nothing sends no farewell"
     heartbeat.start(lambda: LEASE, lambda: 60.0)
     assert thread.call(end_with_news(heartbeat)) == 0
     heartbeat.close()

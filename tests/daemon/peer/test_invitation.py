@@ -18,7 +18,7 @@ def test_who_is_not_on_the_list_is_told_its_own_name_and_whom_to_ask() -> None:
     for let_in in ("owner", "ann"):
         check_member(listed, "owner", let_in)
     check_member(None, "owner", "stranger")
-    with pytest.raises(TrustError, match="this peer is not: stranger") as caught:
+    with pytest.raises(TrustError, match="this peer is not listed: stranger") as caught:
         check_member(listed, "owner", "stranger")
     assert "ask its owner owner" in caught.value.hint
     assert exit_code_of(caught.value) is ExitCode.TRUST

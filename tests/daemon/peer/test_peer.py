@@ -147,7 +147,7 @@ def test_a_peer_whose_month_is_used_up_leaves_in_order(tmp_path: Path, owner: st
         published: list[Any] = peer._reach._directory.published  # type: ignore[attr-defined]
     assert ended is (Ending.LEFT if owner else Ending.MONTH_USED)
     assert all(each.state is PeerState.LEFT for each in published[-1:])
-    assert any(note.startswith("leaving: its 1000 B a month") for note in notes.notes)
+    assert any(note.startswith("leaving: the allowance of 1000 B a month") for note in notes.notes)
     with pytest.raises(AllowanceError):  # so it does not start
         require_allowance(state / "traffic.json", 1000, datetime.now())
 
@@ -180,7 +180,7 @@ def test_fetching_ends_for_who_has_no_part_in_any_round(
         peer._training.machine.handle(CaughtUp(peer._training.machine.head, b"s" * 32), 0.0)
     peer.leave(None)
     assert peer._training.shared.stop.is_set() is ends
-    said = "fetching ends here; what has arrived is kept for the next start"
+    said = "the fetch is stopped; the received data is kept for the next start"
     assert notes.notes == [said] * ends
 
 

@@ -185,7 +185,7 @@ def test_liars_are_named_and_the_dead_replaced(village: Village) -> None:
 def test_with_nobody_left_it_is_told_and_goes_on_when_somebody_comes(
     village: Village, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(piece_feed, "_TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(piece_feed, "_REPORTED_AFTER_S", 0.0)
     feed = village.feed(village.store("mine"))
     feed.start()
     assert feed.why_waiting == ""

@@ -256,7 +256,7 @@ def test_under_an_exchange_it_goes_on_and_keeps_what_it_does(
 @pytest.mark.parametrize(
     ("taken", "unstepped", "kept"),
     [(2, 0, 0.5), (2, 1, 0.5), (0, 0, 1.0)],
-    ids=["an earlier offer was taken", "a pass that no step has used is no part of it", "left out"],
+    ids=["an earlier offer was taken", "a pass that no step has used is no part of it", "missing"],
 )
 def test_what_a_round_did_not_take_of_the_latest_offer_is_in_the_next_one(
     new_replica: NewReplica, taken: int, unstepped: int, kept: float
