@@ -13,8 +13,8 @@ class AtomError(Exception):
     """Base of all exceptions: a message, and optionally a hint.
 
     Attributes:
-        message: the failure and the thing that failed.
-        hint: advice on how the user can correct it; may be empty.
+        message: the failure, and the thing that failed.
+        hint: advice on how the user can correct the failure; may be empty.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -24,47 +24,51 @@ class AtomError(Exception):
 
 
 class UserError(AtomError, ValueError):
-    """Mistake that the user made, or a fault that the user can correct."""
+    """Error that the user made or can correct."""
 
 
 class ConfigError(UserError):
-    """Unusable run or peer file: missing, malformed, with an unknown key or a wrong unit."""
+    """Error in a run file or peer file: missing, malformed, with an unknown key or a wrong unit."""
 
 
 class AddressError(UserError):
-    """Join address that is malformed, is unreachable or names no known run."""
+    """Error in a join address: malformed, unreachable, or of no known run."""
 
 
 class PortInUseError(UserError):
-    """Requested port on which another program already listens."""
+    """Error of a requested port: another program already listens on it."""
 
 
 class StorageError(UserError):
-    """Full disk, or a state directory that is not writable, is locked or belongs to another run."""
+    """Error of the disk or a state directory.
+
+    The disk is full, or the directory is not writable, is locked, is damaged, or belongs to another
+    run.
+    """
 
 
 class MismatchError(UserError):
-    """Installation whose versions, program or state are not the ones agreed on by the swarm."""
+    """Error of an installation: its versions, program or state are not the swarm's."""
 
 
 class DeviceError(UserError):
-    """Device that is missing, is too small or lacks a number format."""
+    """Error of a device: it is missing, is too small, or lacks a number format."""
 
 
 class ShortageError(UserError):
-    """Memory, threads or open files of this machine that other programs use at present."""
+    """Error for lack of memory, threads or open files, which other programs use at present."""
 
 
 class AllowanceError(UserError):
-    """Used-up monthly allowance of network traffic, which the owner of this machine set."""
+    """Error of an owner's monthly allowance of network traffic: it is used up."""
 
 
 class ModelError(UserError):
-    """Model that cannot be traced, cut or run faithfully."""
+    """Error of a model that cannot be traced, cut or run faithfully."""
 
 
 class TrustError(UserError):
-    """Missing trust between this user and a run.
+    """Error for lack of trust between this user and a run.
 
     Either the run contains code that the user has not trusted explicitly, or the run accepts only
     listed peers and this peer is not on the list.
@@ -72,15 +76,15 @@ class TrustError(UserError):
 
 
 class IdentityError(UserError):
-    """Key of this peer that another process already uses."""
+    """Error of this peer's key: another process already uses it."""
 
 
 class ControlError(UserError):
-    """Local daemon that cannot be reached, or that refused a command."""
+    """Error of a command to a local daemon, which cannot be reached or refused the command."""
 
 
 class PeerRefused(AtomError):
-    """Refused message or connection of a remote peer.
+    """Error for a refused peer: this process refuses the remote peer, or is refused by it.
 
     Attributes:
         reason: named reason, sent to the peer and logged.

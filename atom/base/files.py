@@ -17,10 +17,13 @@ _MAX_TRIES, _RETRY_S = 100, 0.02
 
 
 def why_not_written(problem: Exception) -> str:
-    """Return the cause of a failed write in words.
+    """Return the cause of a failed write in words, such as "the disk is full".
 
     Args:
         problem: an OSError, or the exception that a library raised in its place.
+
+    Returns:
+        Text by the error number; the exception's own message if it has no number.
     """
     number = getattr(problem, "errno", None)
     if number == errno.ENOSPC:

@@ -52,8 +52,9 @@ def usable_memory(root: Path = _ROOT) -> UsableMemory:
 def bounded_memory() -> Iterator[None]:
     """Let this process take at most half of the free memory within the context.
 
-    Code in the context that takes more gets a MemoryError, or a RuntimeError from PyTorch, and the
-    kernel kills no process. RLIMIT_DATA counts memory of this process that it can write to.
+    The process may always take `ALWAYS_ALLOWED_BYTES`. Code in the context that takes more gets a
+    MemoryError, or a RuntimeError from PyTorch, and the kernel kills no process. RLIMIT_DATA counts
+    memory of this process that it can write to.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     allowed_bytes = max(usable_memory().available_bytes // 2, ALWAYS_ALLOWED_BYTES)
