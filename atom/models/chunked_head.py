@@ -36,7 +36,8 @@ def loss_in_chunks(model: Any, tokens: int, targets: Tensor | None = None) -> It
             over the targets divided by this number, so that each target weighs the same, however
             many its micro-batch has (possibly none).
 
-    Raises: SourceError if `targets` is given and the model does not use the usual loss.
+    Raises:
+        SourceError: `targets` is given and the model does not use the usual loss.
     """
     head, usual = model.get_output_embeddings(), model.loss_function
     chunks = 1

@@ -38,7 +38,8 @@ class FirstValues:
 
         If parameters are requested in the model's order, each module is initialised only once.
 
-        Raises: SourceError if the initialisation leaves a value unset.
+        Raises:
+            SourceError: the initialisation leaves a value unset.
         """
         if name not in self._values:
             self._values = self._initialised(name.rpartition(".")[0])

@@ -239,11 +239,17 @@ def parameter_shapes(config: GPT3Config) -> dict[str, tuple[int, ...]]:
 
 
 def initial_value(config: GPT3Config, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return the initial value of one parameter, a new fp32 CPU tensor of `shape`.
+    """Return the initial value of one parameter, a new float32 CPU tensor of `shape`.
 
     Biases are 0, norms 1, other parameters N(0, 0.02²). The two projections that end in the
     residual stream are scaled by 1/√(2·layers), so that its variance does not grow with depth
     (GPT-2, section 2.3).
+
+    Args:
+        config: sizes of the model.
+        name: name of the parameter; it selects the distribution and the random numbers.
+        shape: shape of the parameter.
+        seed: seed of the run.
     """
     if name.endswith(".bias"):
         return torch.zeros(shape)

@@ -127,7 +127,8 @@ def gpt2_config(config: GPT3Config) -> dict[str, Any]:
 def require_gpt2(config: GPT3Config, found: Mapping[str, Any]) -> None:
     """Check that a folder's config.json describes the model of `config`.
 
-    Raises: SourceError naming the first key that differs.
+    Raises:
+        SourceError: the message names the first key that differs.
     """
     wanted = gpt2_config(config)
     for key in ("model_type", *_SHAPE, "activation_function", *_FIXED):

@@ -26,14 +26,19 @@ ByteProgress = Callable[[int, int], object]
 def newest_revision(name: str, kind: Literal["model", "dataset"]) -> str:
     """Return the newest commit of OWNER/NAME on the hub, 40 hex digits.
 
-    Raises: DataError if the hub cannot be reached or does not have it.
+    Raises:
+        DataError: the hub cannot be reached, or does not have OWNER/NAME.
     """
     info = _ask(name, lambda hub: hub.repo_info(name, repo_type=kind, timeout=_WAIT_S))
     return cast(str, info.sha)
 
 
 def fetch_config(name: str, revision: str) -> Path:
-    """Fetch a model's config.json and return its path. Raises: DataError."""
+    """Fetch a model's config.json and return its path.
+
+    Raises:
+        DataError: the hub cannot be reached, or does not have the file.
+    """
     return _fetched(name, revision, CONFIG)
 
 
@@ -48,8 +53,9 @@ def fetch_weights(name: str, revision: str, most_bytes: int, on_progress: BytePr
         most_bytes: maximum total size of the weights.
         on_progress: called as bytes arrive.
 
-    Raises: DataError if the model has no safetensors, lacks a file of its index, exceeds
-        `most_bytes`, or cannot be fetched.
+    Raises:
+        DataError: the model has no safetensors, lacks a file of its index, exceeds `most_bytes`, or
+            cannot be fetched.
     """
     sizes = _sizes(name, revision)
     files = [each for each in (WHOLE, INDEX) if each in sizes][:1]
@@ -76,7 +82,8 @@ def fetch_weights(name: str, revision: str, most_bytes: int, on_progress: BytePr
 def read_index(path: Path) -> dict[str, list[str]]:
     """Return file name → names of its tensors, as an index of weights lists them.
 
-    Raises: DataError if it is no index, or names anything but safetensors files beside it.
+    Raises:
+        DataError: the file is no index, or names anything but safetensors files beside it.
     """
     hint, files = "the folder is incomplete: get it again", dict[str, list[str]]()
     try:
@@ -135,7 +142,11 @@ def _bar(report: Callable[[int], object]) -> type:
 
 
 def _ask(name: str, request: Callable[[Any], Any]) -> Any:
-    """Return `request(api)`. Raises: DataUnreachable if the library raises any error."""
+    """Return `request(api)`.
+
+    Raises:
+        DataUnreachable: the library raises any error.
+    """
     library = _library()
     try:
         return request(library.HfApi())

@@ -61,8 +61,9 @@ class HuggingFaceSource(ModelSource):
             text_entries: entries of text batches besides tokens and targets: "target_share" if only
                 some tokens are targets, "positions" if attention stays within documents.
 
-        Raises: SourceError if transformers is missing, has no such causal model, or the model has
-            fewer positions than `sequence_tokens`.
+        Raises:
+            SourceError: transformers is missing, has no such causal model, or the model has fewer
+                positions than `sequence_tokens`.
         """
         self._text_entries = text_entries
         self._content = dict(content)
@@ -84,7 +85,8 @@ class HuggingFaceSource(ModelSource):
     def build(self, dtype: torch.dtype) -> nn.Module:
         """Return the model, whose `forward(input_ids, labels)` returns the mean loss.
 
-        Raises: SourceError if the library cannot build it.
+        Raises:
+            SourceError: the library cannot build the model.
         """
         config, model_class = _config_and_class(self._content)
         try:
@@ -151,7 +153,8 @@ class HuggingFaceSource(ModelSource):
     def require_config(self, text: str) -> None:
         """Check that a config.json describes this model; dropout may differ.
 
-        Raises: SourceError naming the first key that differs.
+        Raises:
+            SourceError: the message names the first key that differs.
         """
         ours, theirs = _all_keys(self._config), _all_keys(_config_and_class(read_config(text))[0])
         for key in sorted({*ours, *theirs} - {"architectures"}):
@@ -181,7 +184,8 @@ class HuggingFaceSource(ModelSource):
 
         The check changes the second half of a sequence and compares the logits of the first half.
 
-        Raises: SourceError if they differ, or if attention crosses documents but must not.
+        Raises:
+            SourceError: the logits differ, or attention crosses documents but must not.
         """
         half, vocabulary = min(8, self._sequence_tokens // 2), self.vocabulary_size or 0
         if not half or vocabulary < 2:
@@ -204,7 +208,8 @@ class HuggingFaceSource(ModelSource):
     def _inspect_documents(self, model: nn.Module, tokens: Tensor, half: int) -> None:
         """Check that the second document of a sequence has the same logits as on its own.
 
-        Raises: SourceError if it does not.
+        Raises:
+            SourceError: the logits differ.
         """
         positions = torch.arange(2 * half).remainder(half).unsqueeze(0)
         with torch.no_grad():
@@ -219,7 +224,11 @@ class HuggingFaceSource(ModelSource):
 
 @cache
 def _library() -> Any:
-    """Import `transformers`, with quiet logging. Raises: SourceError if it is not installed."""
+    """Import `transformers`, with quiet logging.
+
+    Raises:
+        SourceError: `transformers` is not installed.
+    """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         import transformers
@@ -237,7 +246,8 @@ def _library() -> Any:
 def _config_and_class(content: Mapping[str, Any]) -> tuple[Config, type]:
     """Return the library's config object and class of causal language model.
 
-    Raises: SourceError if the library has no such model, or refuses the config.
+    Raises:
+        SourceError: the library has no such model, or refuses the config.
     """
     library = _library()
     kind = content["model_type"]
@@ -351,7 +361,8 @@ def _own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:
     The module is first reset as in its constructor. Then the model's `_init_weights` is called for
     it and for the enclosing modules, from the innermost outwards.
 
-    Raises: SourceError if the initialisation reads parameters of other modules.
+    Raises:
+        SourceError: the initialisation reads parameters of other modules.
     """
     reset(owner, around)
     chain = [owner, *around]
@@ -370,7 +381,8 @@ def _own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:
 def _loaded(content: Mapping[str, Any], folder: str) -> dict[str, Tensor]:
     """Load a folder's parameters and buffers with the library, all in memory at once.
 
-    Raises: SourceError if the folder lacks a tensor, has an unknown one, or another shape.
+    Raises:
+        SourceError: the folder lacks a tensor, has an unknown one, or another shape.
     """
     config, model_class = _config_and_class(content)
     try:

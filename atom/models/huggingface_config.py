@@ -33,7 +33,11 @@ Keys that begin with an underscore are dropped as well.
 
 
 def config_text(path: Path) -> str:
-    """Return the text of a config.json, not yet checked. Raises: SourceError."""
+    """Return the text of a config.json, not yet checked.
+
+    Raises:
+        SourceError: the file cannot be read, or is not UTF-8.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_CONFIG_BYTES + 1)
@@ -48,7 +52,8 @@ def config_text(path: Path) -> str:
 def read_config(text: str) -> dict[str, Any]:
     """Return the keys of an untrusted config.json that describe the model.
 
-    Raises: SourceError if the text is too long, not JSON, or has values outside the bounds.
+    Raises:
+        SourceError: the text is too long, not JSON, or has values outside the bounds.
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_CONFIG_BYTES:
         raise SourceError(
@@ -78,7 +83,8 @@ def read_config(text: str) -> dict[str, Any]:
 def canonical_config(text: str) -> str:
     """Return the config.json in a canonical form: equal models give equal texts.
 
-    Raises: SourceError if `read_config` refuses the text.
+    Raises:
+        SourceError: `read_config` refuses the text.
     """
     return json.dumps(read_config(text), sort_keys=True, separators=(",", ":"))
 

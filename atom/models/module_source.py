@@ -83,7 +83,8 @@ def find_code(entry: str, folder: Path) -> OwnCode:
         entry: name of the factory, "package.module:factory".
         folder: folder to search before the installed packages.
 
-    Raises: SourceError if there is no such file, a package fails, or the file is too long.
+    Raises:
+        SourceError: there is no such file, a package fails, or the file is too long.
     """
     name = entry.partition(":")[0]
     if str(folder) not in sys.path:
@@ -105,7 +106,8 @@ def find_code(entry: str, folder: Path) -> OwnCode:
 def read_code(entry: str, path: Path) -> OwnCode:
     """Read a source file without executing it.
 
-    Raises: SourceError if the file cannot be read or is too long.
+    Raises:
+        SourceError: the file cannot be read or is too long.
     """
     try:
         with path.open("rb") as file:
@@ -132,7 +134,9 @@ def kept_code(entry: str, path: Path, sha256: str | None) -> OwnCode | None:
 def load_factory(code: OwnCode) -> Callable[[], Any]:
     """Execute the code and return its factory; the caller must have checked that it is trusted.
 
-    Raises: SourceError naming the line that failed, or if the factory is missing or not callable.
+    Raises:
+        SourceError: the code fails (the message names the line), or its factory is missing or
+            cannot be called.
     """
     name, _, attribute = code.entry.partition(":")
     module = types.ModuleType(f"atom_own_code_{code.sha256[:12]}")
@@ -189,7 +193,8 @@ class ModuleSource(ModelSource):
             sequence_tokens: tokens per sequence of the run's text; None: the factory returns a
                 dataset.
 
-        Raises: SourceError if the code fails or returns something else than expected.
+        Raises:
+            SourceError: the code fails or returns something else than expected.
         """
         self.name = code.entry
         self._path, self._factory, self._seed = code.path, load_factory(code), seed
@@ -235,7 +240,8 @@ class ModuleSource(ModelSource):
     def next_logits(self, model: nn.Module) -> Answer:
         """Return an `Answer` that calls the module's own `logits` method.
 
-        Raises: SourceError if the module has no such method, or its data is not text.
+        Raises:
+            SourceError: the module has no such method, or its data is not text.
         """
         logits: Any = getattr(model, "logits", None)
         if self.dataset is not None or not callable(logits):

@@ -75,7 +75,9 @@ def _is_large(tensor: Tensor) -> bool:
 def parameters_on_meta() -> Iterator[None]:
     """Put the parameters of modules built within the context on `meta`; tied ones stay tied.
 
-    Raises: SourceError, from the code that builds the model, at more than `MAX_PARAMETERS`.
+    Raises:
+        SourceError: the modules have more than `MAX_PARAMETERS`; the code that builds them gets the
+            error.
     """
     register, number = nn.Module.register_parameter, count(1)
 

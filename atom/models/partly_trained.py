@@ -40,7 +40,8 @@ class Adapters:
     def choose(self, model: nn.Module) -> None:
         """Freeze all parameters of the model and add the adapters.
 
-        Raises: SourceError if a target matches no linear layer.
+        Raises:
+            SourceError: a target matches no linear layer.
         """
         model.requires_grad_(False)
         chosen = self._chosen(dict(_linear_layers(model)))
@@ -144,7 +145,8 @@ class PartlyTrained(ModelSource):
     def adapter(self) -> tuple[tuple[Place, ...], dict[str, Any]]:
         """Return the contents of a `peft` folder with the adapters only.
 
-        Returns: the tensors of adapter_model.safetensors, and the adapter_config.json.
+        Returns:
+            The places of the tensors in adapter_model.safetensors, and the adapter_config.json.
         """
         model, places, layers = self.build(torch.float32), list[Place](), dict[str, bool]()
         of_base = {place.parameter: place for place in self.outside(torch.float32).places}

@@ -31,7 +31,8 @@ def next_token_model(source: ModelSource, dtype: torch.dtype) -> nn.Module:
 
     Only the class of the model changes, not its modules, so parameters keep their names.
 
-    Raises: SourceError if the model cannot be built, or gives no logits.
+    Raises:
+        SourceError: the model cannot be built, or gives no logits.
     """
     model = source.build(dtype)
     parent: Any = type(model)
@@ -53,8 +54,9 @@ def example_question(window: int) -> Batch:
 def question(text: Sequence[int], window: int) -> Batch:
     """Return the model's input that asks for the token after a text.
 
-    Returns: `tokens`, the last `window` tokens of the text, padded with 0, int64 [1, window]; and
-        `last`, the place of the text's last token, int64 [1].
+    Returns:
+        `tokens`, the last `window` tokens of the text, padded with 0, int64 [1, window]; and
+            `last`, the place of the text's last token, int64 [1].
     """
     seen = [*text[-window:]]
     padding = [0] * (window - len(seen))

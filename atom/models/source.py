@@ -109,13 +109,15 @@ class ModelSource(Protocol):
 
         Its `forward(**batch)` returns the mean loss of the micro-batch, a scalar.
 
-        Raises: SourceError if the model cannot be built.
+        Raises:
+            SourceError: the model cannot be built.
         """
 
     def example_batch(self, sequences: int) -> Batch:
         """Return names, shapes and dtypes of a micro-batch, on `meta`.
 
-        Raises: SourceError if the source cannot make one.
+        Raises:
+            SourceError: the source cannot make a micro-batch.
         """
 
     def text_batch(self, text: Batch) -> Batch:
@@ -132,7 +134,8 @@ class ModelSource(Protocol):
     def next_logits(self, model: nn.Module) -> Answer:
         """Return the function that computes next-token logits with a model from `build`.
 
-        Raises: SourceError if the model gives no logits.
+        Raises:
+            SourceError: the model gives no logits.
         """
         raise SourceError(
             f"{self.name} gives no logits to sample from",
@@ -148,34 +151,46 @@ class ModelSource(Protocol):
 
         The values depend only on `seed`: all peers get the same, with any number of threads.
 
-        Raises: SourceError, from this call or from the function, if a value cannot be computed.
+        Raises:
+            SourceError: a value cannot be computed. The call or the returned function raises it.
         """
 
     def beginning(self, given: InitialValue, seed: int) -> InitialValue:
-        """Return the parameters of round 0 if the values of a folder are `given`.
+        """Return the function that computes round 0's parameters, if the run starts from a folder.
 
-        Parameters that no folder has, such as new adapters, are still drawn from `seed`.
+        Args:
+            given: function that returns the values of the folder.
+            seed: seed of the parameters that no folder has, such as new adapters.
         """
         return given
 
     def outside(self, dtype: torch.dtype) -> Outside:
-        """Return the folder format of the model for other programs. Raises: SourceError."""
-
-    def added(self, name: str, value_of: Callable[[str], Tensor]) -> Tensor | None:
-        """Return the tensor to add to a parameter in a folder, such as the product of an adapter.
+        """Return the folder format of the model for other programs.
 
         Args:
-            name: name of the parameter.
+            dtype: dtype of the parameters of the described model.
+
+        Raises:
+            SourceError: the model cannot be built.
+        """
+
+    def added(self, name: str, value_of: Callable[[str], Tensor]) -> Tensor | None:
+        """Return the tensor that an export adds to a parameter, such as the product of an adapter.
+
+        Args:
+            name: name of a parameter in the exported folder.
             value_of: function that returns a parameter of the run by name, float32.
 
-        Returns: a float32 tensor shaped like the parameter; None if there is nothing to add.
+        Returns:
+            A float32 tensor shaped like the parameter; None if there is nothing to add.
         """
         return None
 
     def require_config(self, text: str) -> None:
         """Check that a folder's config.json describes this model.
 
-        Raises: SourceError naming the first difference.
+        Raises:
+            SourceError: the config differs; the message names the first difference.
         """
         return
 
@@ -189,7 +204,8 @@ class ModelSource(Protocol):
     def inspect(self, seed: int) -> None:
         """Check properties that only values reveal, on a small model initialised from `seed`.
 
-        Raises: SourceError if the model cannot be trained correctly.
+        Raises:
+            SourceError: the model cannot be trained correctly.
         """
         return
 
@@ -200,7 +216,11 @@ def meta_tokens(sequences: int, sequence_tokens: int) -> Tensor:
 
 
 def refuse_difference(key: str, found: Any, wanted: Any) -> None:
-    """Compare a key of a folder's config with the run's. Raises: SourceError if they differ."""
+    """Compare a key of a folder's config with the run's.
+
+    Raises:
+        SourceError: the values differ.
+    """
     if found != wanted:
         raise SourceError(
             f"the folder's model has {key} = {found!r}, the run's {wanted!r}",
@@ -211,7 +231,8 @@ def refuse_difference(key: str, found: Any, wanted: Any) -> None:
 def materialised(source: ModelSource, dtype: torch.dtype, seed: int) -> nn.Module:
     """Return the model with its initial values, rounded to `dtype`, on the CPU.
 
-    Raises: SourceError if it cannot be built or initialised.
+    Raises:
+        SourceError: the model cannot be built or initialised.
     """
     model = source.build(dtype)
     value_of = source.initial_values(seed)

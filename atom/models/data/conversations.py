@@ -38,7 +38,11 @@ class ChatTemplate:
     """Chat template in the folder of a tokenizer.json, loaded when first needed."""
 
     def __init__(self, tokenizer: str) -> None:
-        """Remember the tokenizer's path. Raises: DataError if it is "bytes"."""
+        """Remember the tokenizer's path.
+
+        Raises:
+            DataError: the tokenizer is "bytes".
+        """
         if tokenizer == "bytes":
             raise DataError(*_NEEDS_ITS_OWN)
         self._path = Path(tokenizer)
@@ -54,7 +58,8 @@ class ChatTemplate:
             marked: True: separate answers from other text by `MARK`, and end the text with the
                 end-of-text token; the result is empty if the row has no answer.
 
-        Raises: DataError naming `where`.
+        Raises:
+            DataError: the template does not fit the row; the message names `where`.
         """
         if (messages := row.get(MESSAGES)) is None:
             prompt, completion = row[PROMPT], row[COMPLETION]
@@ -117,7 +122,11 @@ class AnswersOnly:
     """Empty separator, because each document already ends with the end-of-text token."""
 
     def __init__(self, inner: Tokenizer) -> None:
-        """Wrap a tokenizer. Raises: DataError if it is the "bytes" tokenizer."""
+        """Wrap a tokenizer.
+
+        Raises:
+            DataError: the tokenizer is the "bytes" tokenizer.
+        """
         if not isinstance(inner, JsonTokenizer):
             raise DataError(*_NEEDS_ITS_OWN)
         self._inner = inner
@@ -125,7 +134,11 @@ class AnswersOnly:
         self.content = inner.content
 
     def pieces(self, blocks: Iterable[bytes]) -> Iterator["_Marked"]:
-        """Yield the whole document as one piece. Raises: ValueError if it is not UTF-8."""
+        """Yield the whole document as one piece.
+
+        Raises:
+            ValueError: the document is not UTF-8.
+        """
         yield _Marked([part.decode() for part in b"".join(blocks).split(MARK)])
 
     def encode(self, pieces: Sequence["_Marked"]) -> Iterator[Sequence[int]]:
@@ -133,7 +146,8 @@ class AnswersOnly:
 
         A token that overlaps an answer, if only by one character, belongs to the answer.
 
-        Raises: DataError if the tokenizer has no token for some text.
+        Raises:
+            DataError: the tokenizer has no token for some text.
         """
         encodings = self._inner.encodings([piece.text for piece in pieces])
         for piece, encoding in zip(pieces, encodings, strict=True):

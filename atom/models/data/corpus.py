@@ -76,7 +76,8 @@ class Document:
     def boundary(self, offset: int) -> int:
         """Return the last offset up to `offset` that does not cut a UTF-8 character.
 
-        Raises: DataError if the text cannot be read.
+        Raises:
+            DataError: the text cannot be read.
         """
         first = max(0, offset - 3)
         with text_errors(self.where), self.open() as file:
@@ -90,7 +91,8 @@ class Document:
     def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
         """Yield the first `wanted_bytes` of the text, in blocks of at most BLOCK_BYTES.
 
-        Raises: DataError if the text has become shorter or cannot be read.
+        Raises:
+            DataError: the text has become shorter or cannot be read.
         """
         with text_errors(self.where), self.open() as file:
             while wanted_bytes > 0:
@@ -121,7 +123,8 @@ class Corpus:
     def survey(self, on_progress: Progress = silent) -> "Reading":
         """Read the whole corpus once, to learn its digest and size.
 
-        Raises: DataError if a document cannot be read, or all documents are empty.
+        Raises:
+            DataError: a document cannot be read, or all documents are empty.
         """
         reading, about = Reading(self), min(self.about_bytes, self.max_bytes or self.about_bytes)
         report = on_progress if about else silent
@@ -153,7 +156,8 @@ class Reading:
 
         No document after the corpus's size limit is opened.
 
-        Raises: DataError if a document is missing, cannot be read, or holds no text.
+        Raises:
+            DataError: a document is missing, cannot be read, or holds no text.
         """
         left = self._corpus.max_bytes
         for document in self._corpus.read():
@@ -218,7 +222,8 @@ def text_corpus(paths: Sequence[str | Path], max_bytes: int | None = None) -> Co
             or glob are ordered by relative path. A file that is named twice counts once.
         max_bytes: number of bytes to use, from the start of the first file; None: all.
 
-    Raises: DataError if an entry matches no file, cannot be read, or is packed or a table.
+    Raises:
+        DataError: an entry matches no file, cannot be read, or is packed or a table.
     """
     found: dict[Path, Path] = {}
     for entry in paths:
@@ -243,7 +248,8 @@ def stdlib_corpus(max_bytes: int | None = None, root: Path | None = None) -> Cor
         max_bytes: number of bytes to use, from the start; None: all.
         root: folder of the library; None: this Python's.
 
-    Raises: DataError if this Python comes without its source.
+    Raises:
+        DataError: this Python comes without its source.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     with text_errors(root):
@@ -290,7 +296,8 @@ def _matching(entry: str | Path) -> list[Path]:
 def _is_text(path: Path) -> bool:
     """Return True for a file.
 
-    Raises: DataError for a broken link, because its text may be on a disk that is not mounted.
+    Raises:
+        DataError: the path is a broken link, so its text may be on a disk that is not mounted.
     """
     if path.is_symlink() and not path.exists():
         raise DataError(f"{path} is a dangling link", "repair or remove the link")

@@ -143,7 +143,7 @@ class Sampler:
 
     @property
     def cycle(self) -> int:
-        """Number of positions per cycle of the mixture."""
+        """Number of positions per cycle of the mixture: the sum of the texts' weights."""
         return sum(self.weights)
 
     def window_at(self, position: int) -> tuple[int, int]:
@@ -203,8 +203,7 @@ def guest_position(cursor: int, peer_id: str, k: int, epoch: int) -> int:
     """Return the position of the k-th draw of a peer to which no samples are dealt yet.
 
     Guests draw backwards from the end of the cursor's epoch, which the members reach last, so they
-    rarely repeat a member's sample. Guests start at different slots, unless their
-    hashes collide.
+    rarely repeat a member's sample. Guests start at different slots, unless their hashes collide.
 
     Args:
         cursor: position at which the round starts.

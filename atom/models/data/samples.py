@@ -89,7 +89,9 @@ class Samples:
     def batch(self, positions: Sequence[int]) -> Batch:
         """Return the samples at `positions` of the run as one batch, in this order.
 
-        Raises: SourceError if a sample cannot be read; PiecesMissing if it has not arrived yet.
+        Raises:
+            SourceError: a sample cannot be read.
+            PiecesMissing: a sample has not arrived yet.
         """
         places = self._places(positions)
         self.need(_pieces_of(places))
@@ -121,7 +123,9 @@ class Samples:
             count: number of batches.
             sequences: number of sequences per batch.
 
-        Raises: SourceError if a sample cannot be read; PiecesMissing if it has not arrived yet.
+        Raises:
+            SourceError: a sample cannot be read.
+            PiecesMissing: a sample has not arrived yet.
         """
         part = self.validation[name]
         order = Permutation.keyed(len(part), "validation")
@@ -179,10 +183,11 @@ class Windows:
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return the windows `rows` as one batch.
 
-        Returns: `tokens` and `targets`, new int64 tensors [len(rows), S]. The target is IGNORED if
-            the file stores the token as its complement. With `self.target_share` there is an entry
-            `target_share`, float32 [len(rows)]. With a separator there are `positions` within the
-            document, int64 [len(rows), S].
+        Returns:
+            `tokens` and `targets`, new int64 tensors [len(rows), S]. The target is IGNORED if the
+                file stores the token as its complement. With `self.target_share` there is an entry
+                `target_share`, float32 [len(rows)]. With a separator there are `positions` within
+                the document, int64 [len(rows), S].
         """
         windows = torch.stack([self._window(row) for row in rows])
         tokens, targets = windows[:, :-1], windows[:, 1:]
@@ -270,7 +275,8 @@ def token_samples(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut, seed: i
         cut: settings by which the token files are cut into samples.
         seed: seed of the order of the samples.
 
-    Raises: DataError if a text has too few tokens, or a sequence is longer than a piece.
+    Raises:
+        DataError: a text has too few tokens, or a sequence is longer than a piece.
     """
     train: dict[str, Windows] = {}
     validation: dict[str, Windows] = {}
@@ -364,7 +370,11 @@ class DatasetRows:
         return len(self.indices)
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Return the samples `rows` as one batch. Raises: SourceError."""
+        """Return the samples `rows` as one batch.
+
+        Raises:
+            SourceError: a sample cannot be read, or does not match the example.
+        """
         samples = [self.sample(self.indices[row]) for row in rows]
         return {name: torch.stack([sample[name] for sample in samples]) for name in self.like}
 
@@ -375,7 +385,8 @@ class DatasetRows:
     def sample(self, index: int) -> Mapping[str, Tensor]:
         """Return one sample of the dataset, checked against the example batch.
 
-        Raises: SourceError if the dataset raises, or the sample does not match the example.
+        Raises:
+            SourceError: the dataset raises, or the sample does not match the example.
         """
         try:
             sample = self.dataset[index]
@@ -413,8 +424,9 @@ def own_samples(
         validation_fraction: fraction of the samples, at the end, to hold back for validation.
         seed: seed of the order of the samples.
 
-    Raises: SourceError if the first sample does not match `like`, or `validation_fraction` is above
-        0 but holds back no sample.
+    Raises:
+        SourceError: the first sample does not match `like`, or `validation_fraction` is above 0 but
+            holds back no sample.
     """
     count = len(dataset)
     held_out = int(count * validation_fraction)

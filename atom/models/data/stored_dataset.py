@@ -52,7 +52,8 @@ class StoredDataset:
     def corpus(self, max_bytes: int | None = None) -> Corpus:
         """Return the table's rows as a corpus, of which at most `max_bytes` are used.
 
-        Raises: DataError if the folder does not exist.
+        Raises:
+            DataError: the folder does not exist.
         """
         if self.folder and not self.folder.is_dir():
             hint = "name a folder, or OWNER/NAME on the hub"
@@ -156,7 +157,8 @@ def _check_files(stored: StoredDataset, named: Iterable[str], own: str) -> None:
         named: Files that it names.
         own: Beginning of the names of its own files.
 
-    Raises: DataError naming the first file that is not its own.
+    Raises:
+        DataError: the message names the first file that is not its own.
     """
     for file in named:
         if not (file.startswith(own) and "/../" not in file):
@@ -179,7 +181,8 @@ def _split_of(saved: Any, stored: StoredDataset) -> Any:
     A folder with a single table returns it if the wanted split is the default one, whatever split
     the table was saved from.
 
-    Raises: DataError if there is no such split.
+    Raises:
+        DataError: there is no such split.
     """
     if isinstance(saved, dict):
         if stored.split in saved:

@@ -44,7 +44,8 @@ class TokenFile:
     def target_share(self) -> float:
         """Return the fraction of the tokens that are targets.
 
-        Raises: DataError if there is no target.
+        Raises:
+            DataError: there is no target.
         """
         parts = torch.split(self.tokens, _COUNT_TOKENS)
         share = sum(int((part >= 0).sum()) for part in parts) / len(self.tokens)
@@ -58,7 +59,8 @@ def cached_tokens(
 ) -> TokenFile:
     """Return the corpus as tokens, from the cache if present, else tokenised now.
 
-    A process waits while another one writes into the same folder.
+    A process waits while another one writes into the same folder. No partial file remains after an
+    error.
 
     Args:
         corpus: the text.
@@ -66,8 +68,9 @@ def cached_tokens(
         folder: folder of the cache; created if missing.
         on_progress: called from this thread.
 
-    Raises: DataError if the text cannot be read or tokenised; OSError if the disk is full or
-        `folder` is not writable. No partial file remains.
+    Raises:
+        DataError: the text cannot be read or tokenised.
+        OSError: the disk is full, or `folder` is not writable.
     """
     survey = corpus.survey(on_progress)
     key = f"{_FORMAT}:{tokenizer.digest}:{survey.digest()}"
@@ -135,7 +138,8 @@ def _tokenised(
         tokenizer: the tokenizer.
         on_progress: called after each group of pieces.
 
-    Raises: DataError if the text cannot be tokenised, or has changed since the survey.
+    Raises:
+        DataError: the text cannot be tokenised, or has changed since the survey.
     """
     reading, any_token = Reading(corpus), False
     for group in _groups(_pieces(reading, tokenizer)):

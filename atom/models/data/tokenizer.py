@@ -27,7 +27,8 @@ class Tokenizer(Protocol):
     """Interface that turns the bytes of documents into token numbers below `vocabulary_size`."""
 
     @property
-    def vocabulary_size(self) -> int: ...
+    def vocabulary_size(self) -> int:
+        """Number of tokens that the tokenizer can produce."""
 
     @property
     def digest(self) -> str:
@@ -50,13 +51,15 @@ class Tokenizer(Protocol):
 
         A piece has a length, and a type that `encode` accepts.
 
-        Raises: ValueError if the bytes are not text.
+        Raises:
+            ValueError: the bytes are not text.
         """
 
     def encode(self, pieces: Sequence[Any]) -> Iterable[Sequence[int]]:
         """Return the tokens of each piece; the pieces may be of several documents.
 
-        Raises: ValueError if the tokenizer has no token for some text.
+        Raises:
+            ValueError: the tokenizer has no token for some text.
         """
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -90,7 +93,11 @@ class JsonTokenizer:
     complements = False
 
     def __init__(self, path: Path) -> None:
-        """Load the file. Raises: DataError if it is missing, malformed or unusable."""
+        """Load the file.
+
+        Raises:
+            DataError: the file is missing, malformed or unusable.
+        """
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -117,13 +124,18 @@ class JsonTokenizer:
         return self._separators[0] if self._separators else None
 
     def pieces(self, blocks: Iterable[bytes]) -> Iterator[str]:
-        """Cut one document into groups of whole lines. Raises: ValueError if it is not UTF-8."""
+        """Cut one document into groups of whole lines.
+
+        Raises:
+            ValueError: the document is not UTF-8.
+        """
         return _pieces(_characters(blocks))
 
     def encode(self, pieces: Sequence[str]) -> Iterator[Sequence[int]]:
         """Yield the tokens of each piece, computed in the library's threads.
 
-        Raises: DataError if the tokenizer has no token for some text.
+        Raises:
+            DataError: the tokenizer has no token for some text.
         """
         for encoding in self.encodings(pieces):
             yield encoding.ids
@@ -131,7 +143,8 @@ class JsonTokenizer:
     def encodings(self, pieces: Sequence[str]) -> Sequence[Any]:
         """Return the library's encodings, with `ids` and their `offsets` in the piece.
 
-        Raises: DataError if the tokenizer has no token for some text.
+        Raises:
+            DataError: the tokenizer has no token for some text.
         """
         hint = "use one that has a token for unknown characters, or for every byte"
         with _library_errors(f"tokenizer {self._path} cannot encode the text", hint):
@@ -147,7 +160,8 @@ class JsonTokenizer:
 def load_tokenizer(tokenizer: str | Path) -> Tokenizer:
     """Load the tokenizer "bytes", or a tokenizer.json by its path.
 
-    Raises: DataError if the file cannot be used.
+    Raises:
+        DataError: the file cannot be used.
     """
     return ByteTokenizer() if tokenizer == "bytes" else JsonTokenizer(Path(tokenizer))
 
@@ -155,7 +169,8 @@ def load_tokenizer(tokenizer: str | Path) -> Tokenizer:
 def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the tokens of a whole text.
 
-    Raises: ValueError if the tokenizer has no token for some of it.
+    Raises:
+        ValueError: the tokenizer has no token for some of the text.
     """
     pieces = list(tokenizer.pieces([text.encode()]))
     return [token for tokens in tokenizer.encode(pieces) for token in tokens]
