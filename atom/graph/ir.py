@@ -119,7 +119,7 @@ class ParameterLayout:
         return name if name in self.by_name else name.rpartition("[")[0]
 
     def elements(self, sub_model: "SubModel") -> dict[str, int]:
-        """Return the elements, including padding, of each parameter of a sub-model."""
+        """Return the number of elements, including padding, of each parameter of a sub-model."""
         names = sub_model.parameter_names
         return {name: padded_elements(self.by_name[name].numel) for name in names}
 

@@ -73,6 +73,7 @@ class Graph:
 
     @cached_property
     def call_set(self) -> frozenset[fx.Node]:
+        """Calls of the graph, for fast membership tests."""
         return frozenset(self.calls)
 
     def remembering(self) -> "Graph":
@@ -159,7 +160,7 @@ def with_nested(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def arguments_of(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes whose tensors a call reads, without repetitions and nested graphs."""
+    """Return the nodes whose tensors a call reads, each once, and none for a nested graph."""
     return [argument for argument in node.all_input_nodes if argument.op != "get_attr"]
 
 

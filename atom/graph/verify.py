@@ -204,11 +204,13 @@ RandomState = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 def random_state() -> RandomState:
+    """Return the states of the default random generators of the CPU and of all GPUs."""
     on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return torch.get_rng_state(), on_devices
 
 
 def set_random_state(state: RandomState) -> None:
+    """Set the random generators of the CPU and of all GPUs to states from `random_state`."""
     torch.set_rng_state(state[0])
     if state[1]:
         torch.cuda.set_rng_state_all(state[1])

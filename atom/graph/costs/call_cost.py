@@ -65,7 +65,7 @@ def dissect(node: fx.Node, given: Sequence[ValueSpec], fused: bool) -> CallCost:
     Args:
         node: the call.
         given: forms of its arguments.
-        fused: use the kernels of a GPU.
+        fused: True to use the costs of a GPU's fused kernels.
     """
     try:
         return _dissect(node, given, fused)

@@ -269,7 +269,14 @@ def typical_graph(graph: Graph, device: torch.device, link: Machine) -> Profile:
 def measured_graph(
     graph: Graph, device: torch.device, layers: Sequence[Seconds], link: Machine
 ) -> Profile:
-    """Return the profile of a graph from measured seconds of its layers and measured copy rates."""
+    """Return the profile of a graph from measured seconds of its layers and measured copy rates.
+
+    Args:
+        graph: the traced model.
+        device: device that was measured.
+        layers: seconds of each measured layer.
+        link: copy rates between host and device.
+    """
     fused = device.type == "cuda"
     return _profile(graph, TYPICAL[device.type], link, fused, measured=tuple(layers))
 

@@ -22,6 +22,9 @@ SAME_MATRIX = frozenset(
 def hidden_matrices(calls: Sequence[fx.Node], parameters: Mapping[fx.Node, str]) -> frozenset[str]:
     """Return the names of the hidden matrices of a graph.
 
+    A hidden matrix is a parameter with two dimensions that is used in matrix products only, and not
+    in the last one, which is the model's head.
+
     Args:
         calls: calls of the graph, in order.
         parameters: placeholder → name; tied placeholders have the same name.
