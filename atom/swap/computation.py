@@ -40,6 +40,7 @@ class RunningPass:
 
     @property
     def training(self) -> bool:
+        """True for a training pass, False for an evaluation."""
         return self.gate is not None
 
     def results(self) -> list[Tensor]:
@@ -50,6 +51,7 @@ class RunningPass:
         return [batch.loss.cpu() for batch in self.batches if batch.loss is not None]
 
     def losses(self) -> list[float]:
+        """Return the results as numbers; waits for the device."""
         return [float(loss) for loss in self.results()]
 
 

@@ -63,7 +63,8 @@ class Device(Protocol):
     """
 
     @property
-    def torch_device(self) -> torch.device: ...
+    def torch_device(self) -> torch.device:
+        """PyTorch device on which sub-models compute."""
 
     @property
     def unlocked_bytes(self) -> int:

@@ -56,10 +56,12 @@ class Mirror:
         return [(run.arena_offset, self._piece(run)) for run in self._places.runs]
 
     def to_host(self) -> None:
+        """Copy the parameters from the device into the host's arena."""
         for start, on_device in self.stretches():
             self.host[start : start + on_device.numel()].copy_(on_device)
 
     def to_device(self) -> None:
+        """Copy the parameters from the host's arena to the device."""
         for start, on_device in self.stretches():
             on_device.copy_(self.host[start : start + on_device.numel()])
 
@@ -70,9 +72,9 @@ class Mirror:
 class DeviceState:
     """Parameters of one replica on the device, with their state and gradient sums.
 
-    Call the methods while no pass is under way; methods that copy wait until the copy is done. A
-    step holds `lock` for each of these parameters. It updates the parameter on the device, or in
-    the host's arenas unless `allocated`.
+    Call the methods while no pass is under way; methods that copy wait until the copy is done. An
+    optimizer step holds `lock` for each of these parameters. The step updates the parameter on the
+    device, or, while the device memory is given back (`allocated` is False), in the host's arenas.
     """
 
     def __init__(

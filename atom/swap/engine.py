@@ -64,7 +64,7 @@ class PassCancelled(AtomError):
 
 
 class Engine:
-    """Runs the passes of one program on a device.
+    """Runner of the passes of one program on a device.
 
     One thread at a time may call the methods, and the host store must not change during a pass.
     Several engines (training, evaluation) may share store, slots and device if they take turns.
@@ -203,8 +203,13 @@ class Engine:
     ) -> list[Tensor]:
         """Run the forward of every micro-batch, without gradients.
 
-        Dropout is active if the program was traced with it: evaluate a program that was traced
-        without.
+        Dropout is active if the program was traced with dropout, so evaluate a program that was
+        traced without.
+
+        Args:
+            micro_batches: Batch entries of each micro-batch, by name.
+            should_stop: Function that is asked before each event; True cancels the evaluation.
+            handoff: Exchange with the other devices of the group; None: a single device.
 
         Returns:
             Output of the program (usually the mean loss) for each micro-batch, on the host, finite
@@ -252,7 +257,7 @@ class Engine:
 
     @property
     def adding(self) -> list[int]:
-        """Sub-models that add gradients to the arena."""
+        """Sub-models whose gradient sums are sent to the host's arena in every pass, ascending."""
         return self._gradients.adding
 
     def break_off(self) -> None:

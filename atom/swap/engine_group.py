@@ -70,6 +70,7 @@ class EngineGroup:
         micro_batches: Sequence[Mapping[str, Tensor]],
         should_stop: Callable[[], bool] = lambda: False,
     ) -> list[Tensor]:
+        """Run the forward of every micro-batch on all devices; see `Engine.evaluate`."""
         return self._run_on_all(lambda e, *rest: e.evaluate(micro_batches, *rest), should_stop)
 
     def _run_on_all(self, job: Job[_Read], should_stop: Callable[[], bool]) -> list[_Read]:
@@ -105,22 +106,27 @@ class EngineGroup:
 
     @property
     def touched(self) -> bool:
+        """True if an engine's gradient arena may hold a part of the latest pass."""
         return any(engine.touched for engine in self._engines)
 
     @property
     def leaving(self) -> bool:
+        """True if gradients of the latest training pass were sent to the arena."""
         return any(engine.leaving for engine in self._engines)
 
     @property
     def adding(self) -> list[int]:
+        """Sub-models whose gradient sums are sent to the host's arena in every pass."""
         return [sub_model for engine in self._engines for sub_model in engine.adding]
 
     def wait_added(self) -> None:
+        """Wait until the arena holds the gradients of all passes; see `Engine.wait_added`."""
         with ExitStack() as every_engine:  # waits for all of them, even if one raises
             for engine in self._engines:
                 every_engine.callback(engine.wait_added)
 
     def forget(self) -> BaseException | None:
+        """Give up gradients that were not added; return the first error of an engine, or None."""
         return next(filter(None, [engine.forget() for engine in self._engines]), None)
 
 

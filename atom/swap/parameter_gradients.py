@@ -126,7 +126,7 @@ class ParameterGradients:
 
     @property
     def adding(self) -> list[int]:
-        """Sub-models whose sums are added to the arena."""
+        """Sub-models whose gradient sums are sent to the host's arena in every pass, ascending."""
         return [index for index, parts in self._parts.items() if parts]
 
     def wait_for_slot(self, sub_model: int) -> None:
@@ -221,7 +221,13 @@ class ParameterGradients:
 
 
 def rounded(sums: Sequence[HostSum], slot: Tensor) -> list[HostSum]:
-    """Return the same additions with sources rounded to nearest, packed into the slot."""
+    """Return the same additions with sources rounded to nearest, packed into the slot.
+
+    Args:
+        sums: Additions to the host's arena. Additions whose source is already on the host stay as
+            they are.
+        slot: Memory on the device for the rounded sources, one after another.
+    """
     found, offset = [], 0
     for part in sums:
         if part.on_host:

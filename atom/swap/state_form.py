@@ -36,10 +36,12 @@ class StateArena:
 
     @property
     def elements(self) -> int:
+        """Number of elements of the trained parameters; the arena holds no others."""
         return self.layout.trained_elements
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the elements."""
         return self.elements * self.dtype.itemsize
 
 

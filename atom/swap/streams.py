@@ -75,6 +75,7 @@ class StreamTimes:
             self._origin = self.mark(stream)
 
     def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """Return an event that takes the time at which the stream has done its work until now."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return event
@@ -91,7 +92,7 @@ class StreamTimes:
 
     @contextmanager
     def until_now(self, report: Report | None) -> Iterator[None]:
-        """Measure the work of a host thread in the `with` block."""
+        """Measure a host thread's work in the `with` block; report its begin and end at the end."""
         started_s = self._clock.now()
         yield
         if report is not None:

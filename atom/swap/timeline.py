@@ -100,6 +100,7 @@ class Span:
 
     @property
     def lane(self) -> Lane:
+        """Lane that does the event's work."""
         match self.event:
             case Load() | ValuesIn():
                 return "load"
@@ -113,6 +114,7 @@ class Span:
 
     @property
     def sub_model(self) -> int:
+        """Index of the event's sub-model."""
         return self.event.sub_model
 
     @property
@@ -123,6 +125,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
+        """Duration of the event."""
         return self.end_s - self.start_s
 
 
@@ -142,7 +145,7 @@ class Timeline:
 
     @property
     def devices(self) -> int:
-        """Number of devices that have spans."""
+        """Number of devices: one more than the highest index of a span's device."""
         return 1 + max((span.device for span in self.spans), default=0)
 
     def of_device(self, device: int) -> "Timeline":

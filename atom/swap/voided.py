@@ -34,7 +34,7 @@ class Cause(StrEnum):
 
 
 class PassVoided(AtomError):
-    """Error of a pass that failed in a way that the next pass may not. Parameters are unchanged.
+    """Error of a failed pass that may be tried again; the parameters are unchanged.
 
     `sequences_lost` counts sequences of earlier passes whose gradients had to be dropped too. The
     owner of the gradients fills it in.
