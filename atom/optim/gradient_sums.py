@@ -28,9 +28,11 @@ class GradientSums:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Dtype of the sums on the host."""
         return self._flat.dtype
 
     def numel(self) -> int:
+        """Return the number of elements."""
         return self._flat.numel()
 
     def __getitem__(self, elements: slice) -> Tensor:

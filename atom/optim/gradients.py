@@ -21,7 +21,8 @@ class FlatNumbers(Protocol):
         """Either float32 or bfloat16."""
         ...
 
-    def numel(self) -> int: ...
+    def numel(self) -> int:
+        """Return the number of elements."""
 
     def __getitem__(self, elements: slice, /) -> Tensor: ...
 
@@ -72,11 +73,10 @@ class GradientArena:
 
     @property
     def sums(self) -> torch.Tensor:
-        """Gradient sums [trained elements] on the host.
+        """Gradient sums [trained elements] on the host, with all counted gradients.
 
-        Waits until all counted gradients are added.
-
-        Call `changed` after writing to them.
+        Reading the property waits until all gradients are added. Call `changed` after writing to
+        the tensor.
 
         Raises:
             PassVoided: Some gradients were lost; the unspent sequences no longer count.
@@ -103,13 +103,14 @@ class GradientArena:
 
     @contextmanager
     def accumulating(self, touched: Callable[[], bool]) -> Iterator[None]:
-        """Wrap a pass that adds to `flat`, or overwrites it if `void` is set.
+        """Wrap one pass that writes its gradients into `flat`; keep `void` and the counts right.
 
-        If the pass is interrupted, `void` stays set if it was set before.
+        The pass adds to `flat`, or overwrites it if `void` is set. A pass that succeeds clears
+        `void`.
 
         Args:
-            touched: Returns True if gradients of the interrupted pass may be in `flat`; then the
-                unspent sequences are dropped.
+            touched: Function that is asked after an interrupted pass: True if gradients of the pass
+                may be in `flat`. Then the unspent sequences are dropped.
         """
         self.squares = {}
         try:

@@ -40,7 +40,7 @@ Update = Callable[[Part, Tensor, StepTerms], None]
 
 
 class Stepper:
-    """Runs the optimizer's steps of one store, one at a time.
+    """Runner of the optimizer's steps of one store, one at a time.
 
     A step that fails leaves the store inconsistent: every later step raises StepFailed until
     `discard`. One thread at a time may call the methods; `wait` may be called from any thread.
