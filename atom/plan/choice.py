@@ -47,10 +47,12 @@ class Choice:
 
     @cached_property
     def shape(self) -> Shape:
+        """Shape of its passes, which simulations of a pass take."""
         return self.cut.shape(self.arrangement)
 
     @cached_property
     def memory(self) -> DeviceMemory:
+        """Memory of the device that needs most."""
         return self.cut.memory(self.arrangement)
 
     @cached_property

@@ -79,7 +79,7 @@ class Parts:
     """Device memory that swapping takes if the whole model is one sub-model."""
 
     def bounds(self, most_bytes: int) -> list[int]:
-        """Return bounds on the bytes of a sub-model, ascending, none above `most_bytes`."""
+        """Return the bounds on a sub-model's bytes to try, ascending, none above `most_bytes`."""
         least, most = int(self.need_bytes[:, 0].max()), self.whole_bytes
         factor = max(STEP, (most / max(least, 1)) ** (1 / MOST_STEPS))
         steps = (int(least * factor**step) for step in range(MOST_STEPS))

@@ -37,6 +37,7 @@ class HostMemory:
 
     @property
     def total_bytes(self) -> int:
+        """Bytes of all arenas."""
         return sum(size for _, size in self.arenas)
 
     @property
@@ -47,7 +48,10 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class DiskSpace:
-    """Largest size of the state directory if the disk has little space; 0: nothing is stored."""
+    """Estimate of the largest size of the state directory, by purpose; 0: nothing is stored.
+
+    `joiners_bytes` are not part of the total: they are stored only if the disk has room.
+    """
 
     snapshot_bytes: int = 0
     """Bytes of a snapshot, and of the next snapshot while it is written."""
@@ -64,6 +68,7 @@ class DiskSpace:
 
     @property
     def total_bytes(self) -> int:
+        """Bytes that training needs on the disk, without those for joiners."""
         return self.snapshot_bytes + self.checkpoint_bytes + self.result_bytes + self.text_bytes
 
 

@@ -47,10 +47,12 @@ class Piece:
 
     @cached_property
     def elements(self) -> int:
+        """Number of elements of its parameters."""
         return sum(self.parameters.values())
 
     @cached_property
     def gradient_elements(self) -> int:
+        """Number of elements of its parameters that take a gradient."""
         return sum(n for name, n in self.parameters.items() if name not in self.frozen)
 
     @property
@@ -172,6 +174,7 @@ class DeviceMemory:
 
     @property
     def total_bytes(self) -> int:
+        """Bytes for all purposes together."""
         return sum(vars(self).values())
 
 
@@ -252,6 +255,14 @@ class Cut:
 
     @classmethod
     def of(cls, chain: Chain, machine: Machine, limits: Limits, ends: Sequence[int]) -> "Cut":
+        """Cut a chain into sub-models.
+
+        Args:
+            chain: Operations and values of the model.
+            machine: Rates of the devices and the link.
+            limits: Limits of machine and run.
+            ends: Positions in the chain at which sub-models end, ascending.
+        """
         return cls(tuple(ends), pieces_of(chain, ends), machine, limits)
 
     def fits(self, arrangement: Arrangement) -> bool:
@@ -283,6 +294,7 @@ class Cut:
         return self._on[devices]
 
     def shape(self, arrangement: Arrangement) -> Shape:
+        """Return the shape of passes with this arrangement, which simulations of a pass take."""
         return Shape(len(self.pieces), self.limits.micro_batches, arrangement, self._crossings)
 
     @cached_property

@@ -125,7 +125,7 @@ class Plan:
 
     @property
     def run_alone_s(self) -> float | None:
-        """Seconds of as many rounds on this machine alone; None if the run is endless."""
+        """Seconds of the run's rounds if this machine trains alone; None if the run is endless."""
         return None if self.run_s is None else self.run_s * self.gain.times_alone
 
 

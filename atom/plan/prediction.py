@@ -77,6 +77,7 @@ class RoundPrediction:
 
     @property
     def round_s(self) -> float:
+        """Seconds of the round: passes and averaging, one after the other or overlapped."""
         if self.overlapped:
             return max(self.passes_s, self.all_reduce_s)
         return self.passes_s + self.all_reduce_s
@@ -88,10 +89,12 @@ class RoundPrediction:
 
     @property
     def swarm_tokens_per_s(self) -> float:
+        """Tokens per second of all peers together."""
         return self.tokens / self.round_s
 
     @property
     def line_bytes_per_day(self) -> float:
+        """Bytes that this peer sends in a day of training; it receives as many."""
         return self.line_bytes / self.round_s * DAY_S
 
 
