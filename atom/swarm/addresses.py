@@ -49,7 +49,7 @@ HEAD_DOMAIN = "owner-head"
 
 
 class RecentHead(NamedTuple):
-    """A head that a run's chain must have."""
+    """Head that a run's chain must have."""
 
     round: int
     digest: bytes
@@ -72,7 +72,7 @@ class JoinAddress:
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """An interface and a port to listen on; port 0 lets the system choose."""
+    """Interface and port to listen on; port 0 lets the system choose."""
 
     host: str
     """An IP address literal; 0.0.0.0 or :: for every interface."""
@@ -82,6 +82,7 @@ class ListenAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def multiaddr(self) -> str:
+        """Return the address in libp2p's form, such as /ip4/0.0.0.0/tcp/31337."""
         family = "ip6" if ":" in self.host else "ip4"
         return f"/{family}/{self.host}/tcp/{self.port}"
 
@@ -92,13 +93,15 @@ class ListenAddress:
 
     @property
     def is_loopback(self) -> bool:
+        """True if only this machine can reach the address."""
         return ipaddress.ip_address(self.host).is_loopback
 
 
 def parse_join_address(text: str) -> JoinAddress:
     """Parse a join address, also one with `join:` before it, or folded by a terminal.
 
-    Raises: AddressError with an example.
+    Raises:
+        AddressError: The text is no join address; the message has an example.
     """
     text = re.sub(r"\s*\n\s*", "", text).strip().removeprefix("join:").lstrip()
     if len(text) > MAX_ADDRESS_CHARACTERS:
@@ -132,7 +135,14 @@ def format_join_address(address: JoinAddress) -> str:
 
 
 def with_head(address: JoinAddress, number: int, digest: bytes, identity: Identity) -> JoinAddress:
-    """Return the address with the head of round `number`, signed if `identity` is the owner's."""
+    """Return the address with the head of a round, signed if `identity` is the owner's.
+
+    Args:
+        address: Join address of the run.
+        number: Number of the round.
+        digest: Digest of the head.
+        identity: Key of this peer.
+    """
     head = RecentHead(number, digest)
     if identity.peer_id == address.owner:
         signature = identity.sign(HEAD_DOMAIN, _head_text(address, head))
@@ -157,7 +167,11 @@ def with_entrances(address: JoinAddress, nodes: Iterable[str]) -> JoinAddress:
 
 
 def check_run_name(name: str) -> str:
-    """Return the name. Raises: AddressError unless it can be part of an address."""
+    """Return the name of a run if it can be part of an address.
+
+    Raises:
+        AddressError: The name cannot.
+    """
     if RUN_NAME.fullmatch(name) is None:
         raise AddressError(
             f"{_short(name)} cannot be a run's name",
@@ -168,7 +182,11 @@ def check_run_name(name: str) -> str:
 
 
 def parse_multiaddrs(texts: Sequence[str]) -> tuple[str, ...]:
-    """Check DHT node addresses (--initial-peers). Raises: AddressError with an example."""
+    """Check DHT node addresses (--initial-peers), and return them without blanks.
+
+    Raises:
+        AddressError: There are too many, or one is malformed; the message has an example.
+    """
     if len(texts) > MAX_BOOTSTRAP:
         raise AddressError(f"{len(texts)} DHT nodes named", f"name at most {MAX_BOOTSTRAP}")
     return tuple(parse_multiaddr(text) for text in texts)
@@ -177,7 +195,8 @@ def parse_multiaddrs(texts: Sequence[str]) -> tuple[str, ...]:
 def parse_multiaddr(text: str) -> str:
     """Check one libp2p multiaddr that ends in /p2p/<peer id>; return it without blanks.
 
-    Raises: AddressError naming the part that is wrong.
+    Raises:
+        AddressError: The address is malformed; the message names the part that is wrong.
     """
     text = text.strip()
     match = _MULTIADDR.fullmatch(text) if len(text) <= MAX_ADDRESS_CHARACTERS else None
@@ -201,7 +220,8 @@ def peer_id_in(multiaddr: str) -> str:
 def parse_listen(text: str) -> ListenAddress:
     """Parse "0.0.0.0:31337", "[::]:0", ":31337" or "localhost:0".
 
-    Raises: AddressError with an example.
+    Raises:
+        AddressError: The text is no such address; the message has an example.
     """
     text = text.strip()
     try:
@@ -250,7 +270,10 @@ def carried_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return the IPv4 address that an IPv6 address carries, or else the address itself.
 
     IPv6 addresses that are mapped, of 6to4, of Teredo or of the well-known NAT64 prefix lead to the
-    IPv4 address inside. Raises: ValueError if `host` is not an IP address.
+    IPv4 address inside.
+
+    Raises:
+        ValueError: `host` is not an IP address.
     """
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv4Address):

@@ -37,7 +37,11 @@ def peer_id_of(public_key: bytes) -> str:
 
 @lru_cache(maxsize=8192)
 def public_key_of(peer_id: str) -> Ed25519PublicKey:
-    """Return the key inside a peer id. Raises: ValueError if it is not an Ed25519 peer id."""
+    """Return the key inside a peer id.
+
+    Raises:
+        ValueError: The text is not an Ed25519 peer id.
+    """
     head = _IDENTITY_MULTIHASH + _PUBLIC_PREFIX
     raw = base58.b58decode(peer_id) if len(peer_id) == PEER_ID_CHARACTERS else b""
     if len(raw) != len(head) + 32 or not raw.startswith(head):
@@ -59,6 +63,12 @@ def verify(peer_id: str, domain: str, payload: bytes, signature: bytes) -> bool:
     """Return True if `peer_id` signed `payload` in this signature domain.
 
     Malformed peer ids and signatures give False, never an error.
+
+    Args:
+        peer_id: Peer that is said to have signed.
+        domain: Purpose of the signature; a signature of another purpose is not valid.
+        payload: Signed bytes.
+        signature: Signature to verify.
     """
     try:
         public_key_of(peer_id).verify(signature, _framed(domain, payload))
@@ -80,6 +90,7 @@ class Identity:
 
     @classmethod
     def create(cls) -> "Identity":
+        """Return an identity with a new random key."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod

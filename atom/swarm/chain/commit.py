@@ -58,7 +58,7 @@ Norm = Annotated[float, lambda number: math.isfinite(number) and number >= 0.0]
 
 @dataclass(frozen=True, order=True, slots=True)
 class Voter:
-    """One process of one peer. A restarted peer is a new incarnation and has to be voted in."""
+    """Process of a peer. A restarted peer is a new incarnation and has to be voted in."""
 
     peer_id: PeerId
     incarnation: Incarnation
@@ -99,8 +99,11 @@ Contributions = Annotated[tuple[MemberCount, ...], MAX_CONTRIBUTIONS]
 
 @dataclass(frozen=True)
 class Value:
-    """Decision of one round. Values are equal if their digests are equal: a comparison of fields
-    would ignore a voter's absences and the sign of a zero."""
+    """Decision of one round.
+
+    Values are equal if their digests are equal: a comparison of fields would ignore a voter's
+    absences and the sign of a zero.
+    """
 
     parent: Digest
     round: Count
@@ -119,6 +122,7 @@ class Value:
 
     @property
     def sequences(self) -> int:
+        """Number of sequences in the round, over all members."""
         return sum(part.sequences for part in self.contributions)
 
     def given_by(self, voter: "Voter") -> int:
@@ -137,6 +141,7 @@ class Value:
         return hash(self._digest)
 
     def digest(self) -> bytes:
+        """Return the digest of all fields."""
         return self._digest
 
     @cached_property
@@ -195,8 +200,8 @@ def rank(digest: bytes, number: int, branches: Branches) -> Rank:
 
     Read a chain from genesis as a word with one letter per round: a quorum decided the round, or
     the round opened a branch. Words are compared as in a dictionary. Where two chains part, a
-    quorum's round beats a branch. Of two branches, the one that more voters of their parent signed
-    wins, then the lower name. A chain beats its own prefix. Rounds and samples after a branch do
+    quorum's round beats a branch. Of two branches, the branch wins that more voters of their parent
+    signed, then the lower name. A chain beats its own prefix. Rounds and samples after a branch do
     not count.
 
     The key shortens runs of rounds that quorums decided to the number of the last such round.
@@ -243,8 +248,10 @@ class Head:
 
     @property
     def known(self) -> frozenset[str]:
-        """Peer ids of the voters, the last round's members, and all peers with tenure: each has
-        done work for the run, or is trusted by its owner."""
+        """Peer ids of the voters, the last round's members, and all peers with tenure.
+
+        Each of these peers has done work for the run, or is trusted by its owner.
+        """
         return self.tenured.union(self.members, (voter.peer_id for voter in self.voters))
 
     @property
@@ -263,6 +270,7 @@ class Head:
 
     @property
     def rank(self) -> Rank:
+        """Rank of the head in fork choice; the head of the highest rank is preferred."""
         return rank(self.digest, self.round, self.branches)
 
     def prefers(self, other: "Head") -> bool:
@@ -307,7 +315,14 @@ def genesis(
     founder: Voter,
     rules: ChainRules = ChainRules(),
 ) -> Head:
-    """Return the head before any round, fixed by the run's manifest and its initial state."""
+    """Return the head before any round, fixed by the run's manifest and its initial state.
+
+    Args:
+        manifest_digest: Digest of the manifest.
+        state_digest: Digest of the state of round 0.
+        founder: The only voter of the first round.
+        rules: Rules of the run's chain.
+    """
     digest = canonical_digest(
         "genesis", [manifest_digest, state_digest, founder.peer_id, founder.incarnation]
     )
@@ -318,8 +333,16 @@ def genesis(
 def vote_payload(
     parent: bytes, ballot: Ballot, value_digest: bytes, survivors: tuple[Voter, ...] = ()
 ) -> bytes:
-    """Return the bytes that a voter signs to accept a value. A vote for a branch is never valid for
-    an ordinary round."""
+    """Return the bytes that a voter signs to accept a value.
+
+    A vote for a branch is never valid for an ordinary round.
+
+    Args:
+        parent: Digest of the head before the round.
+        ballot: Ballot of the vote.
+        value_digest: Digest of the value.
+        survivors: Voters that go on in a branch; empty for an ordinary round.
+    """
     return canonical_digest("vote", [parent, ballot, value_digest, survivors])
 
 
@@ -350,8 +373,10 @@ def valid_votes(commit: Commit) -> set[Voter]:
 
 
 def signed_by(voter: Voter, payload: bytes) -> bytes:
-    """Return the bytes that a process signs: bound to its incarnation, so that old signatures are
-    worth nothing after a restart."""
+    """Return the bytes that a process signs: the payload, bound to the process's incarnation.
+
+    So old signatures are worth nothing after a restart.
+    """
     return voter.incarnation + payload
 
 

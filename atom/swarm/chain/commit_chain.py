@@ -46,6 +46,7 @@ class Chain:
 
     @property
     def head(self) -> Head:
+        """Head after the last commit."""
         return self.heads[-1]
 
     def has(self, round_number: int, digest: bytes) -> bool:
@@ -79,7 +80,8 @@ def record_of(commit: Commit) -> bytes:
 def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
     """Return the commits in `raw`, and the offset at which the last whole record ends.
 
-    Raises: PeerRefused if a whole record is not a commit.
+    Raises:
+        PeerRefused: A whole record is not a commit.
     """
     commits: list[Commit] = []
     start = 0

@@ -36,8 +36,10 @@ Text = Annotated[str, lambda text: len(text.encode()) <= MAX_TEXT_BYTES]
 
 @dataclass(frozen=True)
 class Accepted:
-    """Value that an acceptor holds, the ballot at which it accepted it, and its evidence: a quorum
-    vouched for the value at that ballot."""
+    """Value that an acceptor holds, the ballot at which it was accepted, and the evidence for it.
+
+    The evidence shows that a quorum vouched for the value at that ballot.
+    """
 
     ballot: Ballot
     value: Value
@@ -46,7 +48,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Prevote:
-    """ "Would you listen to a new attempt?" Changes nothing at the receiver."""
+    """Question whether the receiver would listen to a new attempt. Changes nothing there."""
 
     parent: Digest
     survivors: Voters = ()
@@ -63,7 +65,7 @@ class PrevoteAnswer:
 
 @dataclass(frozen=True)
 class Prepare:
-    """ "Stop counting and promise to ignore lower ballots." """
+    """Request to stop counting, and to promise to ignore lower ballots."""
 
     parent: Digest
     ballot: Ballot
@@ -89,7 +91,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class Nack:
-    """ "I promised a higher ballot", or a refusal for the named reason."""
+    """Refusal of a call: the sender promised a higher ballot, or has the named reason."""
 
     parent: Digest
     ballot: Ballot
@@ -99,7 +101,10 @@ class Nack:
 
 @dataclass(frozen=True)
 class Ring:
-    """ "Average with these members, in this order, with these weights: in a ring, or by parts." """
+    """Request to average with these members, in this order and with these weights.
+
+    With `shares` the members average by parts, otherwise in a ring.
+    """
 
     parent: Digest
     ballot: Ballot
@@ -112,7 +117,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Suspect:
-    """ "The exchange broke": the failure that this member saw itself."""
+    """Report that the exchange broke: the failure that this member saw itself."""
 
     parent: Digest
     ballot: Ballot
@@ -122,7 +127,10 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Vouched:
-    """ "I have the result of this value, and vouch for no other value at this ballot." """
+    """Statement that the sender has the result of this value.
+
+    The sender vouches for no other value at this ballot.
+    """
 
     parent: Digest
     ballot: Ballot
@@ -133,8 +141,11 @@ class Vouched:
 
 @dataclass(frozen=True)
 class Accept:
-    """ "Accept this value at this ballot if its evidence holds." If a quorum vouched for it at a
-    lower ballot: "Vouch for it at this one." """
+    """Request to accept this value at this ballot if its evidence holds.
+
+    If a quorum vouched for the value at a lower ballot, it is a request to vouch for it at this
+    one.
+    """
 
     parent: Digest
     ballot: Ballot
@@ -162,7 +173,10 @@ class CommitNotice:
 
 @dataclass(frozen=True)
 class Abort:
-    """ "This ballot is over": drop ring buffers, keep promise, accepted value and gradients."""
+    """Notice that this ballot is over.
+
+    The receiver drops ring buffers, and keeps promise, accepted value and gradients.
+    """
 
     parent: Digest
     ballot: Ballot
@@ -226,7 +240,7 @@ def decode(raw: bytes) -> Message | Leases:
     """Return the well-formed message that `raw` holds.
 
     Raises:
-        PeerRefused: with TOO_LARGE, MALFORMED or NOT_FINITE; no other exception.
+        PeerRefused: TOO_LARGE, MALFORMED or NOT_FINITE. No other exception is raised.
     """
     envelope: Any = schema.decode(_Envelope, raw, MAX_MESSAGE_BYTES)
     found: list[Message | Leases] = [each for each in vars(envelope).values() if each is not None]

@@ -215,7 +215,7 @@ def commit_problem(head: Head, commit: Commit) -> Reason | None:
 def unsupported(head: Head, value: Value, evidence: Evidence, ballot: Ballot) -> Reason | None:
     """Return why the evidence does not support a value; None if it does.
 
-    The value must be one that `follows` allows.
+    The value must be allowed by `follows`.
 
     Args:
         head: Head that the value follows.
@@ -224,9 +224,9 @@ def unsupported(head: Head, value: Value, evidence: Evidence, ballot: Ballot) ->
         ballot: Ballot at which a quorum is to have vouched for the value.
 
     Returns:
-        BAD_SIGNATURE: a promise is not signed by the peer that it names.
-        NOT_A_VOTER: the electorate is not the one that the promises lead to.
-        DIGEST_MISMATCH: no quorum vouched for the value, with its result and norm.
+        BAD_SIGNATURE: a promise is not signed by the peer that it names. NOT_A_VOTER: the promises
+        lead to another electorate than the value names. DIGEST_MISMATCH: no quorum vouched for the
+        value, with its result and norm.
     """
     if len(evidence.promises) != len(value.contributions):
         return Reason.BAD_SIGNATURE

@@ -42,9 +42,11 @@ class Tenure:
     """Round in which the peer earned tenure; 0: tenure from the start; `NEVER`: no tenure."""
 
     def contributed(self, number: int, decided: int) -> "Tenure":
-        """Return the record after a contribution to round `number`.
+        """Return the record after a contribution to a round.
 
-        `decided`: as for `after_round`.
+        Args:
+            number: Number of the round.
+            decided: Number of rounds that quorums have decided, up to this one.
         """
         rounds = min(self.rounds + 1, ROUNDS_TO_EARN)
         earned = number if rounds == ROUNDS_TO_EARN else NEVER

@@ -58,7 +58,7 @@ PROGRAM = ("-P", "-m", "atom.swarm.dht.process")
 
 
 class DirectoryUnavailable(AtomError):
-    """Raised if the DHT cannot be asked now. That says nothing about other peers; ask later."""
+    """Error of a DHT that cannot be asked now. It says nothing about other peers; ask later."""
 
 
 class DhtClient:
@@ -305,9 +305,10 @@ def _clear_abandoned(root: Path) -> None:
 
 
 def open_node_log(path: str | None) -> IO[bytes]:
-    """Open the log of a node that is about to start; None discards its output.
+    """Open the log of a node that is about to start; None discards the node's output.
 
-    Raises: StorageError.
+    Raises:
+        StorageError: The log cannot be written.
     """
     keep_small(path)
     try:
@@ -317,8 +318,10 @@ def open_node_log(path: str | None) -> IO[bytes]:
 
 
 def keep_small(path: str | None) -> None:
-    """Empty a log that has become too large. The node holds it open and continues at its new end.
-    Never fails."""
+    """Empty a log that has become too large. Never fails.
+
+    The DHT node holds the file open and continues at its new end.
+    """
     with contextlib.suppress(OSError):
         if path is not None and os.path.getsize(path) > MAX_LOG_BYTES:
             os.truncate(path, 0)

@@ -82,7 +82,7 @@ class Directory:
         self._keeping: asyncio.Task[None] | None = None
 
     def sign_lease(self, lease: Lease) -> SignedLease:
-        """Return our lease as a signed record that is valid for 8 s."""
+        """Return our lease as a signed record that is valid for `LEASE_SECONDS`."""
         assert self._identity is not None, "an onlooker publishes nothing"
         expires_at = time.time() + LEASE_SECONDS
         record = encode_lease(lease, self.run, self.owner, self._identity, expires_at)
@@ -126,7 +126,11 @@ class Directory:
                 await self._store_manifest(record)
 
     async def read_manifest(self) -> tuple[Manifest, bytes]:
-        """Return the manifest and its signed record. Raises: AddressError if there is none."""
+        """Return the manifest and its signed record.
+
+        Raises:
+            AddressError: There is no manifest.
+        """
         key = manifest_key(self.run, self.owner)
         began, is_answered = time.monotonic(), False
         for widely in itertools.cycle((False, True)):
@@ -157,6 +161,7 @@ class Directory:
         return self._client.contacts
 
     async def close(self) -> None:
+        """Stop renewing records, and end the DHT node."""
         if self._keeping is not None:
             self._keeping.cancel()
         await self._client.close()
@@ -197,7 +202,17 @@ async def open_directory(
 ) -> Directory:
     """Start a DHT node in its own process, and return the directory of one run on it.
 
-    Raises: AddressError, PortInUseError, StorageError, UserError; the process has ended then.
+    After an error the process has ended.
+
+    Args:
+        run: Name of the run.
+        owner: Peer id of the run's founder.
+        node: Settings of the node.
+        events: Receiver of the node's events; None: no receiver.
+
+    Raises:
+        AddressError: The name of the run is malformed; or as `DhtClient.start`.
+        PortInUseError, StorageError, UserError, DirectoryUnavailable: As `DhtClient.start`.
     """
     check_run_name(run)
     identity = None
@@ -210,12 +225,14 @@ async def open_directory(
 
 @contextlib.asynccontextmanager
 async def entrance(node: NodeSettings, events: EventSink) -> AsyncIterator[tuple[str, ...]]:
-    """Run a DHT node through which others enter; the value is its multiaddrs, best first.
+    """Run a DHT node through which others enter, and yield its multiaddrs, best first.
 
     Args:
-        events: gets an event when the node's process ended and when it was started again.
+        node: Settings of the node.
+        events: Receiver of an event when the node's process ended or was started again.
 
-    Raises: AddressError, PortInUseError, StorageError, UserError.
+    Raises:
+        AddressError, PortInUseError, StorageError, UserError: As `DhtClient.start`.
     """
     Identity.load_or_create(Path(str(node.identity_path)))
     client = DhtClient(node, events)

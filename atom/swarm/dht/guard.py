@@ -109,7 +109,11 @@ class StrictSerializer(MSGPackSerializer):  # type: ignore[misc]
 
     @classmethod
     def loads(cls, buf: bytes) -> Any:
-        """Decode a scalar or a dictionary. Raises: PeerRefused for any other bytes."""
+        """Decode a scalar or a dictionary.
+
+        Raises:
+            PeerRefused: The bytes are anything else.
+        """
         value = decode(buf)
         if not isinstance(value, list):
             return value
@@ -180,7 +184,11 @@ class GuardedP2P(P2P):  # type: ignore[misc]
         }
 
     async def _call_unary_protobuf_handler(self, *call: Any) -> Any:
-        """Call a remote, as hivemind does. Raises: PeerRefused for an answer out of bounds."""
+        """Call a remote, as hivemind does.
+
+        Raises:
+            PeerRefused: The answer is out of bounds.
+        """
         return checked(await super()._call_unary_protobuf_handler(*call))
 
 

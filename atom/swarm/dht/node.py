@@ -288,6 +288,7 @@ class DhtNode:
         await asyncio.wait(ears, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
+        """Stop the node and all work that it began."""
         if self._node is not None:
             for gift in self._gifts:
                 gift.cancel()

@@ -147,7 +147,11 @@ async def running_p2pd(
 async def _until_it_answers(
     process: asyncio.subprocess.Process, socket_path: Path, log_path: str | None
 ) -> None:
-    """Wait until p2pd accepts connections. Raises: UserError if it ends instead."""
+    """Wait until p2pd accepts connections.
+
+    Raises:
+        UserError: The process ends instead.
+    """
     while process.returncode is None:
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_unix_connection(socket_path)

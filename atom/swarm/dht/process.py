@@ -180,6 +180,12 @@ async def _run(descriptor: int, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Run a DHT node for a parent process until the parent ends.
+
+    Args:
+        arguments: Descriptor of the socket to the parent, the parent's process id, and the folder
+            of the node's files.
+    """
     descriptor, parent_pid, folder = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to whole groups at once
         signal.signal(number, signal.SIG_IGN)

@@ -64,6 +64,12 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         self.own_keys[key] = only_known
 
     def validate(self, record: DHTRecord) -> bool:
+        """Return True if this node may store a record.
+
+        A record must be signed by the peer in its subkey and lie at the key that its content names,
+        and it may not outlive the bound for its kind. At the keys of this run, the author must be
+        known.
+        """
         blob = unpack_record(record.value)
         claim = None if blob is None else _claim(blob)
         if claim is None or record.subkey != MSGPackSerializer.dumps(claim.author):
@@ -96,8 +102,7 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         return True
 
     def first(self, subkeys: Iterable[Any]) -> list[Any]:
-        """Keep records of known peers first, then a random sample of the others, up to the
-        bound."""
+        """Return the subkeys to keep, up to the bound: known peers' first, then a random sample."""
         by_lot = sorted(subkeys, key=lambda each: (each not in self.known, random.random()))
         return by_lot[:MAX_RECORDS_PER_READING]
 
@@ -117,8 +122,8 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
     def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
         """Store a record as hivemind does; return True if it was stored.
 
-        Unlike hivemind, refuse a record if there is no room, or if one that expires later is
-        stored: hivemind would drop that one at the expiry of the earlier record.
+        Unlike hivemind, refuse a record if there is no room, or if a record that expires later is
+        stored: hivemind would drop that record at the expiry of the earlier one.
         """
         record = self.get(key)
         if record is None:

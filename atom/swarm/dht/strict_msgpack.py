@@ -49,7 +49,11 @@ class _Reader:
         self._raw, self._at = raw, 0
 
     def take(self, count: int) -> bytes:
-        """Return the next `count` bytes. Raises: PeerRefused if fewer are left."""
+        """Return the next `count` bytes.
+
+        Raises:
+            PeerRefused: Fewer bytes are left.
+        """
         taken = self._raw[self._at : self._at + count]
         if len(taken) != count:
             raise malformed("a value ends early")
@@ -60,7 +64,11 @@ class _Reader:
         return int.from_bytes(self.take(size_bytes), "big")
 
     def expect(self, due: int, size_bytes: int = 1) -> None:
-        """Skip one number. Raises: PeerRefused if it is another one."""
+        """Skip one number.
+
+        Raises:
+            PeerRefused: The number is not the expected one.
+        """
         if (found := self.number(size_bytes)) != due:
             raise malformed(f"{found:#x} instead of {due:#x}")
 
@@ -69,7 +77,11 @@ class _Reader:
         return len(self._raw) - self._at
 
     def scalar(self) -> Scalar:
-        """Return the next value. Raises: PeerRefused for an array, a map or an extension."""
+        """Return the next value.
+
+        Raises:
+            PeerRefused: The value is an array, a map or an extension.
+        """
         marker = self.number(1)
         if marker < 0x80 or marker >= 0xE0:
             return marker if marker < 0x80 else marker - 0x100

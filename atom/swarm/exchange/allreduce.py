@@ -54,13 +54,16 @@ _GRACE_S = 1.0
 
 @dataclass(frozen=True)
 class Channels:
-    """Connections from and to all neighbours, as in `Terms.neighbours`; none for a single
-    member."""
+    """Connections from and to all neighbours, as in `Terms.neighbours`.
+
+    A single member has no connections.
+    """
 
     left: tuple[Channel, ...] = ()
     right: tuple[Channel, ...] = ()
 
     def close(self) -> None:
+        """Close all connections."""
         for channel in (*self.left, *self.right):
             channel.close()
 

@@ -108,8 +108,10 @@ def choose(
 
 
 def averages_moved(shares: Sequence[int], rank: int) -> float:
-    """Return the bytes that a member sends in an exchange by parts, and also receives, as a
-    multiple of the average's bytes."""
+    """Return the traffic of a member in an exchange by parts, as a multiple of the average's bytes.
+
+    The member sends that many bytes, and receives as many.
+    """
     return 1 + (len(shares) - 2) * shares[rank] / sum(shares)
 
 

@@ -35,16 +35,18 @@ LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 class NotFinite(ArithmeticError):
-    """Raised if a computed or received number is infinite, not a number, or beyond its bound."""
+    """Error of a computed or received number that is infinite, no number, or beyond its bound."""
 
 
 class NotCanonical(ArithmeticError):
-    """Raised for received bytes that no encoder writes."""
+    """Error of received bytes that no encoder writes."""
 
 
 class ChunkKernels:
-    """Functions of the compiled library. Thread-safe. Numbers are float32 [n], contiguous, on the
-    host."""
+    """Functions of the compiled library. Thread-safe.
+
+    Numbers are float32 [n], contiguous, on the host.
+    """
 
     def __init__(self, library: ctypes.CDLL, level: int | None = None) -> None:
         """Bind the functions of the library.
@@ -82,6 +84,12 @@ class ChunkKernels:
 
     def encode(self, wire_format: str, values: Tensor, wire: Tensor, lost: Tensor | None) -> None:
         """Encode `values` into `wire`, and write to `lost` the values minus the decoded numbers.
+
+        Args:
+            wire_format: Name of the codec.
+            values: Numbers to encode, float32 [n].
+            wire: Memory for the bytes.
+            lost: Memory for the differences, float32 [n]; None if they are not needed.
 
         Raises:
             NotFinite: The decoded numbers would not be finite.
@@ -155,8 +163,10 @@ class Codec:
     """True if numbers have the same bytes on the wire as in memory."""
 
     def wire_bytes(self, elements: int) -> int:
-        """Return the most bytes that `elements`, a multiple of 16, take on the wire; at most four
-        bytes per element."""
+        """Return the most bytes that `elements` numbers take on the wire.
+
+        They are at most four per number. `elements` is a multiple of 16.
+        """
         return int(self.element_bytes * elements)
 
     def fits(self, length: int, elements: int) -> bool:
@@ -198,7 +208,9 @@ class Codec:
     def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
         """Compute out = (decoded wire + own) · factor; `own` may be `out`.
 
-        Raises: as `decode`; also NotFinite if a result is not finite.
+        Raises:
+            NotFinite: A number or a result is not finite.
+            NotCanonical: As `decode`.
         """
         chunk_kernels().add(self.name, wire, own, factor, out)
 
@@ -223,8 +235,11 @@ class Float32(Codec):
 
 
 class BFloat16(Codec):
-    """Two bytes per number. Rounds to 8 significant bits at every hop of a ring's reduction, and
-    once for the gather."""
+    """Codec with two bytes per number.
+
+    Numbers are rounded to 8 significant bits at every hop of a ring's reduction, and once for the
+    gather.
+    """
 
     name = "bfloat16"
     element_bytes = 2

@@ -35,11 +35,10 @@ class EncodedMean:
 
     @classmethod
     def of(cls, arenas: Mapping[str, Tensor]) -> "EncodedMean":
-        """Return the mean in arenas from another peer or from disk, after a check of their names
-        and types.
+        """Return the mean in arenas from another peer or from disk.
 
         Raises:
-            PeerRefused: MALFORMED.
+            PeerRefused: MALFORMED: the names or types of the arenas are not a mean's.
         """
         if {name: arena.dtype for name, arena in arenas.items()} != _TYPES:
             raise PeerRefused(Reason.MALFORMED, f"a mean of {sorted(arenas)[:4]}")
@@ -47,8 +46,10 @@ class EncodedMean:
 
     @property
     def arenas(self) -> Mapping[str, Tensor]:
-        """Arenas by name, in which the mean is saved and served. A commit names the mean by their
-        state digest."""
+        """Arenas by name, in which the mean is saved and served.
+
+        A commit names the mean by the state digest of these arenas.
+        """
         return {CHUNKS: self.chunks, WIRES: self.wires}
 
     def numbers(self, codec: Codec, elements: int) -> "MeanNumbers":
@@ -121,6 +122,7 @@ class MeanNumbers:
         self._stops = [here.stop for here, _ in pieces]
 
     def numel(self) -> int:
+        """Return the number of elements."""
         return self._stops[-1] if self._stops else 0
 
     def __getitem__(self, elements: slice) -> Tensor:
@@ -169,8 +171,10 @@ class MeanWires:
         return self._wires[self._rooms[self._index[step.start]]]
 
     def numbers_room(self, step: Step) -> Tensor:
-        """Return memory (fp32) in which to compute a chunk's numbers: the chunk's own memory if the
-        codec is exact, new memory otherwise."""
+        """Return memory (float32) in which to compute a chunk's numbers.
+
+        An exact codec uses the chunk's own memory; other codecs get new memory.
+        """
         if self._codec.exact:
             return self.room(step).view(torch.float32)
         return torch.empty(step.stop - step.start)

@@ -36,7 +36,12 @@ class Half(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Do all steps. Raises: ExchangeBroken, PeerRefused, OSError."""
+        """Do all steps.
+
+        Raises:
+            ExchangeBroken: A member failed, or sent what no member sends.
+            PeerRefused, OSError: The connection failed.
+        """
 
     @abstractmethod
     def blame(self, reason: Reason, detail: str) -> ExchangeBroken:
@@ -44,7 +49,7 @@ class Half(ABC):
 
 
 class Sender(Half):
-    """Sends all chunks of one connection, each as soon as the chunk that it depends on is here."""
+    """Sender of one connection's chunks, each once the chunk that it depends on is here."""
 
     def run(self) -> None:
         reduction = self.reduction
@@ -114,8 +119,11 @@ class Receiver(Half):
         return self.reduction.receiving_due()
 
     def blame(self, reason: Reason, detail: str) -> ExchangeBroken:
-        """Return a failure that blames the left neighbour, or no member if it sends frames but the
-        ring as a whole is too slow."""
+        """Return a failure that blames the left neighbour.
+
+        If the neighbour sends frames but the ring as a whole is too slow, the failure blames no
+        member.
+        """
         if reason is Reason.TIMEOUT and time.monotonic() >= self.due():
             return ExchangeBroken(None, Reason.TOO_SLOW, "too few bytes arrived")
         return ExchangeBroken(self.channel.peer_id, reason, detail)
@@ -204,7 +212,11 @@ class OwnPart:
             return len(arrived) == len(self.peers)
 
     def add_up(self, step: Step) -> None:
-        """Sum all contributions to a chunk and store its mean. Raises: ExchangeBroken."""
+        """Sum all contributions to a chunk and store its mean.
+
+        Raises:
+            ExchangeBroken: A contribution cannot be decoded, or the sum is not finite.
+        """
         reduction, slot = self._reduction, self._plan.slot(step.number)
         total, addend = reduction.wires.numbers_room(step), reduction.part(step)
         arrived, self._arrived[slot] = self._arrived[slot], {}
@@ -246,8 +258,10 @@ class PartsReceiver(Receiver):
         )
 
     def blame(self, reason: Reason, detail: str) -> ExchangeBroken:
-        """Return a failure that blames the peer: if another member had held it up, it would have
-        reported that member."""
+        """Return a failure that blames the peer.
+
+        If another member had held up the peer, the peer would have reported that member.
+        """
         late = reason is Reason.TIMEOUT and time.monotonic() >= self.due()
         return ExchangeBroken(self.channel.peer_id, Reason.TOO_SLOW if late else reason, detail)
 

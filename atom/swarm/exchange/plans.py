@@ -59,8 +59,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan(ABC):
-    """Division of an arena: into buckets, each bucket into one part per owner, each part into
-    chunks. Buckets bound the bytes under way; chunks are the unit of pipelining."""
+    """Division of an arena into buckets, each bucket into parts, and each part into chunks.
+
+    Each owner has one part of a bucket. Buckets bound the bytes under way; chunks are the unit of
+    pipelining.
+    """
 
     elements: int
     """Elements of the arena, a multiple of 16."""
@@ -98,10 +101,12 @@ class Plan(ABC):
 
     @property
     def members(self) -> int:
+        """Number of members of the exchange."""
         return len(self.shares)
 
     @property
     def buckets(self) -> int:
+        """Number of buckets of the arena."""
         return -(-self.elements // self.bucket_elements)
 
     @property
@@ -112,8 +117,10 @@ class Plan(ABC):
         return max(1, -(-largest // self.chunk_elements))
 
     def chunks(self, bucket: int, owner: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (number, start, stop) of the chunks of an owner's part of a bucket; nothing if the
-        arena has no such bucket."""
+        """Yield (number, start, stop) of the chunks of one owner's part of a bucket.
+
+        Yield nothing if the arena has no such bucket.
+        """
         if not 0 <= bucket < self.buckets:
             return
         first, total = (bucket * self.members + owner) * self.owned_chunks, sum(self.shares)
@@ -125,7 +132,7 @@ class Plan(ABC):
             yield first + index, start, min(start + self.chunk_elements, end)
 
     def means(self) -> Iterator[Step]:
-        """Yield all chunks of the mean, in the order of elements."""
+        """Yield a step (without a hop) for each chunk of the mean, in the order of elements."""
         for bucket in range(self.buckets):
             for owner in range(self.members):
                 for number, start, stop in self.chunks(bucket, owner):
@@ -150,8 +157,10 @@ class PartsPlan(Plan):
     """Plan of parts with owners: members send contributions to owners, and owners send the sums."""
 
     def peers(self, rank: int) -> list[int]:
-        """Return the ranks to which `rank` is connected, in the order in which an owner adds their
-        contributions."""
+        """Return the ranks that `rank` is connected to.
+
+        An owner adds the contributions of these peers in this order.
+        """
         return connected(self.shares, rank)
 
     def stream(self, sender: int, receiver: int) -> Iterator[Step]:
@@ -196,6 +205,8 @@ def chunk_header(tag: bytes, step: Step) -> bytes:
 
 
 def ring_tag(parent: bytes, ballot: Ballot) -> bytes:
-    """Return the tag (32 bytes) of one attempt's exchange: it keeps out the connections and chunks
-    of other attempts."""
+    """Return the tag (32 bytes) of one attempt's exchange.
+
+    The tag keeps out the connections and chunks of other attempts.
+    """
     return canonical_digest("ring", [parent, ballot])

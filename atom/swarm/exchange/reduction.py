@@ -28,7 +28,7 @@ LAST_WORDS_S = 0.3
 
 
 class ExchangeBroken(PeerRefused):
-    """Raised if the exchange cannot finish.
+    """Error of an exchange that cannot finish.
 
     Attributes:
         suspect: Peer id of the member to exclude from the next attempt; None if unknown.
@@ -104,6 +104,7 @@ class Terms:
 
     @property
     def me(self) -> str:
+        """Our own peer id."""
         return self.members[self.rank]
 
     @property
@@ -116,7 +117,11 @@ class Terms:
         return [(self.rank - 1) % count], [(self.rank + 1) % count]
 
     def mean_wires(self, elements: int) -> MeanWires:
-        """Return memory for a mean of `elements`, a multiple of 16. Raises: MemoryError."""
+        """Return memory for a mean of `elements`, a multiple of 16.
+
+        Raises:
+            MemoryError: The memory cannot be allocated.
+        """
         return MeanWires(self.plan(elements), self.codec)
 
     def plan(self, elements: int) -> Plan:
@@ -241,7 +246,11 @@ class Reduction:
         return self.source.part(step.start, step.stop)
 
     def encoded_part(self, step: Step, scratch: Tensor) -> Tensor:
-        """Encode our own addend for a chunk. Raises: ExchangeBroken(NOT_FINITE)."""
+        """Encode our own addend for a chunk.
+
+        Raises:
+            ExchangeBroken: NOT_FINITE: the addend is not finite.
+        """
         return self.encode(self._finite_part(step), step.start, scratch)
 
     def _finite_part(self, step: Step) -> Tensor:
@@ -317,18 +326,22 @@ class Reduction:
             self.put_mean(step, mean)
 
     def put_sum(self, step: Step, partial: Tensor) -> None:
-        """Encode a partial sum for the next member of a ring. Raises: as `encode`.
+        """Encode a partial sum for the next member of a ring.
 
         Args:
             step: Chunk of the sum.
             partial: Sum so far, in the chunk's `numbers_room`.
+
+        Raises:
+            ExchangeBroken: As `encode`.
         """
         self.wires.put(step, self.encode(partial, step.start, self.wires.room(step), 1.0))
 
     def put_mean(self, step: Step, mean: Tensor) -> None:
         """Encode a chunk's mean, as its owner, in the bytes that all members receive.
 
-        Raises: as `encode`.
+        Raises:
+            ExchangeBroken: As `encode`.
         """
         room, times = self.wires.room(step), 1 / self.terms.scale
         self.wires.put(step, self.encode(mean, step.start, room, times))

@@ -24,7 +24,11 @@ _NOT_FINITE = 1
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Return the compiled loops. Raises: MismatchError if they are not compiled."""
+    """Return the compiled loops.
+
+    Raises:
+        MismatchError: The loops are not compiled.
+    """
     library = build_kernels.load(SOURCE)
     encode, decode, add = library.atom_encode, library.atom_decode, library.atom_add
     encode.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int32)
@@ -37,7 +41,8 @@ def _library() -> ctypes.CDLL:
 def highest_level() -> int:
     """Return the highest level of vector instructions that this processor has; 0 is the lowest.
 
-    Raises: as `Sparse`.
+    Raises:
+        MismatchError: The loops are not compiled.
     """
     return int(_library().atom_highest_level())
 

@@ -152,7 +152,7 @@ def short_name(peer_id: str) -> bytes:
 
 @dataclass(frozen=True)
 class Lease:
-    """A peer's heartbeat. A hint: it may trigger a round, it never votes in one.
+    """Heartbeat of a peer. It is a hint: it may trigger a round, but never votes in one.
 
     Fields are numbered on the wire in this order (`atom.swarm.schema`). A change of the order would
     hide the peers of older versions, whose leases would be refused: a new field goes to the end.
@@ -320,8 +320,11 @@ class LeaseBook:
         return now - self.updated_at <= GAP_SECONDS
 
     def fresh(self, now: float) -> dict[str, Lease]:
-        """Return the current lease of every living peer: it grew within the lease time, and the
-        peer has neither left nor been doubled. Empty while we are not watching."""
+        """Return the current lease of every living peer; empty while we are not watching.
+
+        A peer lives if its lease grew within the lease time, and the peer has neither left nor been
+        doubled.
+        """
         living = (self._living(peer_id, now) for peer_id in self._peers)
         return {
             lease.peer_id: lease
@@ -350,8 +353,10 @@ class LeaseBook:
         return now - (sighting.last_sign if doubled_since is None else doubled_since)
 
     def is_dead(self, voter: Voter, now: float) -> bool:
-        """Return True if this incarnation has left, which is final, or if it is silent while its
-        peer lives as another incarnation."""
+        """Return True if this incarnation is gone.
+
+        It has left, which is final, or it is silent while its peer lives as another incarnation.
+        """
         sighting = self._peers.get(voter.peer_id, {}).get(voter.incarnation)
         if sighting is not None and sighting.lease.state == PeerState.LEFT:
             return True

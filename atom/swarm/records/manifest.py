@@ -46,6 +46,8 @@ Amount = Annotated[int, lambda number: number <= MAX_COUNT]
 
 
 class PackageVersion(NamedTuple):
+    """Version of a package that can change the graph."""
+
     package: Text
     version: Text
 
@@ -193,12 +195,13 @@ def lease_key(run: str, owner: str) -> str:
 
 
 def manifest_key(run: str, owner: str) -> str:
+    """Return the DHT key of the manifest of an owner's run."""
     return f"atom/3/{run}/{owner}/manifest"
 
 
 @dataclass(frozen=True)
 class SignedRecord:
-    """The value stored under a DHT key and subkey. `kind` is also the signature's domain."""
+    """Value stored under a DHT key and subkey. `kind` is also the signature's domain."""
 
     kind: Annotated[str, lambda kind: kind in (LEASE_DOMAIN, MANIFEST_DOMAIN)]
     payload: Annotated[bytes, lambda raw: len(raw) <= MAX_RECORD_BYTES]
@@ -241,7 +244,11 @@ def encode_lease(
 
 
 def decode_lease(record: bytes) -> Lease:
-    """Return the lease in a record that `read_claim` has verified. Raises: PeerRefused."""
+    """Return the lease in a record that `read_claim` has verified.
+
+    Raises:
+        PeerRefused: The record is malformed.
+    """
     signed = schema.decode(SignedRecord, record, MAX_RECORD_BYTES)
     return schema.decode(LeaseBody, signed.payload, MAX_LEASE_BYTES).lease
 

@@ -130,8 +130,10 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class SwarmView:
-    """State of a swarm at one time. Only peers at the preferred head count towards its figures;
-    peers at other heads are listed."""
+    """State of a swarm at one time.
+
+    Only peers at the preferred head count towards its figures; peers at other heads are listed.
+    """
 
     run: str
     round: int
@@ -164,8 +166,10 @@ class SwarmView:
     """Peer id of the observer; empty if it takes no part in the run."""
 
     def name(self, peer_id: str) -> str:
-        """Return the label of a peer in a table: its chosen name, which proves nothing, and its
-        short id."""
+        """Return the label of a peer in a table: its chosen name and its short id.
+
+        The name proves nothing.
+        """
         named = [lease.name for lease in self.peers if lease.peer_id == peer_id and lease.name]
         you = ["(you)"] if peer_id == self.me else []
         return " ".join([*named, short_id(peer_id), *you])
@@ -202,14 +206,21 @@ class SwarmView:
         return {title for title, amiss in wrong.items() if amiss and not gone}
 
     def outlook(self, rounds: int | None) -> list[str]:
-        """Return texts for display: the remaining time, the newest validation, and the peers of
-        other versions. Unknown items are left out."""
+        """Return texts for display: remaining time, newest validation, and peers of other versions.
+
+        Unknown items are left out.
+
+        Args:
+            rounds: Number of rounds of the run; None: endless, or unknown.
+        """
         to_go = remaining(rounds, self.round, self.round_s)
         return list(filter(None, (to_go, validation_text(self.validation), self.other_versions)))
 
     def age_s(self, lease: Lease) -> float:
-        """Return the age of a lease in seconds: our wall clock minus the publisher's. For display
-        only."""
+        """Return the age of a lease in seconds, for display only.
+
+        The age is our wall clock minus the publisher's.
+        """
         return round(max(0.0, self.unix_time - lease.issued_at), 1)
 
     def to_json(self) -> dict[str, Any]:

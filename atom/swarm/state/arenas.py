@@ -34,7 +34,11 @@ Piece = tuple[int, int]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in manifests. Raises: KeyError if arenas cannot have it."""
+    """Return the name of a dtype in manifests.
+
+    Raises:
+        KeyError: Arenas cannot have the dtype.
+    """
     return _NAMES[dtype]
 
 
@@ -50,10 +54,12 @@ class ArenaManifest:
 
     @property
     def byte_count(self) -> int:
+        """Bytes of the arena."""
         return self.elements * DTYPES[self.dtype].itemsize
 
     @property
     def chunks(self) -> int:
+        """Number of chunks of the arena."""
         return -(-self.byte_count // CHUNK_BYTES)
 
     def chunk_bounds(self, chunk: int) -> tuple[int, int]:
@@ -61,6 +67,7 @@ class ArenaManifest:
         return chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, self.byte_count)
 
     def chunk_digest(self, chunk: int) -> bytes:
+        """Return the digest of a chunk, by its number."""
         return self.chunk_digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES]
 
     def digest(self) -> bytes:
@@ -77,6 +84,7 @@ class BlobManifest:
 
     @property
     def byte_count(self) -> int:
+        """Bytes of all arenas."""
         return sum(arena.byte_count for arena in self.arenas)
 
     @property
@@ -182,6 +190,7 @@ class PieceQueue:
 
     @property
     def missing(self) -> int:
+        """Number of pieces that have not arrived."""
         return len(self.pending) + len(self.asked)
 
     def take(self, donor: str, in_flight: int, now: float) -> Piece | None:
@@ -216,8 +225,10 @@ class PieceQueue:
         return self.asked.pop(piece, None) is not None
 
     def drop(self, donor: str, owed: Sequence[Piece]) -> None:
-        """Release pieces that a donor owes: those asked of no other donor are pending again, at the
-        front."""
+        """Release the pieces that a donor owes.
+
+        Pieces that were asked of no other donor are pending again, at the front.
+        """
         for piece in reversed(owed):
             askers = self.asked.get(piece, {})
             if askers.pop(donor, None) is not None and not askers:
@@ -239,8 +250,10 @@ class PieceQueue:
 
 
 class Target(Protocol):
-    """Destination of fetched pieces. `write` is called from any thread, and also for a second copy
-    of a piece."""
+    """Destination of fetched pieces.
+
+    `write` is called from any thread, and also for a second copy of a piece.
+    """
 
     queue: PieceQueue
     """Missing pieces."""
@@ -249,12 +262,18 @@ class Target(Protocol):
     reused_bytes: int
     """Bytes that were already in place and were not fetched."""
 
-    def length(self, piece: Piece) -> int: ...
+    def length(self, piece: Piece) -> int:
+        """Return the bytes of a piece."""
 
-    def digest(self, piece: Piece) -> bytes: ...
+    def digest(self, piece: Piece) -> bytes:
+        """Return the digest that a piece must have."""
 
     def write(self, piece: Piece, chunk: memoryview) -> None:
-        """Store a verified chunk. Raises: StorageError."""
+        """Store a verified chunk.
+
+        Raises:
+            StorageError: The chunk cannot be written.
+        """
 
 
 class MemoryTarget:

@@ -94,7 +94,10 @@ class BlobServer:
     def manifest(self, name: str) -> BlobManifest:
         """Return the manifest of a content, and remember a large content's manifest.
 
-        Raises: PeerRefused(NOT_FOUND, PIECE_MISSING)."""
+        Raises:
+            PeerRefused: NOT_FOUND: there is no such content; PIECE_MISSING: its manifest has not
+                arrived.
+        """
         content = self._content(name)
         if not isinstance(content, Mapping):
             if content.manifest is None:
@@ -116,7 +119,9 @@ class BlobServer:
     def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
         """Return one chunk of the arena with this index in the order of names.
 
-        Raises: PeerRefused(NOT_FOUND, PIECE_MISSING)."""
+        Raises:
+            PeerRefused: NOT_FOUND: there is no such chunk; PIECE_MISSING: it has not arrived.
+        """
         content = self._content(name)
         if not isinstance(content, Mapping):
             return content.chunk((arena, chunk))
@@ -129,7 +134,9 @@ class BlobServer:
     def serve(self, channel: Channel) -> None:
         """Serve one channel until the other end leaves; the transport calls this as `on_blobs`.
 
-        Raises: PeerRefused for a malformed request; OSError when the channel ends.
+        Raises:
+            PeerRefused: A request is malformed.
+            OSError: The channel ended.
         """
         if not self._admits(channel):
             refused = PeerRefused(Reason.BUSY, "enough uploads are running")
@@ -173,7 +180,11 @@ class BlobServer:
             handshake.refuse(channel, refused, patience)
 
     def _wait_turn(self, channel: Channel, cost: int) -> None:
-        """Wait as long as the rates require. Raises: ConnectionError if the channel was closed."""
+        """Wait as long as the rates require.
+
+        Raises:
+            ConnectionError: The channel was closed.
+        """
         wait_s = self._rates.wait_s(channel.peer_id, cost, self._clock.now())
         if channel.closed.wait(wait_s):
             raise ConnectionError("closed by this peer")

@@ -184,7 +184,12 @@ class Donor:
         self._channel, self._name, self._patience = channel, name, patience
 
     def manifest(self, max_bytes: int) -> BlobManifest:
-        """Ask for the blob's manifest and return it. Raises: PeerRefused, OSError."""
+        """Ask for the blob's manifest and return it.
+
+        Raises:
+            PeerRefused: The donor refuses, or its answer is malformed.
+            OSError: The channel ended, or the answer came too late.
+        """
         self._ask(wire.BlobRequest(name=self._name, manifest=True))
         hashing_s = min(SILENCE_S + max_bytes / HASHED_BYTES_PER_S, _PIECE_S)
         patience = replace(self._patience, silence_s=hashing_s)
@@ -195,7 +200,12 @@ class Donor:
         self._ask(wire.BlobRequest(name=self._name, arena=piece[0], chunk=piece[1]))
 
     def take(self, into: memoryview) -> None:
-        """Receive the next chunk that was asked for. Raises: PeerRefused, OSError."""
+        """Receive the next chunk that was asked for.
+
+        Raises:
+            PeerRefused: The donor refuses, or the chunk has another length.
+            OSError: The channel ended, or the chunk came too late.
+        """
         patience = replace(self._patience, deadline=time.monotonic() + _PIECE_S)
         length = self._answer_length(CHUNK_BYTES, patience)
         if length != len(into):
@@ -203,7 +213,16 @@ class Donor:
         self._channel.recv_into(into, patience)
 
     def recv_answer(self, max_bytes: int, patience: Patience | None = None) -> bytes:
-        """Receive an answer of unknown length. Raises: PeerRefused, OSError."""
+        """Receive an answer of unknown length.
+
+        Args:
+            max_bytes: Most bytes of the answer.
+            patience: Time limits; None: the usual ones.
+
+        Raises:
+            PeerRefused: The donor refuses, or its answer is malformed or too long.
+            OSError: The channel ended, or the answer came too late.
+        """
         within = patience or self._patience
         return self._channel.recv_body(self._answer_length(max_bytes, within), within)
 
@@ -253,7 +272,11 @@ class Fetch:
         self._fault: Exception | None = None
 
     def run(self, stop: threading.Event | None) -> None:
-        """Fetch all missing pieces into the target. Raises: as `fetch`."""
+        """Fetch all missing pieces into the target.
+
+        Raises:
+            PeerRefused, StorageError: As `fetch`.
+        """
         stop = stop or threading.Event()
         count = max(min(MOST_DONORS, len(self._waiting)), 1)
         began = time.monotonic()

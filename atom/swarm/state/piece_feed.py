@@ -82,9 +82,11 @@ class PieceFeed:
         self._thread = threading.Thread(target=self._run, name="text", daemon=True)
 
     def start(self) -> None:
+        """Start the thread that fetches pieces."""
         self._thread.start()
 
     def close(self) -> None:
+        """End the thread and all waiting for pieces."""
         self._closing.set()
         with self._changed:
             self._break.set()
@@ -116,8 +118,10 @@ class PieceFeed:
 
     @property
     def why_waiting(self) -> str:
-        """Text for display if demanded pieces have been missing for a while; else empty.
-        Thread-safe."""
+        """Text for display if demanded pieces have been missing for a while. Thread-safe.
+
+        Empty if no piece is missing, or not yet for long.
+        """
         with self._changed:
             lacking, donors = len(self._demanded), len(self._donors)
             if not lacking or time.monotonic() - self._waiting_since < _REPORTED_AFTER_S:

@@ -93,6 +93,7 @@ class PieceStore:
 
     @property
     def kept_bytes(self) -> int:
+        """Bytes of the pieces that are on the disk."""
         return sum(map(self.length, self.kept))
 
     @property
@@ -140,7 +141,11 @@ class PieceStore:
         raise PeerRefused(Reason.PIECE_MISSING, f"chunk {number} of arena {arena}")
 
     def write(self, piece: Piece, chunk: memoryview) -> None:
-        """Write one verified piece to disk. Raises: StorageError."""
+        """Write one verified piece to disk.
+
+        Raises:
+            StorageError: The piece cannot be written.
+        """
         with self._lock:
             if self._pieces.get(piece):
                 return

@@ -68,8 +68,7 @@ class TokenBucket:
             self._at = math.inf
 
     def slices(self, view: memoryview) -> Iterator[memoryview]:
-        """Split bytes into the slices that one channel sends at a time: one slice without a
-        limit."""
+        """Split bytes into slices that one channel sends at a time; without a limit, one slice."""
         size = len(view)
         if not math.isinf(self._rate_per_s):
             size = int(min(max(self._rate_per_s * TURN_S, SMALLEST_SLICE_BYTES), SLICE_BYTES))
@@ -91,8 +90,10 @@ class TokenBucket:
             return max((amount - self._tokens) / self._rate_per_s, 0.0)
 
     def allow(self, now: float) -> bool:
-        """Spend one token and return True, or return False if there is none: for callers that drop
-        work instead of waiting."""
+        """Spend one token and return True, or return False if there is none.
+
+        Callers that drop work instead of waiting use it.
+        """
         with self._lock:
             self._refill(now)
             allowed = self._tokens >= 1
@@ -158,8 +159,13 @@ class Precedence:
         self.behind = {rank: TransferThrottle() for rank in (Rank.STATE, Rank.TEXT)}
 
     def take(self, rank: Rank, most: int, now: float) -> int:
-        """Return how many bytes of this rank, at most `most`, may pass next; 0 if the caller has to
-        ask again."""
+        """Return how many bytes of this rank may pass next; 0 if the caller has to ask again.
+
+        Args:
+            rank: Rank of the channel.
+            most: Most bytes that the channel would send or receive now.
+            now: Time in seconds of a monotonic clock.
+        """
         most = min(most, PART_BYTES)
         count = self.behind[rank].take(most, now) if rank in self.behind else most
         for other, throttle in self.behind.items():
@@ -168,6 +174,7 @@ class Precedence:
         return count
 
     def exchange_ended(self) -> None:
+        """Let transfers of state and text use the whole line again: an exchange has ended."""
         for throttle in self.behind.values():
             throttle.ended()
 
@@ -200,6 +207,7 @@ class Bandwidth:
             return self.sent_bytes + self.received_bytes
 
     def carried(self, sent: int = 0, received: int = 0) -> None:
+        """Count bytes that a channel sent and received. Thread-safe."""
         with self._lock:
             self.sent_bytes += sent
             self.received_bytes += received

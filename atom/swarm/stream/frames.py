@@ -68,7 +68,7 @@ class Kind(IntEnum):
 
 
 class Interrupted(ConnectionError):
-    """Raised if the caller's own `stop` was set; the stream itself is intact."""
+    """Error of a wait that the caller's own `stop` ended; the stream itself is intact."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,19 @@ class Stream(Protocol):
     """Ordered bytes in both directions."""
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
-        """Send all bytes. Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Send all bytes.
+
+        Raises:
+            TimeoutError, Interrupted, ConnectionError: Not all bytes were sent.
+        """
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
-        """Fill `view`. Raises: TimeoutError, Interrupted, ConnectionError at end of stream."""
+        """Fill `view`.
+
+        Raises:
+            TimeoutError, Interrupted: The bytes did not come in time, or waiting was interrupted.
+            ConnectionError: The stream ended.
+        """
 
     def idle(self) -> bool:
         """Return True if nothing (no data, no end of stream) waits to be received."""
@@ -164,7 +173,11 @@ class Channel:
         the end of an exchange: a connection that no exchange has accepted does not."""
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
-        """Send a part of a frame. Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Send a part of a frame.
+
+        Raises:
+            TimeoutError, Interrupted, ConnectionError: As `Stream.send_all`.
+        """
         if (bandwidth := self.bandwidth) is None:
             return self.stream.send_all(view, patience)
         for part in self._in_turn(bandwidth.sending, view, patience):
@@ -174,8 +187,11 @@ class Channel:
                 bandwidth.carried(sent=len(piece))
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
-        """Fill `view` with a part of a frame. Raises: TimeoutError, Interrupted,
-        ConnectionError."""
+        """Fill `view` with a part of a frame.
+
+        Raises:
+            TimeoutError, Interrupted, ConnectionError: As `Stream.recv_into`.
+        """
         if (bandwidth := self.bandwidth) is None:
             return self.stream.recv_into(view, patience)
         for part in self._in_turn(bandwidth.receiving, view, patience):
@@ -202,7 +218,11 @@ class Channel:
                 self.closed.wait(_LOOK_S)
 
     def send_frame(self, kind: Kind, *parts: bytes | memoryview, patience: Patience) -> None:
-        """Send the parts as one frame. Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Send the parts as one frame.
+
+        Raises:
+            TimeoutError, Interrupted, ConnectionError: As `Stream.send_all`.
+        """
         began = time.monotonic()
         pending = _HEADER.pack(sum(len(part) for part in parts), kind)
         for part in parts:

@@ -86,8 +86,10 @@ def greet(
 
 
 def receive(channel: Channel, local: Local, certificate: bytes, patience: Patience) -> None:
-    """Do the server's half of a handshake, except the answer: the caller then calls `welcome` or
-    `refuse`. Set the channel's peer, incarnation, purpose, tag and round trip.
+    """Do the server's half of a handshake, except the answer.
+
+    Set the channel's peer, incarnation, purpose, tag and round trip. The caller then calls
+    `welcome` or `refuse`.
 
     Args:
         channel: New channel.
@@ -121,13 +123,21 @@ def receive(channel: Channel, local: Local, certificate: bytes, patience: Patien
 
 
 def welcome(channel: Channel, local: Local, patience: Patience) -> None:
-    """Tell the client that it is accepted. Raises: OSError."""
+    """Tell the client that it is accepted.
+
+    Raises:
+        OSError: The connection failed.
+    """
     answer = wire.Welcome(incarnation=local.incarnation)
     channel.send_frame(Kind.WELCOME, answer.SerializeToString(), patience=patience)
 
 
 def refuse(channel: Channel, refused: PeerRefused, patience: Patience) -> None:
-    """Tell the client why it is refused. Raises: OSError."""
+    """Tell the client why it is refused.
+
+    Raises:
+        OSError: The connection failed.
+    """
     answer = wire.Refused(reason=refused.reason.value, detail=refused.detail[:_DETAIL_CHARACTERS])
     channel.send_frame(Kind.REFUSED, answer.SerializeToString(), patience=patience)
 

@@ -101,7 +101,11 @@ class SocketStream:
         self._batch_bytes = 1
 
     def connect(self, address: object) -> None:
-        """Begin to connect. Sending then waits for the connection, or fails. Raises: OSError."""
+        """Begin to connect. Sending then waits for the connection, or fails.
+
+        Raises:
+            OSError: The address cannot be reached.
+        """
         code = self._socket.connect_ex(address)  # type: ignore[arg-type] # what getaddrinfo gave
         if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))
@@ -113,7 +117,11 @@ class SocketStream:
         return ""
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
-        """Send all bytes. Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Send all bytes.
+
+        Raises:
+            TimeoutError, Interrupted, ConnectionError: Not all bytes were sent.
+        """
         done, last_byte = 0, time.monotonic()
         self._enter()
         try:
@@ -131,7 +139,11 @@ class SocketStream:
             self._leave()
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
-        """Fill `view`. Raises: as `recv_some`."""
+        """Fill `view`.
+
+        Raises:
+            TimeoutError, Interrupted, ConnectionError: As `recv_some`.
+        """
         done = 0
         while done < len(view):
             done += self.recv_some(view[done:], patience, len(view) - done)
@@ -176,8 +188,11 @@ class SocketStream:
             self._leave()
 
     def close(self) -> None:
-        """Shut down at once. The last call that uses the descriptor frees it, so that it cannot be
-        reused while a call waits."""
+        """Shut down at once.
+
+        The last call that uses the descriptor frees it, so that it cannot be reused while a call
+        waits.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -236,8 +251,12 @@ class TlsStream:
         self._received = memoryview(bytearray(_RECORD_BYTES))
 
     def handshake(self, patience: Patience) -> None:
-        """Do the TLS handshake. Raises: TimeoutError, Interrupted, ConnectionError (also for bytes
-        that are not TLS)."""
+        """Do the TLS handshake.
+
+        Raises:
+            TimeoutError, Interrupted: The handshake was not done in time, or was interrupted.
+            ConnectionError: The connection ended, or the bytes are not TLS.
+        """
         while True:
             try:
                 self._tls.do_handshake()
@@ -254,7 +273,11 @@ class TlsStream:
         return self._tls.getpeercert(binary_form=True)
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
-        """Send all bytes. Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Send all bytes.
+
+        Raises:
+            TimeoutError, Interrupted, ConnectionError: As `SocketStream.send_all`.
+        """
         for start in range(0, len(view), _PIECE_BYTES):
             piece = view[start : start + _PIECE_BYTES]
             done = 0
@@ -266,7 +289,12 @@ class TlsStream:
             self._flush(patience)
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
-        """Fill `view`. Raises: TimeoutError, Interrupted, ConnectionError."""
+        """Fill `view`.
+
+        Raises:
+            TimeoutError, Interrupted: The bytes did not come in time, or waiting was interrupted.
+            ConnectionError: The connection ended, or the bytes are not TLS.
+        """
         if len(view) > _RECORD_BYTES and len(self._received) < _PIECE_BYTES:
             self._received = memoryview(bytearray(_PIECE_BYTES))
         done = 0
@@ -303,7 +331,11 @@ class TlsStream:
 
 
 def peer_of_certificate(der: bytes | None) -> str:
-    """Return the peer id of the key in a certificate. Raises: PeerRefused(WRONG_IDENTITY)."""
+    """Return the peer id of the key in a certificate.
+
+    Raises:
+        PeerRefused: WRONG_IDENTITY: the certificate names no peer.
+    """
     if der is None or len(der) > MAX_CERTIFICATE_BYTES:
         raise PeerRefused(Reason.WRONG_IDENTITY, "no certificate, or an oversized one")
     try:

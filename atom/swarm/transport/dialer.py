@@ -55,7 +55,7 @@ def address_of(text: str) -> Route | None:
 
 
 class ContactBook:
-    """The routes to each peer, best first, by peer id. Thread-safe."""
+    """Routes to each peer, best first, by peer id. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -169,7 +169,8 @@ class Dialer:
     def connect(self, peer_id: str, route: Route, opening: bytes, seconds: float) -> SocketStream:
         """Open a connection to a peer at a numeric address; send nothing but `opening`.
 
-        Raises: OSError.
+        Raises:
+            OSError: The address does not answer in time, or may not be dialled.
         """
         [target] = self._targets(peer_id, route, seconds)
         return _connect(target, opening, Patience.within(seconds))
@@ -205,7 +206,11 @@ class Dialer:
                     raise
 
     def _targets(self, peer_id: str, route: Route, seconds: float) -> list[AddressInfo]:
-        """Resolve a route to addresses that may be dialled. Raises: OSError if there is none."""
+        """Resolve a route to addresses that may be dialled.
+
+        Raises:
+            OSError: There is no such address.
+        """
         found, dialled, near = resolve(*route, seconds), self._dialled(), self.neighbours()
         targets = [each for each in found if not may_dial(each[4][0], dialled, peer_id in near)]
         if not targets:
@@ -253,11 +258,13 @@ def _connect(target: AddressInfo, opening: bytes, patience: Patience) -> SocketS
 
 
 def resolve(host: str, port: int, seconds: float) -> list[AddressInfo]:
-    """Return the addresses of a host, best first, at most `MOST_ADDRESSES`.
+    """Return the addresses of a host, best first, at most `MOST_ADDRESSES`. Thread-safe.
 
-    Thread-safe. If the time is over, the thread that looks up the name is left running.
+    If the time is over, the thread that looks up the name is left running.
 
-    Raises: OSError (unknown, or not a name at all), TimeoutError.
+    Raises:
+        OSError: The name is unknown, or not a name at all.
+        TimeoutError: The name was not looked up in time.
     """
     deadline = time.monotonic() + seconds
     with contextlib.suppress(socket.gaierror):
@@ -310,8 +317,10 @@ def _reason(peer_id: str, failures: list[OSError | PeerRefused]) -> PeerRefused 
 
 
 class Hint(bytes):
-    """Message that is sent again and again anyway: if it cannot be delivered, nothing is reported,
-    and the receiver does not count as unreachable."""
+    """Message that is sent again and again anyway.
+
+    If it cannot be delivered, nothing is reported, and the receiver does not count as unreachable.
+    """
 
 
 class Lanes:
@@ -328,8 +337,12 @@ class Lanes:
         """Queues of the destinations that have a thread, by peer id."""
 
     def send(self, peer_id: str, raw: bytes) -> bool:
-        """Queue a message; False if the queue is full, there are too many destinations, or the
-        transport is closing."""
+        """Queue a message, and return True if there was room.
+
+        Returns:
+            False if the queue is full, there are too many destinations, or the transport is
+                closing.
+        """
         with self._changed:
             if self._endpoint.closing.is_set() or not self._has_lane(peer_id):
                 return False
@@ -400,8 +413,10 @@ class Lanes:
     def _deliver(self, peer_id: str, raw: bytes, channel: Channel | None) -> Channel:
         """Send a message over `channel` if that is alive, otherwise over a new channel.
 
-        Returns the channel that took the message. Raises: OSError, PeerRefused if the peer cannot
-        be reached.
+        Returns the channel that took the message.
+
+        Raises:
+            OSError, PeerRefused: The peer cannot be reached.
         """
         if channel is not None:
             if self._try(channel, raw):

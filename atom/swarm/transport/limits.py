@@ -68,8 +68,10 @@ others: a quorum may need its vote."""
 
 
 class KnownPeers:
-    """Peer ids that the run knows. All others are strangers, and have half of all places, because
-    identities are free. Thread-safe: each field is replaced as a whole."""
+    """Peer ids that the run knows. Thread-safe: each field is replaced as a whole.
+
+    All other peers are strangers, and have half of all places, because identities are free.
+    """
 
     def __init__(self) -> None:
         self._of_head: frozenset[str] = frozenset()
@@ -224,8 +226,10 @@ class ConnectionLimiter:
 
 
 def make_room(groups: Mapping[Channel, str], fewer: int) -> bool:
-    """Close the oldest connection of the largest host group, if that has at least two more than
-    `fewer`; return True if so."""
+    """Close the oldest connection of the largest host group, and return True if it was closed.
+
+    The group must have at least two connections more than `fewer`.
+    """
     largest, count = Counter(groups.values()).most_common(1)[0] if groups else ("", 0)
     if count < fewer + 2:
         return False
@@ -242,7 +246,11 @@ class ThreadGroup:
         self._living: set[threading.Thread] = set()
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Run `work` in a new thread. Raises: OSError if the system has no thread left."""
+        """Run `work` in a new thread.
+
+        Raises:
+            OSError: The system has no thread left.
+        """
         thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
         with self._lock:
             self._living.add(thread)
@@ -273,8 +281,10 @@ class ThreadGroup:
 
 
 class Backoff:
-    """Names that are excluded for a time that doubles with each failure in a row. In memory only,
-    and bounded. Thread-safe; times are seconds of one monotonic clock."""
+    """Names that are excluded for a time that doubles with each failure in a row. Thread-safe.
+
+    The names are in memory only, and bounded. Times are seconds of one monotonic clock.
+    """
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self._first_s, self._longest_s = first_s, longest_s
@@ -294,10 +304,12 @@ class Backoff:
         return seconds
 
     def forgive(self, name: str) -> None:
+        """Forget the failures of a name, which is excluded no longer."""
         with self._lock:
             self._failed.pop(name, None)
 
     def failures(self, name: str) -> int:
+        """Return the number of failures in a row; 0 for an unknown name."""
         return self._failed.get(name, (0, 0.0))[0]
 
     def held(self, now: float) -> frozenset[str]:
@@ -307,7 +319,17 @@ class Backoff:
 
 
 def offend(offenders: Backoff, peer_id: str, reason: Reason, now: float) -> float:
-    """Exclude a peer if the reason is an offence; return for how many seconds (0: it is none)."""
+    """Exclude a peer if the reason is an offence; return for how many seconds.
+
+    Args:
+        offenders: Excluded peers.
+        peer_id: Peer that was refused.
+        reason: Reason of the refusal.
+        now: Time in seconds of the monotonic clock of `offenders`.
+
+    Returns:
+        Seconds of the exclusion; 0 if the reason is no offence.
+    """
     return offenders.fail(peer_id, now) if reason in OFFENCES else 0.0
 
 

@@ -35,7 +35,12 @@ _BYTES_PER_MESSAGE = 512
 
 
 def data_door(bind: tuple[str, int]) -> socket.socket:
-    """Return a socket that other peers may dial. Raises: PortInUseError, AddressError."""
+    """Return a socket that other peers may dial.
+
+    Raises:
+        PortInUseError: Another program has the port.
+        AddressError: The host is not an address of this machine.
+    """
     return listening(*bind, "[network] data_port in a peer file")
 
 
@@ -51,7 +56,9 @@ class RingPool:
     def serve(self, channel: Channel) -> None:
         """Hold a channel until its claimant, or a newer channel of this peer and tag, closes it.
 
-        Raises: PeerRefused(NOT_FOUND) if it is not claimed in time."""
+        Raises:
+            PeerRefused: NOT_FOUND: the channel is not claimed in time.
+        """
         key = (channel.peer_id, channel.tag)
         with self._changed:
             before, self._waiting[key] = self._waiting.get(key), channel
@@ -68,8 +75,12 @@ class RingPool:
         channel.closed.wait()
 
     def claim(self, peer_id: str, tag: bytes, seconds: float) -> Channel:
-        """Wait for the channel of that peer and tag. Raises: PeerRefused(TIMEOUT);
-        ConnectionError when closing."""
+        """Wait for the channel of that peer and tag.
+
+        Raises:
+            PeerRefused: TIMEOUT: the channel did not come in time.
+            ConnectionError: This transport is closing.
+        """
         key = (peer_id, tag)
         with self._changed:
             self._changed.wait_for(lambda: key in self._waiting or self._closed, seconds)
@@ -80,6 +91,7 @@ class RingPool:
             return self._waiting.pop(key)
 
     def close(self) -> None:
+        """End all waiting for channels."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -116,7 +128,12 @@ class Listener:
         self._socket: socket.socket | None = None
 
     def start(self, bind: tuple[str, int]) -> tuple[str, int]:
-        """Listen and return the bound address. Raises: PortInUseError, AddressError, OSError."""
+        """Listen and return the bound address.
+
+        Raises:
+            PortInUseError, AddressError: As `data_door`.
+            OSError: The system has no thread left.
+        """
         self._socket = data_door(bind)
         self._endpoint.threads.start("atom-accept", self._accept)
         name = self._socket.getsockname()

@@ -27,7 +27,7 @@ MAX_LINES = 64
 
 
 class Outreach:
-    """Keeps this peer reachable. `know` and `reached` may be called from any thread."""
+    """Keeper of this peer's reachability. `know` and `reached` may be called from any thread."""
 
     def __init__(
         self, transport: Transport, wish: Reached, clock: Clock, events: EventSink
@@ -53,7 +53,10 @@ class Outreach:
     def know(self, leases: Mapping[str, Lease]) -> None:
         """Take a reading of the directory: update addresses and lines.
 
-        If a question is due, it is asked on a separate thread.
+        If it is time to ask other peers whether they can dial us, a separate thread asks.
+
+        Args:
+            leases: Leases of all peers, by peer id.
         """
         me, now = self._transport.peer_id, self._clock.now()
         others = {
@@ -101,8 +104,10 @@ class Outreach:
 
 
 def verdict(answers: Iterable[Reached]) -> Reached:
-    """Return YES if more than half of the witnesses could dial us, UNKNOWN without answers, else
-    NO."""
+    """Return YES if more than half of the witnesses could dial us, else NO.
+
+    Without answers, return UNKNOWN.
+    """
     given = list(answers)
     if not given:
         return Reached.UNKNOWN

@@ -60,13 +60,15 @@ class ReverseConnections:
         """Calls that wait for an answer, by the bytes that answer them."""
 
     def has_line(self, peer_id: str) -> bool:
+        """Return True if a peer holds a line on which we can call it. Thread-safe."""
         with self._lock:
             return peer_id in self._lines
 
     def serve_line(self, channel: Channel) -> None:
         """Serve a line until it ends; a newer line of the same peer replaces it.
 
-        Raises: OSError when the other end is gone.
+        Raises:
+            OSError: The other end is gone.
         """
         peer_id, line = channel.peer_id, (channel, threading.Lock())
         with self._lock:
@@ -87,7 +89,9 @@ class ReverseConnections:
     def call(self, peer_id: str, seconds: float) -> SocketStream:
         """Call a peer over its line; return the connection that it opens.
 
-        Raises: TimeoutError, ConnectionError.
+        Raises:
+            TimeoutError: The peer did not connect in time.
+            ConnectionError: The peer holds no line, or this transport is closing.
         """
         token, answer = secrets.token_bytes(TOKEN_BYTES), Future[SocketStream]()
         with self._lock:

@@ -34,7 +34,7 @@ the answer says nothing about the port that was tried."""
 
 
 class Transport:
-    """This peer's listener and its outgoing connections, over TCP.
+    """Listener of this peer and its outgoing connections, over TCP.
 
     `start` it, and tell it how to reach others with `set_addresses`.
     """
@@ -112,7 +112,12 @@ class Transport:
         return self._address
 
     def start(self) -> None:
-        """Start to listen, unless it listens nowhere. Raises: PortInUseError, AddressError."""
+        """Start to listen, unless the transport listens nowhere.
+
+        Raises:
+            PortInUseError: Another program has the port.
+            AddressError: The host is not an address of this machine.
+        """
         if self._bind is not None:
             self._address, self.listens = self._listener.start(self._bind), True
 
@@ -152,8 +157,11 @@ class Transport:
         self._lines.keep(peer_ids)
 
     def probe(self, peer_id: str) -> Reached:
-        """Ask a peer to dial us and return its answer. Takes seconds. Raises: PeerRefused,
-        OSError."""
+        """Ask a peer to dial us, and return its answer. Takes seconds.
+
+        Raises:
+            PeerRefused, OSError: The peer cannot be reached, or does not answer.
+        """
         channel = self.connect(peer_id, Purpose.PROBE)
         try:
             answer = channel.recv_frame(Kind.REACHED, 8, Patience.within(_PROBE_S + 2.0))
@@ -186,8 +194,11 @@ class Transport:
             timeout_s: Time limit, besides the usual limits.
             stop: Event that soon ends the attempt.
 
-        Raises: Unreachable, PeerRefused; Interrupted if `stop` was set; ConnectionError if this
-        transport is closed.
+        Raises:
+            Unreachable: No route led to the peer.
+            PeerRefused: Some route led to a refusal; the last reason.
+            Interrupted: `stop` was set.
+            ConnectionError: This transport is closed.
         """
         if self._endpoint.closing.is_set():
             raise ConnectionError("closed by this peer")
