@@ -127,6 +127,7 @@ class RoundLoop:
         self._thread.start()
 
     def close(self) -> None:
+        """End the thread after the events that wait already."""
         self.inbox.put(None)
         if self._thread.is_alive():
             self._thread.join()
@@ -140,6 +141,7 @@ class RoundLoop:
         self.inbox.put(self._tick)
 
     def leave(self) -> None:
+        """Ask the round machine to leave the run in order. Thread-safe."""
         self.inbox.put(LeaveRequested())
 
     # ---- the thread

@@ -116,6 +116,7 @@ class RoundExecutor:
         return self.worker.passes_s, line.sent_bytes, line.received_bytes
 
     def carry_out(self, action: Action) -> None:
+        """Begin an action of the round machine; its outcome is reported as an event."""
         if isinstance(action, Freeze | Thaw | Apply):
             self.exchange.stop()
         elif isinstance(action, StartExchange | FetchResult) and action.keep is not None:

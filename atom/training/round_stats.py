@@ -61,6 +61,7 @@ class RoundStats:
         return self.void_passes[cause].bit_count() == 1
 
     def pass_counted(self) -> None:
+        """Record a counted pass, which ends a series of void passes."""
         self.void_in_a_row, self.void_cause = 0, ""
 
     def committed(self, commit: Commit, counted: int, now: float) -> None:

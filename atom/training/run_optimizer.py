@@ -142,7 +142,7 @@ class ReplicaTerms:
 
     @property
     def shared(self) -> Mapping[str, StateArena]:
-        """Those arenas of `state` that are equal on all peers and stored in snapshots."""
+        """Arenas of `state` that are equal on all peers and stored in snapshots."""
         return self.update_rule.shared_arenas(self.state)
 
 

@@ -187,7 +187,11 @@ class SharedState:
                 self.on_progress(done, total if done == total else 0)
 
     def go_on(self) -> None:
-        """Stop the replay if this peer ends. Raises: PeerRefused (SUPERSEDED)."""
+        """Stop the replay if this peer ends.
+
+        Raises:
+            PeerRefused: SUPERSEDED: this peer ends.
+        """
         if self.stop.is_set():
             raise PeerRefused(Reason.SUPERSEDED, "this peer ends")
 
@@ -279,7 +283,8 @@ class SharedState:
     def adopt(self, arenas: Mapping[str, Tensor], chain: Chain) -> None:
         """Replace state and chain by a verified chain, and the state at its head.
 
-        Raises: ValueError if the state does not fit; nothing is changed.
+        Raises:
+            ValueError: The state does not fit; nothing is changed.
         """
         self.replica.load_state(arenas, chain.head.round)
         self.replica.reset_gradients()
@@ -288,7 +293,11 @@ class SharedState:
         self.usable = True
 
     def adopt_frozen(self, arenas: Mapping[str, Tensor]) -> None:
-        """Take and save the run's frozen parameters. Raises: ValueError if they do not fit."""
+        """Take and save the run's frozen parameters.
+
+        Raises:
+            ValueError: The parameters do not fit.
+        """
         self.replica.load_frozen(arenas)
         self.storage.save_frozen(arenas)
         self.has_frozen = True
@@ -296,10 +305,14 @@ class SharedState:
     # ---- saving
 
     def snapshot(self, digest: bytes) -> None:
-        """Save the state, which has this digest. No step may begin meanwhile."""
+        """Save the state, which has this digest. No step may begin until the call returns."""
         self.storage.snapshot(digest, self.replica.state_arenas())
 
     def save_own(self) -> None:
-        """Save this peer's own state; no other code may use the replica. Raises: StepFailed."""
+        """Save this peer's own state; no other code may use the replica.
+
+        Raises:
+            StepFailed: The last step failed.
+        """
         if self.usable and (own := self.replica.own_state()):
             self.storage.save_own(own, self.me.incarnation)

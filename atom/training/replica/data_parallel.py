@@ -157,7 +157,9 @@ class DataParallel:
     def wait_added(self) -> None:
         """Wait until the gradients of all passes so far have been added.
 
-        Raises: as `_void`, if some gradients were lost with a device.
+        Raises:
+            PassVoided: Some gradients were lost with a device.
+            Exception: The failure of the device, if no other device can go on.
         """
         late = self._forget()
         if not self._all_added(self._next - 1):
@@ -255,7 +257,8 @@ class DataParallel:
     def take_again(self) -> None:
         """Allocate freed memory of all devices in use, and of excluded ones that are due again.
 
-        Raises: the failure of the last remaining device.
+        Raises:
+            Exception: The failure of the last remaining device.
         """
         now = self._clock.now()
         due = [n for n, out in self.left_out.items() if now >= out.again_at]

@@ -95,6 +95,7 @@ class DeviceEngines:
 
     @property
     def name(self) -> str:
+        """Names of the devices, for messages."""
         return " + ".join(str(device.torch_device) for device in self._devices)
 
     def give_back(self) -> None:

@@ -165,7 +165,8 @@ class ReplicaEngines:
     def wait_added(self) -> None:
         """Wait until the store has the gradients of all passes so far.
 
-        Raises: as `Engine.wait_added`.
+        Raises:
+            Exception: The error that kept gradients from being added, as `Engine.wait_added`.
         """
         with self._in_use:
             (self._parallel or self.training).wait_added()

@@ -188,7 +188,11 @@ class LocalSteps(UpdateRule):
         return moments + cls.shared_arenas(arenas)[MASTER].size_bytes
 
     def own(self) -> Mapping[str, Tensor]:
-        """Return the inner optimizer's state, its step count, and the weights if they are not θ."""
+        """Return this peer's own state, which other peers do not have.
+
+        It is the inner optimizer's state, the counts of its steps and of spent sequences, and the
+        weights if they are not θ.
+        """
         apart = self._apart or self.gradients.spent[0] > 0
         return (dict(self.store.state) if apart else self._moments()) | {
             STEPS: torch.tensor([self._inner_steps]),

@@ -45,7 +45,10 @@ class SwarmCount:
     """Speed of all these peers together, as their leases claim."""
 
     def share(self, global_batch: int) -> int:
-        """Return the sequences that a peer trains before it considers the other peers' counts."""
+        """Return an equal share of the global batch, in sequences, rounded up.
+
+        A peer trains its share before it considers the other peers' counts.
+        """
         return -(-global_batch // self.peers)
 
 
@@ -74,7 +77,16 @@ def next_pass(
     micro_batch: int,
     most: int,
 ) -> int:
-    """Return the micro-batches of the next pass, at most `most`; 0: wait for new counts."""
+    """Return the micro-batches of the next pass, at most `most`; 0: wait for new counts.
+
+    Args:
+        own_sequences: Sequences that this peer has counted for the round.
+        last_pass_ended: Time at which the last pass ended, in seconds.
+        swarm: Counts of the other peers, as last read.
+        global_batch: Sequences per round.
+        micro_batch: Sequences per micro-batch.
+        most: Most micro-batches of a pass.
+    """
     share = swarm.share(global_batch)
     missing = global_batch - own_sequences - swarm.others_sequences
     if missing <= 0:
@@ -93,8 +105,14 @@ def reading_pause(
 ) -> float:
     """Return the seconds until the next reading of the leases.
 
-    The pause is long while the batch is far away and a peer still trains its own share, because it
-    needs no new counts then.
+    The pause is long while the batch is far away and a peer still trains its own share, because the
+    peer needs no new counts then.
+
+    Args:
+        own_sequences: Sequences that this peer has counted for the round.
+        own_per_s: Sequences per second of this peer.
+        swarm: Counts of the other peers, as last read.
+        global_batch: Sequences per round.
     """
     missing = global_batch - own_sequences - swarm.others_sequences
     is_far = missing > SOON_S * (own_per_s + swarm.sequences_per_s) > 0

@@ -59,10 +59,12 @@ class PassLimits:
 
     @classmethod
     def first(cls, precision: torch.dtype, micro_batches: int) -> "PassLimits":
+        """Return the limits for the first pass of a replica."""
         return cls(micro_batches, FIRST_EXPONENT if precision == torch.float16 else None)
 
     @property
     def loss_scale(self) -> float:
+        """Factor of the loss in the backward."""
         return 1.0 if self.exponent is None else 2.0**self.exponent
 
     def at_round_start(self) -> "PassLimits":
@@ -72,6 +74,7 @@ class PassLimits:
         return replace(self, exponent=min(self.exponent + 1, MOST_EXPONENT), sound_passes=0)
 
     def after_sound(self) -> "PassLimits":
+        """Return the limits after a pass that was not void."""
         return replace(self, sound_passes=self.sound_passes + 1, failed_alone=False)
 
     def after_void(self, void: PassVoided, micro_batches: int) -> tuple["PassLimits", str]:
@@ -140,7 +143,7 @@ class PassWatch:
             self._recording = None
 
     def stepped(self, event: Observed, start_s: float, end_s: float, device: int = 0) -> None:
-        """Record an event of the optimizer, whose work may overlap a pass."""
+        """Record an event of the optimizer, whose work may overlap a pass (an `Observer`)."""
         self._steps.append(Span(event, start_s, end_s))
 
     def figures(self) -> dict[str, Any] | None:

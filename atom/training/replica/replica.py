@@ -123,7 +123,9 @@ class Replica:
         """Set the state of round 0: initial weights, and a zero optimizer state.
 
         `threads` threads call `initial_value` in the order in which parameters are first used.
-        Raises: ValueError if a value has the wrong shape.
+
+        Raises:
+            ValueError: A value has the wrong shape.
         """
         self._stepper.wait_idle()
         self._store.clear_state()
@@ -252,7 +254,9 @@ class Replica:
         """Return this peer's contribution to the round, multiplied by `sequences`.
 
         Call it between two passes; `UpdateRule.contribution` says how long the values are valid.
-        Raises: PassVoided if some counted gradients were lost; call again for the remaining ones.
+
+        Raises:
+            PassVoided: Some counted gradients were lost; call again for the remaining ones.
         """
         if self._arena.void:
             self._stepper.wait_idle()  # a running step may still read sums that are to be cleared
@@ -262,7 +266,10 @@ class Replica:
         """Return the gradient sums over `sequences`, for training on this machine alone.
 
         The tensor is flat [elements], live, in the dtype `ReplicaSettings.gradients`. Call it
-        between two passes. Raises: PassVoided if some counted gradients were lost.
+        between two passes.
+
+        Raises:
+            PassVoided: Some counted gradients were lost.
         """
         if self._arena.void:
             self._stepper.wait_idle()
@@ -274,6 +281,7 @@ class Replica:
 
     @property
     def loss_sum(self) -> float:
+        """Sum of the losses of all counted sequences."""
         return self._arena.loss_sum
 
     @property
@@ -408,7 +416,10 @@ class Replica:
 
         With the rule `EveryStep`, these are the weights and the optimizer's state. The call waits
         for the end of a step. A caller that writes into the tensors calls `load_state` with them
-        afterwards. Raises: StepFailed; the tensors then hold no complete state.
+        afterwards.
+
+        Raises:
+            StepFailed: The last step failed; the tensors then hold no complete state.
         """
         self._settle()
         return dict(self._rule.shared())
@@ -421,7 +432,8 @@ class Replica:
     def load_state(self, arenas: Mapping[str, Tensor], round: int) -> None:
         """Copy another replica's state of `round`, with the frozen parameters if it has them.
 
-        Raises: ValueError if an arena is missing or does not fit; nothing is changed.
+        Raises:
+            ValueError: An arena is missing or does not fit; nothing is changed.
         """
         self._stepper.wait_idle()
         _take_over({**self._rule.shared(), **(self.frozen if FROZEN in arenas else {})}, arenas)
@@ -439,8 +451,12 @@ class Replica:
     def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:
         """Continue from the `own_state` that an earlier process saved.
 
-        `is_here`: True if it was saved at the shared state that the replica holds now.
-        Raises: ValueError if a tensor is missing or does not fit; nothing is changed.
+        Args:
+            saved: Tensors of the saved state, by name.
+            is_here: True if it was saved at the shared state that the replica holds now.
+
+        Raises:
+            ValueError: A tensor is missing or does not fit; nothing is changed.
         """
         self._stepper.wait_idle()
         self._rule.adopt_own(saved, is_here)
@@ -459,8 +475,11 @@ class Replica:
     def export_parameters(self) -> dict[str, Tensor]:
         """Return the float32 master weights by their names in the model.
 
-        They are views of the state or, if the state stores them in two parts, copies. Waits for the
-        end of a step. Raises: StepFailed.
+        They are views of the state or, if the state stores them in two parts, copies. The call
+        waits for the end of a step.
+
+        Raises:
+            StepFailed: The last step failed.
         """
         self._settle()
         specs = self._store.layout.specs
@@ -468,7 +487,7 @@ class Replica:
 
 
 def _take_over(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Copy the given arenas into our own. Raises: ValueError if one is missing or does not fit."""
+    """Copy the given arenas into our own; raise ValueError if one is missing or does not fit."""
     for name, arena in own.items():
         found = given.get(name)
         if found is None or found.shape != arena.shape or found.dtype != arena.dtype:

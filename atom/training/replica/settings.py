@@ -17,6 +17,8 @@ MAX_MICRO_BATCHES_PER_PASS = 8
 
 @dataclass(frozen=True)
 class ReplicaSettings:
+    """Settings of a replica: update rule, precision, and use of the device."""
+
     rate: RateSettings
     optimizer: Optimizer = field(default_factory=AdamW)
     clip_norm: float | None = None

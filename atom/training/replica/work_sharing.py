@@ -81,7 +81,10 @@ def is_the_devices(failure: BaseException) -> bool:
 
 
 class WorkSharing:
-    """One thread for each device, and the measured speed of each. Used by one thread at a time."""
+    """Threads for devices, one for each, and the measured speed of each device.
+
+    One thread at a time may call the methods.
+    """
 
     def __init__(self, devices: int, clock: Clock) -> None:
         self._clock = clock

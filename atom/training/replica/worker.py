@@ -235,6 +235,7 @@ class Worker:
         """Counts of the other peers, as given to `update_swarm`."""
 
     def start(self) -> None:
+        """Start the worker's thread."""
         self._thread.start()
 
     def close(self) -> None:
@@ -253,6 +254,7 @@ class Worker:
         self.submit(lambda: self._holds.add(reason))
 
     def release(self, reason: str) -> None:
+        """Allow passes again after `hold(reason)`, unless another reason still holds them."""
         self.submit(lambda: self._holds.discard(reason))
 
     def text_came(self) -> None:

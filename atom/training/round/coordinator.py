@@ -58,7 +58,7 @@ anyone can publish leases; a peer without a notice sees the new head in other le
 
 
 class Coordinator:
-    """This replica's attempts, at most one at a time."""
+    """Attempts of this replica, at most one at a time."""
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context
@@ -136,6 +136,7 @@ class Coordinator:
         self._check_prevotes(attempt)
 
     def on_prevote_answer(self, sender: Voter, message: PrevoteAnswer) -> None:
+        """Count a voter's answer to our call for an attempt; prepare once enough voters agree."""
         self.peers.forgive(sender.peer_id, Stage.PREVOTE)
         attempt = self.attempt
         if attempt is None or attempt.stage is not Stage.PREVOTE:
@@ -179,6 +180,7 @@ class Coordinator:
         context.send_all(invited, Prepare(context.head.digest, ballot, chosen.survivors))
 
     def on_promise(self, sender: Voter, message: Promise) -> None:
+        """Check and count a promise; go on with the attempt once enough promises are here."""
         attempt = self._attempt_of(message.ballot, Stage.PREPARE)
         work, state = (message.sequences, message.loss_sum), message.state_digest
         payload = promise_payload(message.parent, message.ballot, *work, state, message.leaving)
@@ -364,6 +366,7 @@ class Coordinator:
         self._context.send_all([voter.peer_id for voter in attempt.electorate.voters], message)
 
     def on_vote(self, sender: Voter, message: AcceptedVote) -> None:
+        """Check and count a vote for our value; commit the value once a quorum has voted."""
         attempt = self._attempt_of(message.ballot, Stage.ACCEPT)
         if attempt is None or attempt.value is None or sender not in attempt.electorate.voters:
             return
@@ -391,6 +394,10 @@ class Coordinator:
     # ---- giving up
 
     def on_nack(self, sender: Voter, message: Nack) -> None:
+        """Count a refusal, and give up the attempt if the remaining voters are no quorum.
+
+        A member that refuses during an exchange counts as the suspect of its failure.
+        """
         context, attempt = self._context, self.attempt
         if attempt is None or attempt.ballot != message.ballot:
             return

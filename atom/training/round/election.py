@@ -32,7 +32,7 @@ A peer that proposes a branch must have waited for the whole limit.
 
 
 def objects_to_branch(context: RoundContext, survivors: Survivors) -> bool:
-    """Return True if our own view contradicts these survivors' claim that they must go on alone."""
+    """Return True if our own view contradicts the survivors' claim that they must go on alone."""
     if context.state.overdue >= OVERDUE_SLACK:
         # A voter that was left out may be alive, but no round has been decided with it.
         backing = len({v.peer_id for v in context.head.voters} & {v.peer_id for v in survivors})
@@ -78,11 +78,11 @@ class LeaderElection:
         self._cause_since = None
 
     def back_off(self) -> None:
-        """Wait after a failed attempt.
+        """Put off the next attempt after a failed one; return at once.
 
-        The wait is short, because the attempt has brought new knowledge. If exchanges broke because
-        of us, it lasts until another voter can lead. We also wait while other peers ignore us
-        (`RoundContext.free_at`).
+        The pause is short, because the attempt has brought new knowledge. If exchanges broke
+        because of us, the pause lasts until another voter can lead. We also wait while other peers
+        ignore us (`RoundContext.free_at`).
         """
         patience, spread = self._context.patience, 1 + self._context.jitter.random()
         pause_s = patience.retry

@@ -131,7 +131,14 @@ def _fresh_voters(head: Head, me: Voter, view: View) -> dict[Voter, Lease | None
 
 
 def all_gone(head: Head, me: Voter, view: View, grace_seconds: float) -> bool:
-    """Return True if every missing voter is confirmed dead or was silent for the grace time."""
+    """Return True if every missing voter is confirmed dead or was silent for the grace time.
+
+    Args:
+        head: Head whose voters decide.
+        me: This process, which is never missing.
+        view: Present view of the directory.
+        grace_seconds: Seconds of silence after which a voter counts as gone.
+    """
     missing = set(head.voters) - _fresh_voters(head, me, view).keys()
     return all(
         voter in view.dead
@@ -192,7 +199,18 @@ def _survivors(head: Head, alive: set[Voter], present: set[Voter]) -> Survivors:
 def objection_to_branch(
     head: Head, me: Voter, view: View, survivors: Survivors, grace_seconds: float
 ) -> bool:
-    """Return True if we see a voter that the survivors of a branch have left out, or a quorum."""
+    """Return True if our view contradicts the claim that survivors must branch off.
+
+    The view contradicts the claim if a voter outside the survivors is alive, a quorum of voters is
+    alive, or a missing voter is not gone yet.
+
+    Args:
+        head: Head from which the branch departs.
+        me: This process.
+        view: Present view of the directory.
+        survivors: Voters that claim to go on alone.
+        grace_seconds: Seconds of silence after which a voter counts as gone.
+    """
     alive = alive_voters(head, me, view)
     left_out = alive - set(survivors)
     return (

@@ -66,6 +66,8 @@ class View:
 
 @dataclass(frozen=True)
 class Tick:
+    """Passing of time, with the newest view of the directory."""
+
     view: View
 
 
@@ -89,6 +91,8 @@ class Frozen:
 
 @dataclass(frozen=True)
 class ExchangeFinished:
+    """Success of an exchange here: digest and L2 norm of its result."""
+
     ballot: Ballot
     digest: bytes
     norm: float
@@ -96,6 +100,8 @@ class ExchangeFinished:
 
 @dataclass(frozen=True)
 class ExchangeFailed:
+    """Failure of an exchange here."""
+
     ballot: Ballot
     suspect: str
     """Peer that failed here; empty if no peer did, or only another member saw it."""
@@ -126,7 +132,7 @@ class ChainFetched:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The commit of `head` is applied; the state now has this digest."""
+    """Success of a step: the commit of `head` is applied, and the state now has this digest."""
 
     head: bytes
     state_digest: bytes
@@ -151,7 +157,7 @@ class Unreachable:
 
 @dataclass(frozen=True)
 class LeaveRequested:
-    pass
+    """Request of the owner to leave the run in order."""
 
 
 Event = (
@@ -173,6 +179,8 @@ Event = (
 
 @dataclass(frozen=True)
 class Send:
+    """Send a message to a peer."""
+
     to: str
     message: Message
 
@@ -200,6 +208,8 @@ class Thaw:
 
 @dataclass(frozen=True)
 class StartExchange:
+    """Start the exchange of a ballot, then report `ExchangeFinished` or `ExchangeFailed`."""
+
     parent: bytes
     ballot: Ballot
     members: tuple[MemberCount, ...]
@@ -210,6 +220,8 @@ class StartExchange:
 
 @dataclass(frozen=True)
 class FetchResult:
+    """Fetch the result of an exchange from its holders, then report `ResultFetched`."""
+
     digest: bytes
     holders: tuple[str, ...]
     committed: bool

@@ -61,7 +61,7 @@ class HeadCandidates:
         return sorted(self._in_turn(peers), key=ranks.__getitem__, reverse=True)
 
     def forks(self) -> frozenset[bytes]:
-        """Return the digests of the heads from which the proven chains may branch."""
+        """Return the digests of the heads at which the proven chains open branches."""
         chains = filter(self._may_follow, self._proven.values())
         return frozenset(fork.digest for chain in chains for fork in chain.forks)
 

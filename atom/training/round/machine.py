@@ -107,14 +107,17 @@ class RoundMachine:
 
     @property
     def me(self) -> Voter:
+        """Peer id and incarnation of this process, as a voter."""
         return self._context.me
 
     @property
     def phase(self) -> Phase:
+        """Present activity of this member."""
         return self._context.phase
 
     @property
     def head(self) -> Head:
+        """Head of the chain at which this member is."""
         return self._context.head
 
     @property
@@ -124,6 +127,7 @@ class RoundMachine:
 
     @property
     def global_batch(self) -> int:
+        """Sequences per round, over all peers."""
         return self._context.terms.global_batch
 
     @property
@@ -134,7 +138,7 @@ class RoundMachine:
 
     @property
     def excluded(self) -> frozenset[str]:
-        """Peers that failed an attempt of ours and are not relied on."""
+        """Peers that are not relied on: they failed an attempt of ours, or are quarantined."""
         return self._coordinator.peers.excluded
 
     @property

@@ -59,7 +59,7 @@ from atom.training.round.round_state import RoundContext
 
 
 class Participant:
-    """This replica's answers to coordinators.
+    """Answers of this replica to coordinators.
 
     The participant calls this replica's own coordinator directly. The coordinator asks the
     participant by messages to itself, as it asks all other peers.
@@ -136,6 +136,7 @@ class Participant:
     # ---- promising
 
     def on_prevote(self, sender: Voter, message: Prevote) -> None:
+        """Answer whether we would take part in an attempt of the sender; a refusal has a reason."""
         context = self._context
         state, attempt = context.state, self._coordinator.attempt
         recent = context.now < state.led_at + context.patience.quiet
@@ -163,6 +164,7 @@ class Participant:
         return Reason.VOTER_ALIVE if objected else None
 
     def on_prepare(self, sender: Voter, message: Prepare) -> None:
+        """Promise a ballot and freeze our contribution, or refuse with a reason."""
         context, ballot, survivors = self._context, message.ballot, message.survivors
         state = context.state
         if (problem := self._problem_of_call(sender, survivors)) is not None:
@@ -216,6 +218,7 @@ class Participant:
         return self._context.sign(domain, signed_by(self._context.me, payload))
 
     def on_abort(self, sender: Voter, message: Abort) -> None:
+        """Withdraw from our ballot, which its coordinator gave up; catch up if our state is odd."""
         context = self._context
         ours = context.state.ballot == message.ballot
         if not ours or context.phase is Phase.SYNCING:
@@ -246,6 +249,7 @@ class Participant:
     # ---- averaging
 
     def on_ring(self, sender: Voter, message: Ring) -> None:
+        """Start the exchange that the coordinator composed, if our promise and sequences agree."""
         context, state = self._context, self._context.state
         if context.phase is not Phase.PROMISED or message.ballot != state.ballot:
             return
@@ -278,6 +282,7 @@ class Participant:
         return reported and self._context.me in electors
 
     def on_exchange_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
+        """Hold the result of our exchange, and vouch for its value."""
         context, state = self._context, self._context.state
         if context.phase is not Phase.REDUCING or state.ballot != ballot:
             return
@@ -319,6 +324,7 @@ class Participant:
         context.send(ballot.coordinator, Vouched(context.head.digest, ballot, digest, signature))
 
     def on_exchange_failed(self, failed: ExchangeFailed) -> None:
+        """Report the suspect of a broken exchange to the coordinator, and wait for a new one."""
         context, ballot = self._context, failed.ballot
         if context.phase is not Phase.REDUCING or context.state.ballot != ballot:
             return
@@ -337,6 +343,7 @@ class Participant:
     # ---- accepting
 
     def on_accept(self, sender: Voter, message: Accept) -> None:
+        """Vote for a proposed value, refuse it, or fetch its result first."""
         context, acceptor = self._context, self._context.state.acceptor
         if acceptor.survivors_of(message.ballot) is None:
             highest = acceptor.highest_promised
@@ -454,6 +461,7 @@ class Participant:
                 self._vote(sender, message)
 
     def on_fetched(self, fetched: ResultFetched) -> None:
+        """Take a result that was fetched, and go on with the decisions that waited for it."""
         state = self._context.state
         if fetched.digest not in state.fetching:
             return  # it was requested at another head

@@ -151,7 +151,7 @@ _NO_CALLS = FailedCalls()
 
 @dataclass
 class RoundState:
-    """All state that is valid only while `head` is our head. A step discards it as a whole."""
+    """State that is valid only while `head` is our head. A step discards it as a whole."""
 
     head: Head
     state_digest: bytes
@@ -216,6 +216,7 @@ class RoundContext:
 
     @property
     def head(self) -> Head:
+        """Head of the chain at which this member is."""
         return self.state.head
 
     def enter_head(self, head: Head, state_digest: bytes) -> None:
@@ -232,6 +233,7 @@ class RoundContext:
         self.state = RoundState(head, state_digest, self.now, acceptor=acceptor, since=self.now)
 
     def enter_phase(self, phase: Phase) -> None:
+        """Change the phase, and note the time."""
         self.phase = phase
         self.state.since = self.now
 
@@ -327,7 +329,14 @@ class RoundContext:
     def nack(
         self, sender: Voter, ballot: Ballot, reason: Reason, parent: bytes | None = None
     ) -> None:
-        """Refuse a call for the named reason, unless it is our own."""
+        """Refuse another voter's call for the named reason; do nothing if the call is our own.
+
+        Args:
+            sender: Voter that called.
+            ballot: Ballot of the call.
+            reason: Reason of the refusal.
+            parent: Digest of the head that the call names; None: our head.
+        """
         if sender == self.me:
             return
         promised = self.state.acceptor.highest_promised

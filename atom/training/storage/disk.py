@@ -75,7 +75,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def sync(path: Path) -> None:
-    """Wait until the file's content is on the disk. Raises: OSError."""
+    """Wait until the file's content is on the disk.
+
+    Raises:
+        OSError: The disk refused.
+    """
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

@@ -43,7 +43,11 @@ class Results:
         return self._held[digest].numbers(self.codec, self.elements)
 
     def check(self, digest: bytes) -> None:
-        """Require that a held result can be decoded. Raises: PeerRefused."""
+        """Require that a held result can be decoded.
+
+        Raises:
+            PeerRefused: The bytes cannot be decoded.
+        """
         self._held[digest].check(self.codec, self.elements)
 
     def hold(self, digest: bytes, result: EncodedMean) -> None:
@@ -66,12 +70,13 @@ class Results:
     def save(self, digest: bytes) -> None:
         """Write a held result to disk; a power cut within the next half minute may lose it.
 
-        Raises: StorageError when the disk is full or gone.
+        Raises:
+            StorageError: The disk is full or gone.
         """
         write_tensors(self.path(digest), self._held[digest].arenas)
 
     def keep(self, digests: Set[bytes]) -> None:
-        """Drop all other results from memory."""
+        """Drop all results from memory except the results with these digests."""
         with self._lock:
             self._held = {name: self._held[name] for name in self._held.keys() & digests}
 

@@ -59,7 +59,11 @@ class Journal(Chain):
     """
 
     def __init__(self, path: Path, genesis: Head) -> None:
-        """Read the file, if any. Raises: StorageError if it is damaged or of another run."""
+        """Read the file, if any.
+
+        Raises:
+            StorageError: The file is damaged, or of another run.
+        """
         self._path = path
         self.genesis = genesis
         raw = path.read_bytes() if path.exists() else b""
@@ -89,7 +93,11 @@ class Journal(Chain):
         return self.head
 
     def replace(self, chain: Chain) -> None:
-        """Replace the chain by a copy of another: write, sync, rename. Raises: as `append`."""
+        """Replace the chain by a copy of another chain: write, sync, rename.
+
+        Raises:
+            StorageError: As `append`.
+        """
         self._written = 0
         self.commits, self.heads = [*chain.commits], [*chain.heads]
         self._write_rest()
@@ -148,7 +156,11 @@ class Snapshot:
     """Mean validation loss of the weights; None: the file has none."""
 
     def load(self) -> dict[str, Tensor]:
-        """Return the arenas by name, unverified. Raises: StorageError if the file is unreadable."""
+        """Return the arenas by name, unverified.
+
+        Raises:
+            StorageError: The file is unreadable.
+        """
         return read_tensors(self.path)
 
     def checked(self, certified: bytes | None) -> dict[str, Tensor]:
