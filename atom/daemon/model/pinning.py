@@ -27,7 +27,7 @@ MOST_SHARED_BYTES = 20 * 10**9
 
 @dataclass(frozen=True)
 class Pinned:
-    """A founder's run with its keys filled in, and what was read to fill them in."""
+    """Founder's run with its keys filled in, and the facts that were read to fill them in."""
 
     run: PinnedRun
     code: OwnCode | None

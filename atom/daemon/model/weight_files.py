@@ -112,7 +112,11 @@ class WeightFiles:
         return cls(folder, shapes, files)
 
     def value(self, name: str) -> Tensor:
-        """Return a tensor on the CPU, in the dtype of the file. Raises: ConfigError."""
+        """Return a tensor on the CPU, in the dtype of the file.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
         with _read_errors(self._files[name]):
             with safe_open(self._files[name], framework="pt") as file:
                 found: Tensor = file.get_tensor(name)
@@ -281,7 +285,11 @@ class _Given:
 
 
 def _matched(outside: Outside, files: WeightFiles) -> _Given:
-    """Match parameters with tensors. Raises: ConfigError if they do not match one to one."""
+    """Match parameters with tensors.
+
+    Raises:
+        ConfigError: parameters and tensors do not match one to one.
+    """
     in_folder = _by_full_name(outside, files)
     found: dict[str, list[tuple[str, Place]]] = {}
     misshaped = list[str]()

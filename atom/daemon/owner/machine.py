@@ -22,9 +22,11 @@ def sessions_idle_s() -> float:
 
 
 def idle_hint_s(said: str, now_s: float) -> float:
-    """Return the idle seconds in logind's properties, one "Key=value" per line. Pure.
+    """Return the idle seconds in logind's properties. Pure.
 
-    `now_s`: seconds of `time.monotonic`.
+    Args:
+        said: output of loginctl, one "Key=value" per line.
+        now_s: seconds of `time.monotonic`.
     """
     fields = dict(line.partition("=")[::2] for line in said.splitlines())
     if fields.get("IdleHint") == "no":

@@ -53,7 +53,7 @@ class JoinOptions:
 
 @dataclass(frozen=True)
 class Box:
-    """This machine's side of a peer: its settings, state directory, identity and outputs."""
+    """Side of a peer that belongs to this machine: settings, directory, identity and outputs."""
 
     peer: PeerFile
     peer_file: Path

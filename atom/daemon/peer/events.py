@@ -13,31 +13,31 @@ from atom.swarm.records.lease import Lease
 
 @dataclass(frozen=True)
 class Changed:
-    """Head, phase or counted sequences have changed, so our lease should be renewed soon."""
+    """Change of head, phase or counted sequences, after which our lease should be renewed soon."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A part cannot go on. The state on disk stays valid."""
+    """Failure of a part, which cannot go on. The state on disk stays valid."""
 
     failure: BaseException
 
 
 @dataclass(frozen=True)
 class Settled:
-    """A leaving peer has no uncommitted work left, and begins no pass."""
+    """End of a leaving peer's work: it has no uncommitted work left, and begins no pass."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """A part has a line for the owner."""
+    """Line of a part for the owner."""
 
     line: str
 
 
 @dataclass(frozen=True)
 class LeasesRead:
-    """The directory was read."""
+    """New reading of the directory."""
 
     leases: Mapping[str, Lease]
     """Leases of all peers that run our protocol version, by peer id."""

@@ -104,7 +104,12 @@ class DirectoryThread:
 
 
 def enter_dht(run: str, owner: str, node: NodeSettings, events: EventSink) -> DirectoryThread:
-    """Open the directory of a run. Raises: AddressError, PortInUseError, StorageError."""
+    """Open the directory of a run.
+
+    Raises:
+        AddressError: the DHT node did not start, or an address is wrong.
+        PortInUseError, StorageError: as `open_directory`.
+    """
     try:
         return DirectoryThread(open_directory(run, owner, node, events), BootClock())
     except (DirectoryUnavailable, TimeoutError) as problem:
@@ -167,7 +172,11 @@ class Heartbeat:
         self._thread.loop.call_soon_threadsafe(self._news.set)
 
     def hear(self, sender: str, message: Leases) -> None:
-        """Take leases that a peer sent directly, and answer. Thread-safe. Raises: PeerRefused."""
+        """Take leases that a peer sent directly, and answer. Thread-safe.
+
+        Raises:
+            PeerRefused: a lease is malformed.
+        """
         answer = self._exchange.hear(sender, message, self._clock.now(), time.time())
         if answer is not None:
             self._send(sender, Hint(encode(answer)))

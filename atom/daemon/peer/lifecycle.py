@@ -68,8 +68,10 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a peer from which its state and its end follow. Times are seconds of the daemon's
-    monotonic clock."""
+    """Facts about a peer from which its state and its end follow.
+
+    Times are seconds of the daemon's monotonic clock.
+    """
 
     phase: Phase
     now: float

@@ -67,6 +67,13 @@ def obtain_code(
 ) -> OwnCode | None:
     """Return the run's own code, if it has any, from the state directory or a peer.
 
+    Args:
+        run: the run.
+        manifest: manifest of the run, which names owner and code.
+        options: options of `atom join`, with the value of `--trust`.
+        box: this machine's settings and state directory.
+        directory: directory of the run, to find peers that have the code.
+
     Returns:
         Code that the user has allowed to run; None for a run whose model needs none.
 
@@ -123,6 +130,12 @@ def ask_for_code(
     """Ask these peers for the file, the owner first and the others in random order.
 
     The order is random so that a slow peer does not delay every joiner.
+
+    Args:
+        transport: transport of this peer.
+        run: the run, which names the code and its sha256.
+        leases: leases of the peers to ask, by peer id.
+        owner: peer id of the run's founder.
 
     Returns:
         The content, whose sha256 is the run's; None if no peer gave it.

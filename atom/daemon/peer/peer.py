@@ -121,7 +121,7 @@ class Peer:
                 self._reach.keep_contacts(self._training.shared.storage.room)
 
     def _next_events(self) -> Iterator[Event]:
-        """Yield all events that are there now, or those that come within `_LOOK_S`."""
+        """Yield all waiting events; if there are none, wait up to `_LOOK_S` for the first."""
         try:
             yield self._events.get(timeout=_LOOK_S)
             while True:
@@ -146,7 +146,11 @@ class Peer:
                 raise failure
 
     def _enter_rounds(self, digest: bytes) -> None:
-        """Start the parts that work on rounds. `digest`: of the state from disk; empty if none."""
+        """Start the parts that work on rounds.
+
+        Args:
+            digest: digest of the state from disk; empty if there is none.
+        """
         head, me = self._training.shared.storage.journal.head, self._box.me
         self._box.events.emit(
             "started",

@@ -163,7 +163,14 @@ class Reach:
 
 
 def transport_of(box: Box, member: Membership, inbox: Inbox, storage: RunStorage) -> Transport:
-    """Return the transport, which also serves the stored results, states, text and code."""
+    """Return the transport, which also serves the stored results, states, text and code.
+
+    Args:
+        box: this machine's settings and identity.
+        member: the run that this peer joined.
+        inbox: receiver of messages.
+        storage: stored content to serve.
+    """
     network = box.peer.network
     bandwidth = Bandwidth(network.upload_bits_per_s, network.download_bits_per_s)
     listed = listed_peers(member.manifest.owner, member.run.swarm.members)

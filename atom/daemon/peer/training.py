@@ -100,7 +100,11 @@ class Training:
     # ---- life
 
     def start(self, digest: bytes) -> None:
-        """Start the threads. `digest`: of the state from disk; empty if there is none."""
+        """Start the threads.
+
+        Args:
+            digest: digest of the state from disk; empty if there is none.
+        """
         self.worker.start()
         if (text := self.text) is not None:
             self.worker.gate.why_no_text = lambda: text.why_waiting
