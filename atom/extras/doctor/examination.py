@@ -98,7 +98,13 @@ def swarm(sight: Sight) -> Iterator[Finding]:
 
 
 def alive(run: str, peers: Iterable[str], own: str | None) -> Finding:
-    """Report how many peers are alive. `own`: Peer id of this machine, if it has one."""
+    """Report how many peers are alive.
+
+    Args:
+        run: Name of the run.
+        peers: Peer ids of all live peers.
+        own: Peer id of this machine, if it has one.
+    """
     found = set(peers)
     if not found:
         fix = "ask its owner whether it continues: atom status ADDRESS"
@@ -120,7 +126,12 @@ def versions(wanted: Iterable[tuple[str, str]]) -> Iterator[Finding]:
 
 
 def from_outside(reached: Mapping[str, Reached], own: str | None) -> Finding:
-    """Report whether other peers can connect to our own peer, as its lease says if it is alive."""
+    """Report whether other peers can connect to our own peer, as the lease of our daemon says.
+
+    Args:
+        reached: Answer of each live peer's lease, by peer id.
+        own: Peer id of this machine, if it has one.
+    """
     topic = "From outside"
     if own is None or own not in reached:
         return unchecked(topic, "join, then check again with --state DIR while the daemon runs")

@@ -50,18 +50,22 @@ class Finding:
 
 
 def ok(topic: str, said: str) -> Finding:
+    """Return the finding of a check that passed."""
     return Finding(topic, Level.OK, said)
 
 
 def unchecked(topic: str, said: str) -> Finding:
+    """Return the finding of a check that could not be made."""
     return Finding(topic, Level.UNCHECKED, said)
 
 
 def warning(topic: str, said: str, fix: str) -> Finding:
+    """Return the finding of a check with a flaw that training survives; `fix` names the remedy."""
     return Finding(topic, Level.WARNING, said, fix)
 
 
 def failure(topic: str, said: str, fix: str) -> Finding:
+    """Return the finding of a check with a flaw that prevents training; `fix` names the remedy."""
     return Finding(topic, Level.FAILURE, said, fix)
 
 
@@ -199,7 +203,14 @@ def ports(peer: PeerFile, is_ours: bool) -> Iterator[Finding]:
 
 
 def port(setting: str, host: str, number: int, is_ours: bool) -> Finding:
-    """Check that a port is free, by opening it. `setting`: Its key in the peer file."""
+    """Check that a port is free, by opening it.
+
+    Args:
+        setting: Key of the port in the peer file.
+        host: Address or name to listen on.
+        number: Port number; 0: any free port.
+        is_ours: True if this peer's daemon runs, which then has the port.
+    """
     if is_ours:
         return ok(setting, "your daemon listens")
     try:
