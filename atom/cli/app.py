@@ -52,7 +52,7 @@ def common(
         typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Options of `atom` itself."""
+    """Take the options of `atom` itself."""
 
 
 def flowing(docstring: str) -> str:

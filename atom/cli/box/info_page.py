@@ -28,7 +28,8 @@ MOST_PEERS = 8
 def rows(info: Info) -> Iterator[Row]:
     """Yield each line of the page as (label, text), in the order in which a person asks for them.
 
-    `info`: Figures of a daemon, from its command "info".
+    Args:
+        info: Figures of a daemon, from its command "info".
     """
     for label in ("run", "name", "state", "trouble", "clock", "versions", "paused"):
         if info.get(label):

@@ -42,7 +42,7 @@ Event = dict[str, Any]
 
 
 class PeerFailed(AtomError):
-    """A daemon ended unexpectedly, or is late; the hint shows the end of its log."""
+    """Error of a daemon that ended unexpectedly, or is late; the hint shows the end of its log."""
 
 
 class DemoPeer:

@@ -114,7 +114,7 @@ class Onlooker:
 
     @property
     def note(self) -> str:
-        """Progress of a read that is under way, otherwise `problem` and a remedy."""
+        """Progress of the read that is under way; otherwise `problem` and a remedy, if any."""
         helps = "; --state DIR identifies as one of them" if self.shut_out else ""
         return self._progress or f"{self.problem}{helps}"
 
@@ -264,7 +264,7 @@ def listed_peer(manifest: Manifest) -> Identity | None:
 
 
 def identity_in(state: Path | None) -> Identity | None:
-    """Return the identity of the peer in a state directory; None for None.
+    """Return the identity of the peer in a state directory; None without a directory.
 
     Raises:
         AddressError: The directory has no peer.

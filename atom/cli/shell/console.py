@@ -49,7 +49,8 @@ class TerminalConsole:
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         """Open the console; the writer's thread starts with the first output.
 
-        `patience_s`: Longest time that `close` waits, in seconds.
+        Args:
+            patience_s: Longest time that `close` waits, in seconds.
         """
         self._console = stderr_console()
         with suppress(OSError):  # a stream in memory has no file number

@@ -32,7 +32,7 @@ def start_daemon(options: StartOptions) -> ExitCode:
     """Found or continue a run; block until the daemon ends.
 
     Raises:
-        UserError: Any kind of it.
+        UserError: The daemon cannot start or go on, for any reason.
     """
     console = TerminalConsole()
     return _to_the_end(lambda: run_start(options, console), console)
@@ -51,7 +51,7 @@ def join_daemon(options: JoinOptions) -> ExitCode:
 
     Raises:
         typer.BadParameter: `trust` is malformed.
-        UserError: Any kind of it.
+        UserError: The daemon cannot start or go on, for any reason.
     """
     parse_trust(options.trust)
     console = TerminalConsole()
