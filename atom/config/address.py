@@ -11,7 +11,8 @@ _HOST = re.compile(r"(?!.{254})([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
 def parse_host_port(text: str) -> tuple[str, int]:
     """Split "0.0.0.0:31337" or "[::1]:31337" into host and port; port 0 means any free port.
 
-    Raises: ValueError if the text is not HOST:PORT; its message says why.
+    Raises:
+        ValueError: the text is not HOST:PORT; its message says why.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host:
@@ -24,7 +25,8 @@ def parse_host_port(text: str) -> tuple[str, int]:
 def parse_host(text: str) -> str:
     """Check a host name, an IPv4 address or a bracketed IPv6 address; return it without brackets.
 
-    Raises: ValueError if the text is none of these.
+    Raises:
+        ValueError: the text is none of these.
     """
     if text.startswith("[") and text.endswith("]") and ":" in text:
         return parse_interface(text[1:-1])
@@ -36,7 +38,8 @@ def parse_host(text: str) -> str:
 def parse_interface(text: str) -> str:
     """Check the syntax of an address or host name to listen on; IPv6 with brackets or without.
 
-    Raises: ValueError if the text is neither an address nor a host name.
+    Raises:
+        ValueError: the text is neither an address nor a host name.
     """
     try:
         return str(ipaddress.ip_address(text))
@@ -45,7 +48,11 @@ def parse_interface(text: str) -> str:
 
 
 def parse_announcement(text: str) -> None:
-    """Check that `text` is HOST or HOST:PORT. Raises: ValueError for anything else."""
+    """Check that `text` is HOST or HOST:PORT.
+
+    Raises:
+        ValueError: the text is neither.
+    """
     if ":" in text and not text.endswith("]"):
         parse_host_port(text)
     else:

@@ -29,7 +29,8 @@ class Window:
 def parse_window(text: str) -> Window:
     """Parse a weekly window such as "sat,sun 00:00-24:00".
 
-    Raises: ValueError saying what is wrong with the text.
+    Raises:
+        ValueError: the message says what is wrong with the text.
     """
     match = _WINDOW.fullmatch(text.lower())
     if match is None:

@@ -43,20 +43,26 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 def load_run_file(path: Path | str) -> RunFile:
     """Read a run file. Its paths stay as written; `atom.config.sources` resolves them.
 
-    Raises: ConfigError naming the file, the key and what to do.
+    Raises:
+        ConfigError: the message names the file, the key and what to do.
     """
     return parse_run_text(_read(Path(path)), str(path))
 
 
 def parse_run_text(text: str, name: str = "run file") -> RunFile:
-    """Parse the TOML text of a run file; errors refer to it as `name`. Raises: ConfigError."""
+    """Parse the TOML text of a run file; errors refer to the file as `name`.
+
+    Raises:
+        ConfigError: the text is not a valid run file.
+    """
     return _validated(RunFile, _parse_toml(text, name), name)
 
 
 def load_peer_file(path: Path | str | None) -> PeerFile:
     """Read a peer file and make its paths absolute; return all defaults if `path` is None.
 
-    Raises: ConfigError naming the file, the key and what to do.
+    Raises:
+        ConfigError: the message names the file, the key and what to do.
     """
     if path is None:
         return PeerFile()
@@ -64,24 +70,33 @@ def load_peer_file(path: Path | str | None) -> PeerFile:
 
 
 def parse_peer_text(text: str, folder: Path, name: str = "peer file") -> PeerFile:
-    """Parse the TOML text of a peer file; errors refer to it as `name`.
+    """Parse the TOML text of a peer file; errors refer to the file as `name`.
 
     Paths in it, relative to `folder`, become absolute, because the daemon's working directory may
     be another one.
 
-    Raises: ConfigError.
+    Raises:
+        ConfigError: the text is not a valid peer file.
     """
     return _validated(PeerFile, _parse_toml(text, name), name, folder)
 
 
 def check_listen(peer: PeerFile, listen: str) -> None:
-    """Raise ConfigError if the port of `--listen` collides with another port of the peer file."""
+    """Refuse a port of `--listen` that collides with another port of the peer file.
+
+    Raises:
+        ConfigError: the ports collide.
+    """
     tree = peer.model_dump(mode="json", by_alias=True, exclude_none=True)
     _validated(PeerFile, {**tree, "network": tree["network"] | {"listen": listen}}, "--listen")
 
 
 def check_checkpoints(peer: PeerFile, run: RunFile) -> None:
-    """Raise ConfigError if the best checkpoint is to be kept in a run without validation."""
+    """Refuse a peer file that keeps the best checkpoint in a run without validation.
+
+    Raises:
+        ConfigError: the peer file has the key, and the run is never validated.
+    """
     if peer.checkpoints.best and run.validation is None:
         raise ConfigError(
             f"checkpoints.best: the run {run.run.name} is never validated",
@@ -101,7 +116,8 @@ def normalised_run_text(run: RunFile) -> str:
 def run_from_text(text: str) -> RunFile:
     """Parse the text that `normalised_run_text` wrote, possibly on an untrusted machine.
 
-    Raises: ConfigError if the text is too long, not JSON, or not a valid run file.
+    Raises:
+        ConfigError: the text is too long, not JSON, or not a valid run file.
     """
     return _validated(RunFile, _parse_json(text), _MANIFEST)
 
@@ -109,7 +125,8 @@ def run_from_text(text: str) -> RunFile:
 def pinned_run(text: str) -> PinnedRun:
     """Parse the text of a founded run, possibly from an untrusted machine.
 
-    Raises: ConfigError as `run_from_text`, and if a key is missing that founding a run fills in.
+    Raises:
+        ConfigError: as `run_from_text`, and if a key is missing that founding a run fills in.
     """
     return _validated(PinnedRun, _parse_json(text), _MANIFEST)
 
@@ -117,7 +134,8 @@ def pinned_run(text: str) -> PinnedRun:
 def fill_in(run: RunFile, model: Model, data: Data) -> PinnedRun:
     """Return the run with these sections, exactly as a joiner reads it from the manifest.
 
-    Raises: ConfigError as `pinned_run`.
+    Raises:
+        ConfigError: as `pinned_run`.
     """
     return pinned_run(normalised_run_text(run.model_copy(update={"model": model, "data": data})))
 

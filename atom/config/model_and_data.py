@@ -119,7 +119,8 @@ class Model(Section):
                 `module_sha256`) → value; None: the key does not apply.
             weights_given: True if the run begins from weights given with `--from`.
 
-        Raises: ConfigError if the run already says something else.
+        Raises:
+            ConfigError: the run already says something else.
         """
         on_hub = found.get("revision") is not None
         if self.weights == "hub" and (weights_given or not on_hub):

@@ -22,7 +22,8 @@ def base_folder(kind: Literal["data", "cache"]) -> Path:
 
     "data" holds one state directory per run; "cache" holds files that only save time.
 
-    Raises: StorageError if neither the XDG variable nor a home directory is known.
+    Raises:
+        StorageError: neither the XDG variable nor a home directory is known.
     """
     named, below = Path(os.environ.get(f"XDG_{kind.upper()}_HOME", "")), _BELOW_HOME[kind]
     if named.is_absolute():  # the XDG specification says to ignore relative paths
@@ -39,7 +40,8 @@ def base_folder(kind: Literal["data", "cache"]) -> Path:
 def default_state_directory(run_name: str) -> Path:
     """Return the default state directory of a run's peer, without creating it.
 
-    Raises: StorageError if no base folder is known.
+    Raises:
+        StorageError: no base folder is known.
     """
     return base_folder("data") / run_name
 

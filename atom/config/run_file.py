@@ -270,7 +270,8 @@ class RunFile(Section):
             vocabulary_size: number of tokens of the tokenizer.
             tokenizer_sha256: hex digest of the tokenizer.
 
-        Raises: ConfigError if the run names another tokenizer, or its vocabulary is too small.
+        Raises:
+            ConfigError: the run names another tokenizer, or its vocabulary is too small.
         """
         wanted = self.model.vocabulary_size or vocabulary_size
         if wanted < vocabulary_size:

@@ -41,7 +41,8 @@ def refuse(key: str, what: str, hint: str = "") -> NoReturn:
         what: problem with the key's value; messages put the key before it.
         hint: advice to the user; if empty, the meaning of the key is shown instead.
 
-    Raises: PydanticCustomError, always.
+    Raises:
+        PydanticCustomError: always.
     """
     raise PydanticCustomError("refused", "{what}", {"key": key, "what": what, "hint": hint})
 

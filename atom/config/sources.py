@@ -47,8 +47,9 @@ def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextS
         run_folder: folder of the run file; None if the run file came from another peer. Then no
             path of the run file is used.
 
-    Raises: ConfigError if `run_folder` is None and the peer file lacks a path, naming all missing
-        ones; or if the peer file names a text that the run does not have.
+    Raises:
+        ConfigError: `run_folder` is None and the peer file lacks a path (the message names all
+            missing ones), or the peer file names a text that the run does not have.
     """
     data, local = run.data, peer.data
     if unknown := sorted(local.sources.keys() - data.sources.keys()):
