@@ -92,7 +92,11 @@ class EngineGroup:
 
         outside = self._device.random_state()
         with ThreadPoolExecutor(len(self._engines), "atom-group") as pool:
-            running = [pool.submit(run, engine) for engine in self._engines]
+            try:
+                running = [pool.submit(run, engine) for engine in self._engines]
+            except BaseException:
+                handoff.stop()  # the engines that run would wait for the missing one
+                raise
         failures = [failure for each in running if (failure := each.exception()) is not None]
         with self._device.drawing(outside):  # restores the state, which engines changed
             pass

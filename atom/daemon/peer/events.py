@@ -5,10 +5,7 @@ the other.
 """
 
 import queue
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-from atom.swarm.records.lease import Lease
 
 
 @dataclass(frozen=True)
@@ -37,10 +34,7 @@ class Said:
 
 @dataclass(frozen=True)
 class LeasesRead:
-    """New reading of the directory."""
-
-    leases: Mapping[str, Lease]
-    """Leases of all peers that run our protocol version, by peer id."""
+    """The other peers' leases were read."""
 
 
 Event = Changed | Failed | Settled | Said | LeasesRead

@@ -30,6 +30,7 @@ from atom.daemon.peer.events import (
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.peer.lifecycle import (
+    HANG_UP,
     LEAVE_S,
     Ending,
     Life,
@@ -133,8 +134,7 @@ class Peer:
         match event:
             case Changed():
                 self._reach.nudge()
-            case LeasesRead(leases):
-                self._training.read(leases)
+            case LeasesRead():
                 self._news.hear(self._life.now())
             case Settled():
                 self._life.settled()
@@ -190,7 +190,8 @@ class Peer:
             name = Signals(signals.pop(0)).name
             insists = self._life.insists(name)
             if self._life.stands_by or not self._life.leaves:
-                self._say(f"{name}: leaving (repeat the signal to leave at once)")
+                again = "" if name == HANG_UP else " (repeat the signal to leave at once)"
+                self._say(f"{name}: leaving{again}")
                 self.leave(None)
             elif insists:
                 self._life.leave_sooner(0.0)

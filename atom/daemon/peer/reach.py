@@ -17,7 +17,6 @@ from atom.daemon.peer.news import ClockWatch
 from atom.daemon.peer.status import Status
 from atom.swarm.addresses import JoinAddress, format_join_address, with_entrances, with_head
 from atom.swarm.chain.commit import Head
-from atom.swarm.chain.messages import Leases
 from atom.swarm.records.lease import (
     PROTOCOL_VERSION,
     Lease,
@@ -69,7 +68,7 @@ class Reach:
         """
         self._me, self._identity, self._log = box.me, box.identity, box.events
         self._entrance, self._clock, self._events = entrance, clock, events
-        self.inbox = Inbox(self._hear)
+        self.inbox = Inbox(lambda sender, leases: self._heartbeat.hear(sender, leases))
         self.transport = transport_of(box, member, self.inbox, storage)
         wish = _REACHABLE[box.peer.network.reachable]
         self.outreach = Outreach(self.transport, wish, clock, box.events)
@@ -123,9 +122,6 @@ class Reach:
 
     # ---- callbacks, on the transport's and the directory's threads
 
-    def _hear(self, sender: str, leases: Leases) -> None:
-        self._heartbeat.hear(sender, leases)
-
     def _next_lease(self) -> Lease:
         self._serial += 1
         self._exchange.know(self._own.head, self._clock.now())
@@ -145,7 +141,9 @@ class Reach:
             self._beside_a_twin()
         self._clock_watch.look(leases, time.time(), self._clock.now())
         self.outreach.know(leases)
-        self._events.put(LeasesRead(leases))
+        # Not through the queue: a main loop that waits for the disk must not make us blind.
+        self._own.training.read(leases)
+        self._events.put(LeasesRead())
 
     def _beside_a_twin(self) -> None:
         """End this process if it is the later of two with one key; else warn its owner once.

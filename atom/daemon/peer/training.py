@@ -65,7 +65,7 @@ class Training:
         self.terms = terms = round_terms(member, storage.results.codec)
         self.shared, recovery = recovery_of(box, member, transport, storage, clock, pinned)
         self.text = None if member.text is None else RunText(
-            box, member, transport, storage.room, clock, self._on_text_came, events.fail
+            box, member, transport, storage.room, clock, lambda: self.worker.text_came(), events.fail
         )  # fmt: skip
         samples = member.samples if self.text is None else self.text.samples
         loader = BatchLoader(samples, box.me.peer_id, run.batch.micro_batch_sequences)
@@ -129,7 +129,7 @@ class Training:
         return needless
 
     def read(self, leases: Mapping[str, Lease]) -> None:
-        """Take newly read leases."""
+        """Take newly read leases. Called on the directory's thread."""
         if self.text is not None:
             syncing = self.machine.phase is Phase.SYNCING
             self.text.look(leases, None if syncing else self.machine.head)
@@ -156,9 +156,6 @@ class Training:
         if self.executor.voided(void):
             self._events.say(f"{void.message}; {void.hint}")
         self._events.change()
-
-    def _on_text_came(self) -> None:
-        self.worker.text_came()
 
     def _on_text(self, sample: SampleText, seconds: float) -> None:
         """Publish a text that the model wrote within `seconds`."""

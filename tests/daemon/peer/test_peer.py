@@ -292,6 +292,14 @@ def test_who_began_later_ends_and_who_was_there_is_told_once(
     assert notes.notes == ([] if is_new else [f"{TWIN_WORDS}; {TWIN_HINT}"])
 
 
+def test_leases_reach_the_rounds_while_the_main_loop_waits_for_a_disk(peer: Peer) -> None:
+    peer._reach.transport.start()
+    peer._reach._own = peer._status
+    before = peer._reach.inbox.qsize()
+    peer._reach._take({})
+    assert peer._reach.inbox.qsize() == before + 1
+
+
 # ---- passes
 
 
