@@ -65,7 +65,8 @@ class Training:
         self.terms = terms = round_terms(member, storage.results.codec)
         self.shared, recovery = recovery_of(box, member, transport, storage, clock, pinned)
         self.text = None if member.text is None else RunText(
-            box, member, transport, storage.room, clock, lambda: self.worker.text_came(), events.fail
+            box, member, transport, storage.room, clock,
+            lambda: self.worker.text_came(), events.fail,
         )  # fmt: skip
         samples = member.samples if self.text is None else self.text.samples
         loader = BatchLoader(samples, box.me.peer_id, run.batch.micro_batch_sequences)
