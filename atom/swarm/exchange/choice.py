@@ -24,13 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atom.swarm.chain.succession import MAX_SIGNATURES
-
 MOST_MEMBERS = 64
-"""Bound of members of an exchange by parts: an owner has two connections, each with a thread, for
-each other member."""
-MOST_IN_A_RING = MAX_SIGNATURES
-MOST_OWNERS = 16
+"""Bound of members of an exchange. In parts, an owner has two connections, each with a thread, for
+each other member; in a ring, a transfer passes through all members."""
 HANDSHAKES_S = 0.01
 """Computing time of the handshakes of one more outgoing and one more incoming connection; measured
 on one core, rounded up."""
@@ -96,8 +92,6 @@ def choose(
     )
     parts_s = busiest_s + 2 * latency_s + max(members - 2, 0) * HANDSHAKES_S
     ring_s = 2 * (members - 1) * (average_bytes / members / min(rates) + latency_s)
-    if members > MOST_MEMBERS:
-        return Choice((), ring_s, parts_s, f"more than {MOST_MEMBERS} members")
     if members > 1 and not all(may_own):
         return Choice(shares, ring_s, parts_s, "some members may not own a part")
     if members > 1 and not ring_possible:
@@ -124,7 +118,7 @@ def part_shares(rates: Sequence[float], may_own: Sequence[bool]) -> tuple[int, .
     """
     members = len(rates)
     able = [rank for rank in range(members) if may_own[rank]]
-    owners = sorted(able, key=lambda rank: (-rates[rank], rank))[:MOST_OWNERS]
+    owners = sorted(able, key=lambda rank: (-rates[rank], rank))
     if members < 3:
         return tuple(int(rank in owners) for rank in range(members))
     slowest_s = 1 / min(rates)

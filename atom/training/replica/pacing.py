@@ -39,7 +39,7 @@ class SwarmCount:
 
     others_sequences: int = 0
     peers: int = 1
-    """Peers that accumulate for our head, ourselves included."""
+    """Peers that accumulate for our head, ourselves included, up to the places in an exchange."""
     seen_at: float = float("-inf")
     sequences_per_s: float = 0.0
     """Speed of all these peers together, as their leases claim."""
@@ -63,9 +63,10 @@ def count_swarm(machine: RoundMachine, view: View) -> SwarmCount:
     sharing = sum(each.state in (_WORKS if each.sequences else _BEGINS) for each in mates.values())
     beginning = [lease for lease in view.fresh.values() if lease.state in _BEGINS]
     behind = {lease.peer_id for lease in beginning if lease.round < head.round}
-    sequences = counted_sequences(head, mates, machine.global_batch)
+    most = machine.most_members
+    sequences = counted_sequences(head, mates, machine.global_batch, most)
     per_s = sum([lease.sequences_per_s for lease in mates.values()])
-    peers = 1 + sharing + len(behind.intersection(head.members))
+    peers = min(1 + sharing + len(behind.intersection(head.members)), most)
     return SwarmCount(sequences, peers, view.seen_at, per_s)
 
 

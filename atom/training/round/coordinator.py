@@ -41,7 +41,6 @@ from atom.swarm.chain.succession import (
     unsupported,
     vouch_payload,
 )
-from atom.swarm.exchange.choice import MOST_IN_A_RING, MOST_MEMBERS
 from atom.swarm.records.lease import PeerState
 from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_states_out
 from atom.training.round.election import LeaderElection
@@ -259,21 +258,12 @@ class Coordinator:
     # ---- exchange
 
     def _members(self, attempt: Attempt) -> tuple[MemberCount, ...]:
-        """Choose the members of an exchange among the peers that promised.
-
-        Peers without tenure take part in an exchange by parts only. If more peers with tenure
-        promised than an exchange by parts may have, they form a ring without the other peers.
-        """
+        """Choose the members of an exchange among the peers that promised."""
         context, me = self._context, self._context.me.peer_id
         promised = {voter.peer_id for voter in attempt.promises}
         admitted = context.head.recent | self.peers.answered | {me}
         left_out = self.peers.excluded | promised - admitted
-        guests = promised - left_out - context.head.tenured
-        crowded = len(promised - left_out - guests) > MOST_MEMBERS
-        in_a_ring = context.terms.ring_possible and (crowded or not guests)
-        most = MOST_IN_A_RING if in_a_ring else MOST_MEMBERS
-        left_out |= guests - {me} if in_a_ring else frozenset()
-        return attempt.contributors(me, left_out, context.head, most)
+        return attempt.contributors(me, left_out, context.head, context.terms.most_members)
 
     def _call_exchange(self, attempt: Attempt, members: tuple[MemberCount, ...]) -> None:
         context = self._context

@@ -142,8 +142,8 @@ class LeaderElection:
         if context.state.acceptor.accepted:
             return True
         leases = counted_leases(context.head, context.view, peers.answered, peers.excluded)
-        batch = context.terms.global_batch
-        others = counted_sequences(context.head, leases, batch)
+        batch, most = context.terms.global_batch, context.terms.most_members
+        others = counted_sequences(context.head, leases, batch, most)
         if trusted_peers_rest(context.head, context.view):
             claims = same_head(context.head, context.view)
             others = sum(claims[peer].sequences for peer in claims.keys() - peers.excluded)

@@ -131,6 +131,11 @@ class RoundMachine:
         return self._context.terms.global_batch
 
     @property
+    def most_members(self) -> int:
+        """Largest number of members of one exchange."""
+        return self._context.terms.most_members
+
+    @property
     def finished(self) -> bool:
         """True if the run's last round is committed here."""
         last = self._context.terms.last_round

@@ -17,6 +17,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.chain.messages import Accept, Accepted, Message, Nack, Ring
 from atom.swarm.chain.succession import Evidence
+from atom.swarm.exchange.choice import MOST_MEMBERS
 from atom.training.round.electorate import ORDINARY, Survivors, alive_voters, same_head
 from atom.training.round.events import Action, Offence, Phase, Report, Send, View
 
@@ -79,6 +80,8 @@ class RoundTerms:
     """Bytes of one average on the wire, used to weigh the speed of links against their latency."""
     ring_possible: bool = True
     """True if the run's codec allows encoding the sums again at every hop of a ring."""
+    most_members: int = MOST_MEMBERS
+    """Largest number of members of one exchange."""
 
 
 @dataclass

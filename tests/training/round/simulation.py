@@ -23,6 +23,7 @@ from simulated_world import CALM, Agenda, Directory, Network, lose_nothing
 from atom.swarm.chain import commit
 from atom.swarm.chain.commit import ChainRules, Voter, genesis
 from atom.swarm.chain.messages import Message
+from atom.swarm.exchange.choice import MOST_MEMBERS
 from atom.training.round import RoundPatience, RoundTerms
 
 PATIENT = RoundPatience()
@@ -64,6 +65,7 @@ class Setting:
     branches: bool = True
     last_round: int | None = None
     patience: RoundPatience = PATIENT
+    most_members: int = MOST_MEMBERS
     overlaps: bool = False
     """True if passes continue during an exchange, and untaken work counts for the next."""
 
@@ -83,6 +85,7 @@ class Swarm:
             self.setting.last_round,
             self.setting.branches,
             self.setting.patience,
+            most_members=self.setting.most_members,
         )
         self._names: dict[str, str] = {}
         self._story = Story(self._names)

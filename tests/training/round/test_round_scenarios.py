@@ -10,7 +10,7 @@ import simulated_parts
 from simulated_world import lose_nothing
 from simulation import Setting, Swarm
 
-from atom.swarm.chain.commit import Commit
+from atom.swarm.chain.commit import MAX_VOTERS, Commit
 from atom.swarm.chain.messages import (
     Accept,
     Message,
@@ -49,6 +49,19 @@ def test_the_run_ends_with_its_last_round() -> None:
     swarm.run(60.0)
     assert {p.chain.head.round for p in swarm.living} == {3}
     assert all(process.machine.finished for process in swarm.living)
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["every step", "local steps"])
+@pytest.mark.parametrize("pass_seconds", [(1.0,), (1.0, 0.3, 2.5)], ids=["alike", "different"])
+@pytest.mark.parametrize("peers", [9, 16])
+def test_rounds_go_on_although_an_exchange_has_places_for_seven_peers(
+    peers: int, pass_seconds: tuple[float, ...], overlaps: bool
+) -> None:
+    """The peers' equal shares make a batch together, and those of the members make less."""
+    few = {"most_members": 7, "pass_seconds": pass_seconds, "global_batch": 4 * peers}
+    swarm = calm_swarm(peers, rounds=0, overlaps=overlaps, all_voters=peers <= MAX_VOTERS, **few)
+    swarm.run_until_agreed(100.0, rounds=5)
+    assert all(len(commit.value.contributions) <= 7 for commit in commits(swarm))
 
 
 # ---- partitions: a local opinion of who is alive is no electorate
