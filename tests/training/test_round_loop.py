@@ -53,7 +53,8 @@ WAIT_S = 20.0
 class ScriptedMachine:
     """Answers events with what the test laid down, and keeps the events."""
 
-    me, excluded, answered, global_batch = ME, frozenset[str](), frozenset[str](), 96
+    me, excluded, answered = ME, frozenset[str](), frozenset[str]()
+    global_batch, most_members = 96, 64
 
     def __init__(self) -> None:
         self.head: Head = START

@@ -67,30 +67,28 @@ def counted_leases(
     return {peer: lease for peer, lease in same_head(head, view).items() if peer in heeded}
 
 
-def counted_sequences(
-    head: Head, leases: dict[str, Lease], global_batch: int, most_members: int
-) -> int:
+def counted_sequences(head: Head, leases: dict[str, Lease], batch: int, places: int) -> int:
     """Return the number of sequences that the next exchange can take from these peers.
 
     No peer counts for more than the global batch. A peer that is no voter and has no tenure counts
-    for no more than an equal share of it. An exchange has a place for us and for `most_members` - 1
+    for no more than an equal share of it. An exchange has a place for us and for `places` - 1
     of these peers, in the order of `admission`; other peers do not count. So a round is due, and
     peers stop training for it, only when the members of one exchange hold the whole batch.
 
     Args:
         head: Our head.
         leases: Leases of other peers whose counts are believed.
-        global_batch: Sequences per round.
-        most_members: Largest number of members of one exchange.
+        batch: Sequences per round.
+        places: Largest number of members of one exchange.
     """
     voters = {voter.peer_id for voter in head.voters}
-    share = global_batch // (1 + len(leases))
+    share = batch // (1 + len(leases))
     counts = {
-        peer: min(lease.sequences, global_batch if peer in head.tenured | voters else share)
+        peer: min(lease.sequences, batch if peer in head.tenured | voters else share)
         for peer, lease in leases.items()
     }
-    places = sorted(admission(peer, count, voters, head) for peer, count in counts.items())
-    return -sum(minus_count for *_, minus_count in places[: most_members - 1])
+    admitted = sorted(admission(peer, count, voters, head) for peer, count in counts.items())
+    return -sum(minus_count for *_, minus_count in admitted[: places - 1])
 
 
 def admission(

@@ -159,6 +159,7 @@ def test_who_shares_the_work(
     machine: Any = SimpleNamespace(
         head=TENURED,
         global_batch=8,
+        most_members=64,
         answered={"guest"},
         excluded={"excluded"},
     )
