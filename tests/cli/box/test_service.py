@@ -64,12 +64,13 @@ def test_leaving_is_given_its_time() -> None:
 
 
 def test_it_runs_in_a_sandbox_that_still_shows_gpus() -> None:
-    """`systemd-analyze security --offline=true` says 2.7 of it, and 9.6 of the unit without these
+    """`systemd-analyze security --offline=true` says 2.6 of it, and 9.6 of the unit without these
     lines. That program is not on every machine, so the lines are compared here."""
     unit = dict(service())
     assert unit["User"] == "%i"
     assert unit["CapabilityBoundingSet"] == ""
     assert unit["ProtectSystem"] == "strict"
+    assert unit["ProtectHome"] == "read-only", "strict alone leaves /home writable"
     assert unit["UMask"] == "0077"
     assert unit["SystemCallFilter"] == "@system-service"
     assert unit["SystemCallErrorNumber"] == "EPERM", "a call that is refused must not kill"
