@@ -73,7 +73,7 @@ browser: $(TOOLS)
 promtool: $(TOOLS)
 	$(BIN)/python -m pytest tests/daemon/owner/promtool_check.py
 
-# The image and a swarm of four containers: a Docker engine with compose (2.23.1 or later) must run.
+# The image and a swarm of four containers: a Docker engine with compose 2 must run.
 docker: $(TOOLS)
 	$(BIN)/python -m pytest tests/docker/compose_check.py -s
 

@@ -12,6 +12,7 @@ def test_no_container_takes_the_machine_with_it() -> None:
     assert set(services) == {"bootstrap", "founder", "peer-1", "peer-2"}
     for service in services.values():
         assert service["read_only"] is True
+        assert "configs" not in service, "compose cannot write them into a read-only container"
         assert service["tmpfs"] == ["/tmp:mode=1777,size=64m"]
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
