@@ -2,7 +2,7 @@
 
 The module is traced and cut into sub-models. Weights, gradients and optimizer state stay in host
 memory, and the sub-models stream through the device. The code is shared with the swarm's peers
-(`graph`, `placement`, `swap`, `optim`, `training.replica`, `daemon.fitting`), so its guarantees
+(`graph`, `plan`, `swap`, `optim`, `training.replica`), so its guarantees
 hold here too: a step gives the same bits as plain PyTorch where the device rounds alike
 (docs/devices.md).
 """

@@ -85,7 +85,8 @@ class Promise:
     loss_sum: LossSum
     state_digest: OptionalDigest
     signature: Signature
-    """Over `succession.promise_payload`: evidence for voters that are not the coordinator."""
+    """Over `succession.promise_payload`: evidence for voters that are not the coordinator. They
+    compute the payload again from `Evidence`, so it holds every signed field."""
     leaving: bool = False
 
 

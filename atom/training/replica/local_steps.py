@@ -109,6 +109,7 @@ class LocalSteps(UpdateRule):
         inner_sequences: int,
         outer_rate: float,
         outer_momentum: float,
+        **others: float,
     ) -> None:
         """Allocate θ, m and Δ. The inner learning rate is the rate of the current round.
 
@@ -116,6 +117,7 @@ class LocalSteps(UpdateRule):
             inner_sequences: Number of sequences of one inner step.
             outer_rate: Rate of the outer rule.
             outer_momentum: Momentum μ of the outer rule.
+            others: Keys of `[update]` that other rules use.
 
         Raises:
             MemoryError: The host memory is too small.
