@@ -11,42 +11,55 @@ scalar differently, if the DHT process ends or grows, or if its log does.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import math
 import random
+import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
 from atom.swarm.dht import client as client_module
 from atom.swarm.dht.strict_msgpack import decode
 from tests.attacks.dht_attacker import (
     KEY_BYTES,
-    REFUSED,
-    Attacker,
     Victim,
-    attacker_of,
     dht_pb2,
     msgpack,
     nested_tuples,
     store_request,
     victim_in,
 )
+from tests.attacks.p2pd_stand_in import AT_ONCE, StandIn
 
 MAX_GROWTH_BYTES = 64 << 20
 """Bound on the growth of the DHT process's resident memory; allocators keep the memory of one
 burst."""
 MAX_LOG_BYTES = 64 << 10
-SENDERS = 16
-"""Requests that are under way at the same time."""
-WITHOUT_ALLOWANCE = """
-import sys
-from atom.swarm.dht import guard, process
-guard.UNITS_AT_ONCE = float("inf")
+WITH_STAND_IN = """
+import contextlib, pathlib, sys
+from atom.swarm.dht import process
+
+running_p2pd = process.running_p2pd
+
+@contextlib.asynccontextmanager
+async def with_stand_in(*arguments):
+    async with running_p2pd(*arguments):
+        yield pathlib.Path({socket!r})
+
+process.running_p2pd = with_stand_in
 process.main(sys.argv[1:])
 """
+"""Program of a DHT process that talks to the stand-in. Its p2pd runs too, and has nothing to do."""
+REFUSALS = "PeerRefused(", "DecodeError(", "AssertionError("
+"""Errors with which the process may answer: ours, protobuf's, and those of hivemind's checks."""
 
 
 def value_seeds() -> list[bytes]:
@@ -124,26 +137,69 @@ def assert_read_alike(raw: bytes, value: object) -> None:
     assert value == other or (is_no_number and math.isnan(other)), raw.hex()
 
 
+@dataclass
+class Tally:
+    """Count of the inputs that a DHT process took."""
+
+    values: int = 0
+    """Values that reached the strict decoder, at least: a refused request counts as one value,
+    whichever of its values was refused."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Number of requests for each outcome."""
+
+    def note(self, response: Any, values: int) -> None:
+        """Count a response to a request that has this many values in well-formed fields."""
+        if response.HasField("response"):
+            self.outcomes["answered"] += 1
+            self.values += values
+            return
+        error = response.error.decode()
+        assert error.startswith(REFUSALS), error
+        self.outcomes[re.sub(r"0x[0-9a-f]+|\d+", "N", error)] += 1
+        self.values += min(values, 1) * (Reason.BUSY.value not in error)
+
+
 async def fuzz_process(
-    seconds: float, draw: random.Random, folder: Path, say: Callable[[str], None] = print
-) -> int:
-    """Fuzz a DHT process through its socket. Returns: the number of requests sent."""
-    with mock.patch.object(client_module, "PROGRAM", ("-c", WITHOUT_ALLOWANCE)):
-        async with victim_in(folder) as victim, attacker_of(victim.address) as attacker:
-            seeds = request_seeds(value_seeds())
-            for method in ("rpc_find", "rpc_ping", "rpc_store"):
-                answers = [raw for name, raw in answer_seeds() if name == method]
-                await attacker.answer(method, lambda _, raws=answers: mutated_or_random(raws, draw))
-            sent, ends_at = [0], time.monotonic() + seconds
-            async with asyncio.TaskGroup() as group:
-                for _ in range(SENDERS):
-                    group.create_task(send_until(ends_at, attacker, seeds, draw, sent))
-                group.create_task(read_until(ends_at, victim, say, sent))
+    inputs: int, draw: random.Random, folder: Path, say: Callable[[str], None] = print
+) -> Tally:
+    """Send requests through the socket of a DHT process until its decoder has read `inputs` values.
+
+    Returns: the outcomes.
+    """
+    tally, seeds, values = Tally(), request_seeds(value_seeds()), value_seeds()
+    answers = {
+        method: [raw for name, raw in answer_seeds() if name == method]
+        for method in ("rpc_find", "rpc_ping", "rpc_store")
+    }
+    stand_in = StandIn(lambda method: mutated_or_random(answers[method], draw), tally.note, draw)
+    program = WITH_STAND_IN.format(socket=str(folder / "stand-in"))
+    with mock.patch.object(client_module, "PROGRAM", ("-c", program)):
+        async with stand_in.listening(folder / "stand-in"), victim_in(folder) as victim:
+            watching = asyncio.create_task(watch(victim, say, tally))
+            while tally.values < inputs and not watching.done():
+                await stand_in.send([fuzzed_request(seeds, values, draw) for _ in range(AT_ONCE)])
+            await stand_in.until_answered()
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
             await victim.assert_unharmed()
-            assert victim.grown_bytes() < MAX_GROWTH_BYTES
-            assert victim.log.stat().st_size < MAX_LOG_BYTES, victim.log.read_text()[-2000:]
+            assert_small(victim)
             say(f"resident memory grew by {victim.grown_bytes() >> 10} KiB")
-    return sent[0]
+    return tally
+
+
+def fuzzed_request(
+    requests: list[tuple[str, bytes]], values: list[bytes], draw: random.Random
+) -> tuple[str, bytes, int]:
+    """Return a mutated request, or a request to store a mutated value.
+
+    Returns: the method, the request, and the number of values that the decoder is sure to be given.
+    """
+    if draw.random() < 0.25:
+        method, raw = draw.choice(requests)
+        return method, mutated_or_random([raw], draw), 0
+    value = mutated_or_random(values, draw)
+    return "rpc_store", store_request(value, time.time() + 10, 1), 1
 
 
 def answer_seeds() -> list[tuple[str, bytes]]:
@@ -177,49 +233,48 @@ def mutated_or_random(seeds: list[bytes], draw: random.Random) -> bytes:
     return seed if kind < 0.2 else mutated(seed, draw)
 
 
-async def send_until(
-    ends_at: float,
-    attacker: Attacker,
-    seeds: list[tuple[str, bytes]],
-    draw: random.Random,
-    sent: list[int],
-) -> None:
-    """Send requests one after the other and count them in `sent`."""
-    while time.monotonic() < ends_at:
-        method, raw = draw.choice(seeds)
-        with contextlib.suppress(REFUSED):
-            await attacker.send(method, mutated_or_random([raw], draw))
-        sent[0] += 1
-
-
-async def read_until(
-    ends_at: float, victim: Victim, say: Callable[[str], None], sent: list[int]
-) -> None:
-    """Let the victim read keys, so that it asks the attacker, and assert that it still answers."""
-    number, said_at = 0, time.monotonic()
-    while time.monotonic() < ends_at:
-        number += 1
+async def watch(victim: Victim, say: Callable[[str], None], tally: Tally) -> None:
+    """Let the victim read keys, so that it asks its peers, and assert that it stays small."""
+    began_at = said_at = time.monotonic()
+    for number in itertools.count():
         await victim.fetch(f"key {number % 50}")
         await asyncio.sleep(0.05)
         if time.monotonic() - said_at > 30.0:
             said_at = time.monotonic()
-            say(f"{sent[0]} requests, resident memory +{victim.grown_bytes() >> 10} KiB")
+            assert_small(victim)
+            say(
+                f"{tally.values} values in {tally.outcomes.total()} requests, "
+                f"{tally.values / (said_at - began_at):.0f} values per second, "
+                f"resident memory +{victim.grown_bytes() >> 10} KiB"
+            )
+
+
+def assert_small(victim: Victim) -> None:
+    """Assert that neither the memory nor the log of the victim has grown beyond its bound."""
+    assert victim.grown_bytes() < MAX_GROWTH_BYTES
+    assert victim.log.stat().st_size < MAX_LOG_BYTES, victim.log.read_text()[-2000:]
 
 
 def main() -> None:
     """Run the fuzzer with the bounds of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=time.time_ns())
     arguments = parser.parse_args()
-    print(f"seed {arguments.seed}", flush=True)  # noqa: T201
+    say(f"seed {arguments.seed}")
     draw = random.Random(arguments.seed)
     accepted = fuzz_decoder(arguments.inputs, draw)
-    print(f"decoder: {arguments.inputs} inputs, {accepted} accepted", flush=True)  # noqa: T201
+    say(f"decoder: {arguments.inputs} inputs, {accepted} accepted")
     with tempfile.TemporaryDirectory() as folder:
-        sent = asyncio.run(fuzz_process(arguments.seconds, draw, Path(folder)))
-    print(f"process: {sent} requests", flush=True)  # noqa: T201
+        tally = asyncio.run(fuzz_process(arguments.inputs, draw, Path(folder), say))
+    say(f"process: {tally.values} values in {tally.outcomes.total()} requests")
+    for outcome, count in tally.outcomes.most_common():
+        say(f"{count:>10} {outcome}")
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
