@@ -1,8 +1,8 @@
-"""Fuzzer of the DHT: `python -m tests.attacks.fuzz_dht --inputs N --seconds S [--seed X]`.
+"""Fuzzer of the DHT: `python -m tests.attacks.fuzz_dht --inputs N [--seed X]`.
 
-It gives N random and mutated inputs to the decoder of values, in this process, and for S seconds
-sends requests and answers made in the same way through the socket of a DHT process. That process
-runs without the allowance per remote, so that the inputs reach the code behind it.
+It gives N random and mutated values to the decoder, in this process. Then it sends requests and
+answers made in the same way through the socket of a DHT process, until the decoder there was given
+N values as well. Instead of libp2p's daemon, a stand-in speaks to that process: `p2pd_stand_in`.
 
 It fails if an exception other than a refusal is seen, if hivemind's decoder reads an accepted
 scalar differently, if the DHT process ends or grows, or if its log does.
@@ -10,7 +10,6 @@ scalar differently, if the DHT process ends or grows, or if its log does.
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import math
 import random
@@ -37,7 +36,7 @@ from tests.attacks.dht_attacker import (
     store_request,
     victim_in,
 )
-from tests.attacks.p2pd_stand_in import AT_ONCE, StandIn
+from tests.attacks.p2pd_stand_in import AT_ONCE, Request, StandIn
 
 MAX_GROWTH_BYTES = 64 << 20
 """Bound on the growth of the DHT process's resident memory; allocators keep the memory of one
@@ -58,6 +57,7 @@ process.running_p2pd = with_stand_in
 process.main(sys.argv[1:])
 """
 """Program of a DHT process that talks to the stand-in. Its p2pd runs too, and has nothing to do."""
+ANSWERED = "answered"
 REFUSALS = "PeerRefused(", "DecodeError(", "AssertionError("
 """Errors with which the process may answer: ours, protobuf's, and those of hivemind's checks."""
 
@@ -108,14 +108,18 @@ def mutated(seed: bytes, draw: random.Random) -> bytes:
     return bytes(raw)
 
 
+def fuzzed_value(seeds: list[bytes], draw: random.Random) -> bytes:
+    """Return a mutated seed, or random bytes."""
+    if draw.random() < 0.125:
+        return draw.randbytes(int(draw.random() * 64))
+    return mutated(seeds[int(draw.random() * len(seeds))], draw)
+
+
 def fuzz_decoder(inputs: int, draw: random.Random) -> int:
     """Decode random and mutated values, and return the number of accepted values."""
     seeds, accepted = value_seeds(), 0
-    for number in range(inputs):
-        if number % 8:
-            raw = mutated(seeds[number % len(seeds)], draw)
-        else:
-            raw = draw.randbytes(int(draw.random() * 64))
+    for _ in range(inputs):
+        raw = fuzzed_value(seeds, draw)
         try:
             value = decode(raw)
         except PeerRefused:
@@ -139,67 +143,65 @@ def assert_read_alike(raw: bytes, value: object) -> None:
 
 @dataclass
 class Tally:
-    """Count of the inputs that a DHT process took."""
+    """Count of the bytes that a DHT process took."""
 
     values: int = 0
-    """Values that reached the strict decoder, at least: a refused request counts as one value,
-    whichever of its values was refused."""
+    """Values that reached the strict decoder: those of an answered request, and one of a refused
+    request, since the first bad value ends it."""
+    calls: int = 0
+    """Calls of the process, which were answered."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Number of requests for each outcome."""
+    """Number of requests by what became of them."""
 
-    def note(self, response: Any, values: int) -> None:
-        """Count a response to a request that has this many values in well-formed fields."""
-        if response.HasField("response"):
-            self.outcomes["answered"] += 1
-            self.values += values
-            return
+    def note(self, request: Request, response: Any) -> None:
+        """Count the response to a request."""
         error = response.error.decode()
-        assert error.startswith(REFUSALS), error
-        self.outcomes[re.sub(r"0x[0-9a-f]+|\d+", "N", error)] += 1
-        self.values += min(values, 1) * (Reason.BUSY.value not in error)
+        if not error:
+            self.outcomes[ANSWERED] += 1
+            self.values += request.values
+        elif error.startswith(REFUSALS):
+            self.outcomes[re.sub(r"0x[0-9a-f]+|\d+", "N", error)] += 1
+            self.values += min(request.values, 1) * (Reason.BUSY.value not in error)
+        else:
+            self.outcomes[f"{error} for {request.method} {request.raw.hex()}"] += 1
 
 
 async def fuzz_process(
     inputs: int, draw: random.Random, folder: Path, say: Callable[[str], None] = print
 ) -> Tally:
-    """Send requests through the socket of a DHT process until its decoder has read `inputs` values.
-
-    Returns: the outcomes.
-    """
+    """Fuzz a DHT process through its socket until its decoder was given this many values."""
     tally, seeds, values = Tally(), request_seeds(value_seeds()), value_seeds()
-    answers = {
-        method: [raw for name, raw in answer_seeds() if name == method]
-        for method in ("rpc_find", "rpc_ping", "rpc_store")
-    }
-    stand_in = StandIn(lambda method: mutated_or_random(answers[method], draw), tally.note, draw)
-    program = WITH_STAND_IN.format(socket=str(folder / "stand-in"))
-    with mock.patch.object(client_module, "PROGRAM", ("-c", program)):
-        async with stand_in.listening(folder / "stand-in"), victim_in(folder) as victim:
-            watching = asyncio.create_task(watch(victim, say, tally))
-            while tally.values < inputs and not watching.done():
-                await stand_in.send([fuzzed_request(seeds, values, draw) for _ in range(AT_ONCE)])
-            await stand_in.until_answered()
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
+    answers = answer_seeds()
+
+    def respond(method: str) -> bytes:
+        tally.calls += 1
+        return mutated_or_random([raw for name, raw in answers if name == method], draw)
+
+    stand_in, socket = StandIn(respond, tally.note, draw), folder / "p2pd"
+    program = "-c", WITH_STAND_IN.format(socket=str(socket))
+    with mock.patch.object(client_module, "PROGRAM", program):
+        async with stand_in.listening(socket), victim_in(folder) as victim:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(watch(victim, say, tally))
+                while tally.values < inputs:
+                    some = [fuzzed_request(seeds, values, draw) for _ in range(AT_ONCE)]
+                    await stand_in.send(some)
+                await stand_in.until_answered()
+                watching.cancel()
             await victim.assert_unharmed()
-            assert_small(victim)
+            assert_within_bounds(victim, tally)
             say(f"resident memory grew by {victim.grown_bytes() >> 10} KiB")
     return tally
 
 
 def fuzzed_request(
-    requests: list[tuple[str, bytes]], values: list[bytes], draw: random.Random
-) -> tuple[str, bytes, int]:
-    """Return a mutated request, or a request to store a mutated value.
-
-    Returns: the method, the request, and the number of values that the decoder is sure to be given.
-    """
-    if draw.random() < 0.25:
-        method, raw = draw.choice(requests)
-        return method, mutated_or_random([raw], draw), 0
-    value = mutated_or_random(values, draw)
-    return "rpc_store", store_request(value, time.time() + 10, 1), 1
+    seeds: list[tuple[str, bytes]], values: list[bytes], draw: random.Random
+) -> Request:
+    """Return a mutated request, or a good request to store a mutated value."""
+    if draw.random() < 0.125:
+        method, raw = draw.choice(seeds)
+        return Request(method, mutated_or_random([raw], draw))
+    return Request("rpc_store", store_request(fuzzed_value(values, draw), time.time() + 10), 1)
 
 
 def answer_seeds() -> list[tuple[str, bytes]]:
@@ -234,23 +236,23 @@ def mutated_or_random(seeds: list[bytes], draw: random.Random) -> bytes:
 
 
 async def watch(victim: Victim, say: Callable[[str], None], tally: Tally) -> None:
-    """Let the victim read keys, so that it asks its peers, and assert that it stays small."""
+    """Let the victim read keys, so that it asks its peers, and assert that nothing grows."""
     began_at = said_at = time.monotonic()
     for number in itertools.count():
         await victim.fetch(f"key {number % 50}")
         await asyncio.sleep(0.05)
-        if time.monotonic() - said_at > 30.0:
-            said_at = time.monotonic()
-            assert_small(victim)
-            say(
-                f"{tally.values} values in {tally.outcomes.total()} requests, "
-                f"{tally.values / (said_at - began_at):.0f} values per second, "
-                f"resident memory +{victim.grown_bytes() >> 10} KiB"
-            )
+        now = time.monotonic()
+        if now - said_at > 30.0:
+            said_at = now
+            assert_within_bounds(victim, tally)
+            rate, grown = tally.values / (now - began_at), victim.grown_bytes() >> 10
+            say(f"{tally.values} values, {rate:.0f} per second, resident memory +{grown} KiB")
 
 
-def assert_small(victim: Victim) -> None:
-    """Assert that neither the memory nor the log of the victim has grown beyond its bound."""
+def assert_within_bounds(victim: Victim, tally: Tally) -> None:
+    """Assert that all errors are refusals, and that neither the memory nor the log has grown."""
+    strange = [each for each in tally.outcomes if not each.startswith((ANSWERED, *REFUSALS))]
+    assert not strange, strange[:3]
     assert victim.grown_bytes() < MAX_GROWTH_BYTES
     assert victim.log.stat().st_size < MAX_LOG_BYTES, victim.log.read_text()[-2000:]
 
@@ -267,7 +269,8 @@ def main() -> None:
     say(f"decoder: {arguments.inputs} inputs, {accepted} accepted")
     with tempfile.TemporaryDirectory() as folder:
         tally = asyncio.run(fuzz_process(arguments.inputs, draw, Path(folder), say))
-    say(f"process: {tally.values} values in {tally.outcomes.total()} requests")
+    requests, answers = tally.outcomes.total(), tally.calls
+    say(f"process: {tally.values} values, {requests} requests, {answers} answers")
     for outcome, count in tally.outcomes.most_common():
         say(f"{count:>10} {outcome}")
 

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import ipaddress
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,15 @@ UNDER_WAY = 256
 AT_ONCE = 32
 """Requests of one write."""
 
-Answered = Callable[[Any, int], None]
-"""Takes the process's response to a request, and the number of values in the request."""
+
+@dataclass(frozen=True)
+class Request:
+    """Request of a peer to the process."""
+
+    method: str
+    raw: bytes
+    values: int = 0
+    """Values in well-formed fields, which the process gives to its decoder one after the other."""
 
 
 class StandIn:
@@ -33,18 +41,20 @@ class StandIn:
 
     Args:
         respond: Returns the answer to a call of the process, from the method's name.
-        answered: Called for each response of the process.
+        answered: Called with each request and the process's response.
         draw: Makes the ids and the hosts of the peers.
     """
 
     def __init__(
-        self, respond: Callable[[str], bytes], answered: Answered, draw: random.Random
+        self,
+        respond: Callable[[str], bytes],
+        answered: Callable[[Request, Any], None],
+        draw: random.Random,
     ) -> None:
         self._respond, self._answered, self._draw = respond, answered, draw
         self._peers = self._fresh_peers()
         self._room = asyncio.Semaphore(UNDER_WAY)
-        self._values: dict[bytes, int] = {}
-        """Number of values of each request that is under way."""
+        self._under_way: dict[bytes, Request] = {}
         self._sent = 0
         self._process: asyncio.StreamWriter | None = None
 
@@ -54,25 +64,21 @@ class StandIn:
         async with await asyncio.start_unix_server(self._serve, socket):
             yield
 
-    async def send(self, requests: Sequence[tuple[str, bytes, int]]) -> None:
-        """Send requests, once there is room for them.
-
-        Args:
-            requests: Name of the method, request, and number of values in the request, of each.
-        """
+    async def send(self, requests: Iterable[Request]) -> None:
+        """Send requests in one write, once there is room for them."""
         assert self._process is not None
         frames = []
-        for method, raw, values in requests:
+        for request in requests:
             await self._room.acquire()
             if self._sent % (PEERS_AT_ONCE * REQUESTS_PER_PEER) == 0:
                 self._peers = self._fresh_peers()
             self._sent += 1
             call_id = self._sent.to_bytes(16, "big")
-            self._values[call_id] = values
+            self._under_way[call_id] = request
             call = p2pd_pb2.CallUnaryRequest(
                 peer=self._peers[self._sent % PEERS_AT_ONCE].id,
-                proto=f"DHTProtocol.{method}",
-                data=raw,
+                proto=f"DHTProtocol.{request.method}",
+                data=request.raw,
             )
             frames.append(framed(callId=call_id, requestHandling=call))
         self._process.write(b"".join(frames))
@@ -86,7 +92,7 @@ class StandIn:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = p2pd_pb2.Request()
-        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError):
+        with contextlib.closing(writer), contextlib.suppress(EOFError, ConnectionError):
             await read_pbmsg_safe(reader, request)
             response = p2pd_pb2.Response(type=p2pd_pb2.Response.OK)
             if request.type == p2pd_pb2.Request.IDENTIFY:
@@ -106,7 +112,7 @@ class StandIn:
         """Take one message of the process: a response, a call, or the start of a handler."""
         if message.HasField("unaryResponse"):
             self._room.release()
-            self._answered(message.unaryResponse, self._values.pop(message.callId))
+            self._answered(self._under_way.pop(message.callId), message.unaryResponse)
         elif message.HasField("callUnary"):
             answer = self._respond(message.callUnary.proto.removeprefix("DHTProtocol."))
             response = p2pd_pb2.CallUnaryResponse(response=answer)
