@@ -253,7 +253,8 @@ def assert_within_bounds(victim: Victim, tally: Tally) -> None:
     """Assert that all errors are refusals, and that neither the memory nor the log has grown."""
     strange = [each for each in tally.outcomes if not each.startswith((ANSWERED, *REFUSALS))]
     assert not strange, strange[:3]
-    assert victim.grown_bytes() < MAX_GROWTH_BYTES
+    grown_bytes = victim.grown_bytes()
+    assert grown_bytes < MAX_GROWTH_BYTES, f"{grown_bytes:,} bytes more are resident"
     assert victim.log.stat().st_size < MAX_LOG_BYTES, victim.log.read_text()[-2000:]
 
 

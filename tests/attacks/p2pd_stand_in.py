@@ -17,6 +17,8 @@ from typing import Any
 from tests.attacks.dht_attacker import Multiaddr, p2pd_pb2, read_pbmsg_safe, write_pbmsg
 from tests.attacks.fuzz_wire import varint
 
+ID_PREFIX = b"\x00\x24\x08\x01\x12\x20"
+"""First bytes of a peer id that holds an Ed25519 key."""
 PEERS_AT_ONCE = 64
 REQUESTS_PER_PEER = 90
 """Requests of one peer, which cost up to 1.4 units each."""
@@ -84,11 +86,9 @@ class StandIn:
         self._process.write(b"".join(frames))
 
     async def until_answered(self) -> None:
-        """Return when no request is under way."""
+        """Return when no request is under way. Nothing can be sent from then on."""
         for _ in range(UNDER_WAY):
             await self._room.acquire()
-        for _ in range(UNDER_WAY):
-            self._room.release()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = p2pd_pb2.Request()
@@ -96,7 +96,7 @@ class StandIn:
             await read_pbmsg_safe(reader, request)
             response = p2pd_pb2.Response(type=p2pd_pb2.Response.OK)
             if request.type == p2pd_pb2.Request.IDENTIFY:
-                response.identify.id = b"\x00\x24\x08\x01\x12\x20" + bytes(32)
+                response.identify.id = ID_PREFIX + bytes(32)
                 response.identify.addrs.append(Multiaddr("/ip4/127.0.0.1/tcp/1").to_bytes())
             elif request.type == p2pd_pb2.Request.LIST_PEERS:
                 response.peers.extend(self._peers)
@@ -121,16 +121,14 @@ class StandIn:
             writer.write(framed(callId=message.callId))
 
     def _fresh_peers(self) -> list[Any]:
+        hosts = (ipaddress.IPv4Address(self._draw.randbytes(4)) for _ in range(PEERS_AT_ONCE))
         return [
             p2pd_pb2.PeerInfo(
-                id=b"\x00\x24\x08\x01\x12\x20" + self._draw.randbytes(32),
-                addrs=[Multiaddr(f"/ip4/{self._host()}/tcp/1").to_bytes()],
+                id=ID_PREFIX + self._draw.randbytes(32),
+                addrs=[Multiaddr(f"/ip4/{host}/tcp/1").to_bytes()],
             )
-            for _ in range(PEERS_AT_ONCE)
+            for host in hosts
         ]
-
-    def _host(self) -> ipaddress.IPv4Address:
-        return ipaddress.IPv4Address(self._draw.randbytes(4))
 
 
 def framed(**fields: Any) -> bytes:
