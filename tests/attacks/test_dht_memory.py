@@ -5,13 +5,14 @@ import contextlib
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from atom.swarm.dht import p2pd
 from atom.swarm.dht.p2pd import MAX_MESSAGE_BYTES, MAX_NODE_BYTES, MAX_P2PD_DATA_BYTES
-from tests.attacks.dht_attacker import KEY_BYTES, PeerID, attacker_of, victim_in
+from tests.attacks.dht_attacker import DHTID, KEY_BYTES, PeerID, attacker_of, victim_in
 
 pytestmark = pytest.mark.timeout(120)
 HALF_OPEN_STREAMS = 180
@@ -69,23 +70,28 @@ def test_few_debtors_are_remembered() -> None:
     assert guard.allowance_of("0").allow(0.0), "the debtor that was quiet for the longest time"
 
 
-def test_a_peer_that_names_a_new_node_id_each_time_has_one_place() -> None:
-    """And many peers have few: hivemind remembers every replacement of a full bucket."""
+def guarded_protocol() -> Any:
+    """Return a protocol with an empty routing table, whose neighbours never answer a ping."""
     from hivemind.dht.routing import DHTID, RoutingTable
     from hivemind.dht.storage import DHTLocalStorage
 
     from atom.swarm.dht.guard import GuardedProtocol
 
+    async def never_answers(_: PeerID) -> None: ...
+
+    protocol = GuardedProtocol(_initialized_with_create=True)
+    protocol.storage, protocol.client_mode = DHTLocalStorage(), True
+    protocol.routing_table = RoutingTable(DHTID(1), 20, 5)
+    protocol.call_ping = never_answers
+    return protocol
+
+
+def test_a_peer_that_names_a_new_node_id_each_time_has_one_place() -> None:
+    """And many peers have few: hivemind remembers every replacement of a full bucket."""
+
     async def check() -> None:
-        protocol = GuardedProtocol(_initialized_with_create=True)
-        own_id = DHTID(1)
-        protocol.storage, protocol.client_mode = DHTLocalStorage(), True
-        protocol.routing_table = table = RoutingTable(own_id, 20, 5)
-
-        async def never_answers(_: PeerID) -> None: ...
-
-        protocol.call_ping = never_answers
-        liar = PeerID(b"liar")
+        protocol = guarded_protocol()
+        table, liar = protocol.routing_table, PeerID(b"liar")
         for _ in range(500):
             await protocol.update_routing_table(DHTID.generate(), liar)
         assert len(table.uid_to_peer_id) == 1
@@ -96,5 +102,32 @@ def test_a_peer_that_names_a_new_node_id_each_time_has_one_place() -> None:
         replaced = sum(len(bucket.replacement_nodes) for bucket in table.buckets)
         assert replaced <= 20 * len(table.buckets)
         assert len(table.uid_to_peer_id) <= 40 * len(table.buckets) < 2_600
+
+    asyncio.run(check())
+
+
+def test_peers_that_name_the_same_node_id_have_one_place() -> None:
+    async def check() -> None:
+        protocol = guarded_protocol()
+        for number in range(500):
+            await protocol.update_routing_table(DHTID(7), PeerID(b"peer %d" % number))
+        assert protocol.routing_table.peer_id_to_uid == {PeerID(b"peer 499"): DHTID(7)}
+
+    asyncio.run(check())
+
+
+def test_pinged_nodes_that_have_left_the_table_are_forgotten() -> None:
+    async def check() -> None:
+        protocol = guarded_protocol()
+        table = protocol.routing_table
+        for number in range(3_000):
+            crowd_id = DHTID.generate()
+            await protocol.update_routing_table(crowd_id, PeerID(b"peer %d" % number))
+            bucket = table.buckets[table.get_bucket_index(crowd_id)]
+            for pinged in bucket.nodes_requested_for_ping & bucket.nodes_to_peer_id.keys():
+                silent = bucket.nodes_to_peer_id[pinged]
+                await protocol.update_routing_table(None, silent, responded=False)
+        pinged = sum(len(bucket.nodes_requested_for_ping) for bucket in table.buckets)
+        assert 0 < pinged <= len(table.buckets)
 
     asyncio.run(check())

@@ -203,14 +203,19 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]
         """Note that a node was met, or that it did not answer.
 
         A node chooses its own id and hivemind keeps every one: a peer that names a new id in each
-        request would fill the memory. So a new id of a peer replaces its former one.
+        request would fill the memory. So a new id of a peer replaces its former one. hivemind also
+        keeps every peer that ever named an id, and every id that it ever pinged: of these, only
+        the present ones stay.
         """
         table = self.routing_table
-        former = table.get(peer_id=peer_id)
+        former, holder = table.get(peer_id=peer_id), table.uid_to_peer_id.get(node_id)
         stale = [former] if responded and node_id and former not in (None, node_id) else []
         await super().update_routing_table(node_id, peer_id, responded)
         if node_id is not None:
+            if holder != peer_id and table.peer_id_to_uid.get(holder) == node_id:
+                del table.peer_id_to_uid[holder]
             bucket = table.buckets[table.get_bucket_index(node_id)]
+            bucket.nodes_requested_for_ping &= bucket.nodes_to_peer_id.keys()
             stale += list(bucket.replacement_nodes)[: -bucket.size]
         for each in stale:
             with contextlib.suppress(KeyError):  # hivemind misplaces ids on a bucket's border
