@@ -1,4 +1,4 @@
-"""Quantities with units, as people write them: "8 GiB", "400 Mbit/s", "2.5 s"."""
+"""Text for people: quantities with units, such as "400 Mbit/s", and safe text of strangers."""
 
 import re
 from collections.abc import Mapping
@@ -74,3 +74,15 @@ def format_seconds(seconds: float) -> str:
         if seconds >= length_s or not seconds:
             return f"{seconds / length_s:.3g} {unit}"
     return f"{seconds * 1e6:.0f} µs"
+
+
+def printable(text: str, allowed: str = "") -> str:
+    """Replace every non-printable character by "�".
+
+    Escape sequences could otherwise command the terminal, and direction marks reverse the text.
+
+    Args:
+        text: text that another peer or program wrote.
+        allowed: non-printable characters to leave in place, such as tabs.
+    """
+    return "".join(c if c.isprintable() or c in allowed else "�" for c in text)

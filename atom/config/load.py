@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from atom.base.errors import ConfigError
-from atom.base.printable import printable
+from atom.base.units import printable
 from atom.config.model_and_data import Data, Model
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import PinnedRun, RunFile

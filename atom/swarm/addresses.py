@@ -297,31 +297,6 @@ def host_group(host: str) -> str:
     return str(network or address)
 
 
-def rank_addresses(visible: Sequence[str], primary_host: str | None = None) -> tuple[str, ...]:
-    """Sort multiaddrs, the best to paste first.
-
-    Announced names and public addresses, then `primary_host` (the address on the default route),
-    then other private ones (a container bridge, say), and loopback last.
-    """
-    return tuple(sorted(visible, key=lambda text: _rank(text, primary_host)))
-
-
-def _rank(text: str, primary_host: str | None) -> tuple[int, bool, bool]:
-    _, kind, host, carrier, *_ = text.split("/")
-    return _distance(kind, host, primary_host), kind == "ip6", carrier != "tcp"
-
-
-def _distance(kind: str, host: str, primary_host: str | None) -> int:
-    if kind not in ("ip4", "ip6"):
-        return 0
-    address = ipaddress.ip_address(host)
-    if address.is_loopback or address.is_unspecified or address.is_link_local:
-        return 3
-    if address.is_global:
-        return 0
-    return 1 if host == primary_host else 2
-
-
 def _multihash(text: str) -> None:
     """Check a peer id in base58: sha2-256 (RSA keys, "Qm…") or identity (Ed25519, "12D3…")."""
     raw = base58.b58decode(text)

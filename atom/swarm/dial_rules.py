@@ -140,3 +140,20 @@ def primary_host(family: int = socket.AF_INET) -> str | None:
             return str(probe.getsockname()[0])
     except OSError:
         return None
+
+
+def rank_addresses(visible: Sequence[str], primary: str | None) -> tuple[str, ...]:
+    """Sort multiaddrs, the best to paste first.
+
+    Announced names and public addresses, then `primary` (the address on the default route), then
+    other local ones (a container bridge, say), and loopback last.
+    """
+
+    def rank(text: str) -> tuple[int, bool, bool]:
+        _, kind, host, carrier, *_ = text.split("/")
+        reach = class_of(host)
+        local = 1 if host == primary else 2
+        distance = 0 if reach is AddressClass.PUBLIC else local if reach in LOCAL else 3
+        return distance, kind == "ip6", carrier != "tcp"
+
+    return tuple(sorted(visible, key=rank))

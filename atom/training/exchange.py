@@ -9,16 +9,10 @@ from atom.base.clock import Clock
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import (
-    Channels,
-    ExchangeBroken,
-    Terms,
-    all_reduce,
-    open_exchange,
-)
-from atom.swarm.exchange.contribution import Contribution
+from atom.swarm.exchange.allreduce import Channels, SpeedBook, all_reduce, open_exchange
+from atom.swarm.exchange.encoded import Contribution
 from atom.swarm.exchange.plans import ring_tag
-from atom.swarm.exchange.speeds import SpeedBook
+from atom.swarm.exchange.reduction import ExchangeBroken, Terms
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import Transport

@@ -7,9 +7,11 @@ from typing import Any
 from atom.base.events import EventFan
 from atom.optim.gradients import FlatNumbers
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import Sums, Terms, all_reduce, open_exchange
+from atom.swarm.exchange.allreduce import all_reduce, open_exchange
 from atom.swarm.exchange.codec import codec_named
+from atom.swarm.exchange.encoded import Sums
 from atom.swarm.exchange.plans import ring_tag
+from atom.swarm.exchange.reduction import Terms
 from atom.swarm.identity import Identity
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport

@@ -26,7 +26,7 @@ from unittest import mock
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.dht import client as client_module
-from atom.swarm.dht.strict_msgpack import decode
+from atom.swarm.dht.guard import decode_value
 from tests.attacks.dht_attacker import (
     KEY_BYTES,
     Victim,
@@ -121,7 +121,7 @@ def fuzz_decoder(inputs: int, draw: random.Random) -> int:
     for _ in range(inputs):
         raw = fuzzed_value(seeds, draw)
         try:
-            value = decode(raw)
+            value = decode_value(raw)
         except PeerRefused:
             continue
         accepted += 1

@@ -37,6 +37,7 @@ from atom.swarm.records.manifest import (
     encode_manifest,
     read_claim,
 )
+from atom.swarm.state.arenas import ArenaManifest, BlobManifest, chunk_digest, decode_manifest
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
@@ -266,6 +267,11 @@ def record_samples() -> list[bytes]:
     return [*leases, encode_manifest(a_manifest(me), me)]
 
 
+def blob_sample() -> bytes:
+    arena = ArenaManifest("weights", "float32", 1000, chunk_digest(bytes(4000)))
+    return schema.encode(BlobManifest((arena,)))
+
+
 def chain_samples() -> tuple[Head, list[bytes]]:
     voters = [Identity.create() for _ in range(3)]
     first = beginning(voters[0], trusted=voters)
@@ -329,6 +335,7 @@ def targets() -> dict[str, Target]:
         "messages": Target(decoded_message, message_samples()),
         "leases": Target(decoded_lease, [payload_of(each) for each in record_samples()[:2]]),
         "records": Target(read_claim, record_samples()),
+        "blobs": Target(lambda raw: decode_manifest(raw, 1 << 20), [blob_sample()]),
         "chain": Target(partial(read_chain, genesis), pages),
         "hello": Target(received_hello, hello_samples()),
         "welcome": Target(received_welcome, welcome_samples()),

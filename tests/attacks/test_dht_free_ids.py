@@ -9,14 +9,7 @@ import pytest
 
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import encode_lease, lease_key
-from tests.attacks.dht_attacker import (
-    REFUSED,
-    Attacker,
-    Victim,
-    attacker_of,
-    dht_pb2,
-    victim_in,
-)
+from tests.attacks.dht_attacker import REFUSED, Attacker, Victim, attacker_of, dht_pb2, victim_in
 from tests.swarm.swarm_samples import a_lease
 
 pytestmark = pytest.mark.timeout(180)

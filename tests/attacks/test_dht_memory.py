@@ -1,52 +1,14 @@
 """Attacks on memory: the DHT process and p2pd are bounded, and the kernel ends them first."""
 
 import asyncio
-import contextlib
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from atom.swarm.dht import p2pd
-from atom.swarm.dht.p2pd import MAX_MESSAGE_BYTES, MAX_NODE_BYTES, MAX_P2PD_DATA_BYTES
-from tests.attacks.dht_attacker import DHTID, KEY_BYTES, PeerID, attacker_of, victim_in
-
-pytestmark = pytest.mark.timeout(120)
-HALF_OPEN_STREAMS = 180
-"""libp2p admits 64 of one peer for each protocol."""
-METHODS = ("rpc_find", "rpc_store", "rpc_ping")
-
-
-def test_both_processes_are_limited_and_the_first_to_be_killed(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with victim_in(tmp_path) as victim:
-            for process, limit in (
-                (victim.node, MAX_NODE_BYTES),
-                (victim.p2pd, MAX_P2PD_DATA_BYTES),
-            ):
-                assert process.rlimit(psutil.RLIMIT_DATA)[0] == limit
-                score = Path(f"/proc/{process.pid}/oom_score_adj").read_text()
-                assert int(score) == 1000
-
-    asyncio.run(check())
-
-
-def test_streams_that_only_announce_a_message_end_nothing(tmp_path: Path) -> None:
-    """libp2p's daemon allocates a buffer for each, which a tight limit of memory would refuse."""
-
-    async def check() -> None:
-        async with victim_in(tmp_path) as victim, attacker_of(victim.address) as attacker:
-            async with contextlib.AsyncExitStack() as streams:
-                for number in range(HALF_OPEN_STREAMS):
-                    method = METHODS[number % len(METHODS)]
-                    await attacker.announce(method, MAX_MESSAGE_BYTES - 100, streams)
-                await victim.assert_unharmed()
-            await victim.assert_unharmed()
-
-    asyncio.run(check())
+from tests.attacks.dht_attacker import DHTID, KEY_BYTES, PeerID
 
 
 def test_a_large_p2pd_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

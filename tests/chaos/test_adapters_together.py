@@ -12,7 +12,7 @@ import transformers
 from swarm_history import check_peers
 from swarm_of_processes import START_S, Peer, Swarm, endless, environment, swarm_in
 
-from atom.base.printable import printable
+from atom.base.units import printable
 from atom.daemon.model.kept_run import HeldWeights, KeptRun
 from atom.graph.ir import padded_elements
 from atom.models.source import materialised

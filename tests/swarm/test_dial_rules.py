@@ -6,7 +6,6 @@ import pytest
 
 from atom.base.reasons import Reason
 from atom.swarm import dial_rules
-from atom.swarm.addresses import host_group
 from atom.swarm.dial_rules import (
     LOCAL,
     AddressClass,
@@ -87,17 +86,3 @@ def test_loopback_is_announced_by_a_machine_that_has_nothing_else(
     assert [*own_hosts("127.0.0.9")] == ["127.0.0.9"]
     found |= {socket.AF_INET: None, socket.AF_INET6: "fe80::1"}
     assert [*own_hosts("0.0.0.0")] == [*own_hosts("::")] == ["127.0.0.1"]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "is_same"),
-    [
-        ("2001:db8:1:2::1", "2001:db8:1:2:ffff:ffff:ffff:ffff", True),
-        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
-        ("192.0.2.1", "::ffff:192.0.2.1", True),
-        ("192.0.2.1", "192.0.2.2", False),
-        ("fe80::1%eth0", "fe80::2", True),
-    ],
-)
-def test_a_whole_ipv6_network_is_one_group(one: str, other: str, is_same: bool) -> None:
-    assert (host_group(one) == host_group(other)) is is_same

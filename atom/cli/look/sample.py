@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from atom.base.errors import StorageError
-from atom.base.printable import printable
+from atom.base.units import printable
 from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.options import parse_trust
 from atom.config.peer_file import DEVICE_PATTERN

@@ -18,7 +18,7 @@ import typer
 from atom.base import errors
 from atom.base.errors import ShortageError, StorageError, UserError
 from atom.base.files import why_not_written
-from atom.base.printable import printable
+from atom.base.units import printable
 from atom.cli.shell.terminal import stderr_console
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -15,10 +15,10 @@ from typing import Any
 
 from atom.base.errors import AddressError
 from atom.base.events import EventSink
-from atom.swarm.addresses import check_run_name, rank_addresses
+from atom.swarm.addresses import check_run_name
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
 from atom.swarm.dht.p2pd import NodeSettings
-from atom.swarm.dial_rules import primary_host
+from atom.swarm.dial_rules import primary_host, rank_addresses
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, SignedLease
 from atom.swarm.records.manifest import (

@@ -159,11 +159,7 @@ def seen_from_outside(manifest: Manifest) -> Listed:
     observer then accepts the records of all peers. A peer that takes part has always read the run
     file before.
     """
-    try:
-        run = run_from_text(manifest.run_file)
-    except ConfigError:
-        return None
-    return listed_peers(manifest.owner, run.swarm.members)
+    return chain_rules(manifest).listed or None
 
 
 LEASE_DOMAIN = "lease"

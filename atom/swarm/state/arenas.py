@@ -6,10 +6,10 @@ A manifest describes arenas: a peer sends it before their chunks.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import torch
 from blake3 import blake3
@@ -91,6 +91,10 @@ class BlobManifest:
     def pieces(self) -> list[Piece]:
         """All pieces of the blob."""
         return [(n, chunk) for n, arena in enumerate(self.arenas) for chunk in range(arena.chunks)]
+
+    def piece_digest(self, piece: Piece) -> bytes:
+        """Return the digest of a piece."""
+        return self.arenas[piece[0]].chunk_digest(piece[1])
 
     def digest(self) -> bytes:
         """Return the state digest: equal to `state_digest` of the tensors."""
@@ -249,61 +253,46 @@ class PieceQueue:
         return max(late)[1] if late else None
 
 
-class Target(Protocol):
-    """Destination of fetched pieces.
-
-    `write` is called from any thread, and also for a second copy of a piece.
-    """
+@dataclass
+class Target:
+    """Destination of fetched pieces."""
 
     queue: PieceQueue
     """Missing pieces."""
+    length: Callable[[Piece], int]
+    """Returns the bytes of a piece."""
+    digest: Callable[[Piece], bytes]
+    """Returns the digest that a piece must have."""
+    write: Callable[[Piece, memoryview], None]
+    """Stores a verified chunk. Called from any thread, and also for a second copy of a piece.
+
+    Raises:
+        StorageError: The chunk cannot be written.
+    """
     total_bytes: int
-    done_bytes: int
-    reused_bytes: int
+    done_bytes: int = 0
+    reused_bytes: int = 0
     """Bytes that were already in place and were not fetched."""
 
-    def length(self, piece: Piece) -> int:
-        """Return the bytes of a piece."""
 
-    def digest(self, piece: Piece) -> bytes:
-        """Return the digest that a piece must have."""
+def memory_target(manifest: BlobManifest) -> tuple[Target, Mapping[str, Tensor]]:
+    """Return a target in new memory, and its arenas by name."""
+    arenas = {
+        arena.name: torch.empty(arena.elements, dtype=DTYPES[arena.dtype])
+        for arena in manifest.arenas
+    }
+    views = list(map(bytes_of, arenas.values()))
 
-    def write(self, piece: Piece, chunk: memoryview) -> None:
-        """Store a verified chunk.
+    def view(piece: Piece) -> memoryview:
+        start, stop = manifest.arenas[piece[0]].chunk_bounds(piece[1])
+        return views[piece[0]][start:stop]
 
-        Raises:
-            StorageError: The chunk cannot be written.
-        """
+    def write(piece: Piece, chunk: memoryview) -> None:
+        view(piece)[:] = chunk
 
-
-class MemoryTarget:
-    """Target in new memory, with the arenas of a manifest."""
-
-    reused_bytes = 0
-
-    def __init__(self, manifest: BlobManifest) -> None:
-        self._manifests = manifest.arenas
-        self.arenas = {
-            arena.name: torch.empty(arena.elements, dtype=DTYPES[arena.dtype])
-            for arena in manifest.arenas
-        }
-        self._views = list(map(bytes_of, self.arenas.values()))
-        self.queue = PieceQueue(deque(manifest.pieces))
-        self.total_bytes, self.done_bytes = manifest.byte_count, 0
-
-    def length(self, piece: Piece) -> int:
-        return len(self._chunk(piece))
-
-    def digest(self, piece: Piece) -> bytes:
-        return self._manifests[piece[0]].chunk_digest(piece[1])
-
-    def write(self, piece: Piece, chunk: memoryview) -> None:
-        """Store a verified chunk; a second copy changes nothing."""
-        self._chunk(piece)[:] = chunk
-
-    def _chunk(self, piece: Piece) -> memoryview:
-        start, stop = self._manifests[piece[0]].chunk_bounds(piece[1])
-        return self._views[piece[0]][start:stop]
+    queue = PieceQueue(deque(manifest.pieces))
+    digest, total_bytes = manifest.piece_digest, manifest.byte_count
+    return Target(queue, lambda piece: len(view(piece)), digest, write, total_bytes), arenas
 
 
 def map_file(path: Path, arena: ArenaManifest) -> Tensor:

@@ -24,14 +24,14 @@ from atom.swarm.chain.commit_chain import Ask
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     BlobManifest,
-    MemoryTarget,
     Piece,
     Target,
     chunk_digest,
     decode_manifest,
     max_manifest_bytes,
+    memory_target,
 )
-from atom.swarm.state.piece_store import PieceStore, StoreTarget
+from atom.swarm.state.piece_store import PieceStore, store_target
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
 from atom.swarm.stream.handshake import MAX_FRAME_BYTES, refusal
 from atom.swarm.transport.limits import OFFENCES, Unreachable
@@ -121,14 +121,13 @@ def fetch(
     def settle(manifest: BlobManifest, ended: threading.Event) -> Target:
         nonlocal arenas
         if into is None:
-            in_memory = MemoryTarget(manifest)
-            arenas = in_memory.arenas
-            return in_memory
+            target, arenas = memory_target(manifest)
+            return target
         shapes = [replace(arena, chunk_digests=b"") for arena in manifest.arenas]
         store = PieceStore(wanted.digest, shapes, into)
         store.settle(manifest)
         arenas = store.arenas
-        return StoreTarget(store, manifest.pieces, ended)
+        return store_target(store, manifest.pieces, ended)
 
     Fetch(transport, wanted, settle, watch or Watch()).run(stop)
     return arenas

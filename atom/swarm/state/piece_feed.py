@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.state.arenas import BlobManifest, Piece
+from atom.swarm.state.arenas import BlobManifest, Piece, Target
 from atom.swarm.state.fetch import Fetch, Wanted, Watch
-from atom.swarm.state.piece_store import PieceStore, StoreTarget, text_blob
+from atom.swarm.state.piece_store import PieceStore, store_target, text_blob
 from atom.swarm.stream.frames import Purpose
 from atom.swarm.transport.transport import Transport
 
@@ -166,12 +166,14 @@ class PieceFeed:
         """Fetch pieces from donors, which may lack some of them. Raises: StorageError."""
         store, on_stored = self._store, self._on_stored
 
-        def settle(manifest: BlobManifest, ended: threading.Event) -> StoreTarget:
+        def settle(manifest: BlobManifest, ended: threading.Event) -> Target:
             store.settle(manifest)
-            return StoreTarget(store, pieces, ended, on_stored)
+            return store_target(store, pieces, ended, on_stored)
 
         unstopped = threading.Event()  # the check of pieces in the store is short: never stop it
-        known = None if store.manifest is None else StoreTarget(store, pieces, unstopped, on_stored)
+        known = (
+            None if store.manifest is None else store_target(store, pieces, unstopped, on_stored)
+        )
         name, total = text_blob(store.digest), store.total_bytes
         wanted = Wanted(name, donors, store.digest, total, purpose=Purpose.TEXT)
         try:

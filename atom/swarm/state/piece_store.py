@@ -23,6 +23,7 @@ from atom.swarm.state.arenas import (
     BlobManifest,
     Piece,
     PieceQueue,
+    Target,
     bytes_of,
     chunk_digest,
     decode_manifest,
@@ -107,6 +108,7 @@ class PieceStore:
         return self.shapes[piece[0]].chunk_bounds(piece[1])
 
     def length(self, piece: Piece) -> int:
+        """Return the bytes of a piece."""
         start, stop = self.bounds(piece)
         return stop - start
 
@@ -123,7 +125,7 @@ class PieceStore:
     def piece_digest(self, piece: Piece) -> bytes:
         """Return the digest of a piece; the manifest must be known."""
         assert self.manifest is not None
-        return self.manifest.arenas[piece[0]].chunk_digest(piece[1])
+        return self.manifest.piece_digest(piece)
 
     def chunk(self, piece: Piece) -> memoryview:
         """Return a verified copy of a piece, to be sent to another peer.
@@ -183,43 +185,38 @@ class PieceStore:
         )
 
 
-class StoreTarget:
-    """Target that writes some pieces into a store whose manifest is known."""
+def store_target(
+    store: PieceStore,
+    pieces: Iterable[Piece],
+    stop: threading.Event,
+    on_stored: Callable[[Piece], None] = lambda piece: None,
+) -> Target:
+    """Find out which pieces are missing, and return a target that writes them into a store.
 
-    def __init__(
-        self,
-        store: PieceStore,
-        pieces: Iterable[Piece],
-        stop: threading.Event,
-        on_stored: Callable[[Piece], None] = lambda piece: None,
-    ) -> None:
-        """Find out which of the pieces are missing.
+    Args:
+        store: Store with a known manifest.
+        pieces: Pieces to fetch.
+        stop: Event that interrupts the check of pieces on disk.
+        on_stored: Called with each piece once it is in the store; at once for pieces that already
+            are.
 
-        Args:
-            store: Store with a known manifest.
-            pieces: Pieces to fetch.
-            stop: Event that interrupts the check of pieces on disk.
-            on_stored: Called with each piece once it is in the store; at once for pieces that
-                already are.
+    Raises:
+        Interrupted: `stop` was set.
+    """
+    missing, total_bytes, reused_bytes = deque[Piece](), 0, 0
+    for piece in pieces:
+        if stop.is_set():
+            raise Interrupted("stopped")
+        total_bytes += store.length(piece)
+        if store.has(piece):
+            reused_bytes += store.length(piece)
+            on_stored(piece)
+        else:
+            missing.append(piece)
 
-        Raises:
-            Interrupted: `stop` was set.
-        """
-        self._store, self._on_stored = store, on_stored
-        self.length, self.digest = store.length, store.piece_digest
-        self.queue = PieceQueue(deque())
-        self.total_bytes = self.reused_bytes = 0
-        for piece in pieces:
-            if stop.is_set():
-                raise Interrupted("stopped")
-            self.total_bytes += store.length(piece)
-            if store.has(piece):
-                self.reused_bytes += store.length(piece)
-                on_stored(piece)
-            else:
-                self.queue.pending.append(piece)
-        self.done_bytes = self.reused_bytes
+    def write(piece: Piece, chunk: memoryview) -> None:
+        store.write(piece, chunk)
+        on_stored(piece)
 
-    def write(self, piece: Piece, chunk: memoryview) -> None:
-        self._store.write(piece, chunk)
-        self._on_stored(piece)
+    queue, digest = PieceQueue(missing), store.piece_digest
+    return Target(queue, store.length, digest, write, total_bytes, reused_bytes, reused_bytes)

@@ -14,8 +14,8 @@ from blake3 import blake3
 from google.protobuf.message import DecodeError, Message
 
 from atom.base.errors import PeerRefused
-from atom.base.printable import printable
 from atom.base.reasons import Reason
+from atom.base.units import printable
 from atom.swarm.chain.commit import canonical_digest
 from atom.swarm.identity import Identity, is_peer_id, verify
 from atom.swarm.records.lease import PROTOCOL_VERSION

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from atom.base.clock import Clock
-from atom.base.printable import printable
+from atom.base.units import printable
 from atom.models.sampling import Sampling, continuations
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided

@@ -354,8 +354,7 @@ FALSE: Mapping[str, tuple[Reason, Evidence]] = {
     "another ballot": (
         Reason.BAD_SIGNATURE,
         replace(
-            TRUE,
-            promises=(promised(KEYS[0], origin=replace(BALLOT, attempt=4)), *PROMISES[1:]),
+            TRUE, promises=(promised(KEYS[0], origin=replace(BALLOT, attempt=4)), *PROMISES[1:])
         ),
     ),
     "another state": (
@@ -371,16 +370,12 @@ FALSE: Mapping[str, tuple[Reason, Evidence]] = {
     "another norm": (
         Reason.DIGEST_MISMATCH,
         replace(
-            TRUE,
-            vouched=tuple(vouched(k, replace(VALUE, gradient_norm=1e-30)) for k in KEYS[:3]),
+            TRUE, vouched=tuple(vouched(k, replace(VALUE, gradient_norm=1e-30)) for k in KEYS[:3])
         ),
     ),
     "vouchers at another ballot": (
         Reason.DIGEST_MISMATCH,
-        replace(
-            TRUE,
-            vouched=tuple(vouched(k, at=replace(BALLOT, attempt=4)) for k in KEYS[:3]),
-        ),
+        replace(TRUE, vouched=tuple(vouched(k, at=replace(BALLOT, attempt=4)) for k in KEYS[:3])),
     ),
     "peers without a vote vouch": (
         Reason.DIGEST_MISMATCH,

@@ -68,26 +68,6 @@ def test_tenure_and_progress_are_lost_after_sixteen_missed_rounds() -> None:
     assert run.remembered == ["founder"]
 
 
-def test_rounds_before_the_first_contribution_and_rounds_of_a_branch_are_not_missed() -> None:
-    run = chain("founder", "trusted")
-    run.rounds(2 * ROUNDS_TO_LOSE)
-    assert run.since == {"founder": 0, "trusted": 0}
-    run.rounds(1, ALWAYS | {"trusted"})
-    run.rounds(2 * ROUNDS_TO_LOSE, by_quorum=False)
-    assert run.since == {"founder": 0, "trusted": 0}
-    run.rounds(ROUNDS_TO_LOSE)
-    assert run.since == {"founder": 0}
-
-
-def test_a_contribution_ends_a_run_of_missed_rounds() -> None:
-    run = chain("founder", "late")
-    run.rounds(1, ALWAYS | {"late"})
-    for _ in range(4):
-        run.rounds(ROUNDS_TO_LOSE - 1)
-        run.rounds(1, ALWAYS | {"late"})
-    assert run.since == {"founder": 0, "late": 0}
-
-
 def test_a_crowd_displaces_no_peer_with_tenure_nor_the_most_advanced() -> None:
     crowd = frozenset(f"one {number}" for number in range(MAX_NEWCOMERS))
     run = chain("zz founder")

@@ -79,14 +79,7 @@ def believed(gate: RecordGate, entries: dict[Any, tuple[bytes, float]]) -> Dicti
     return answer
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        FOUNDED,
-        FOUNDED | {"expires_at": HOUR - 500.0},
-    ],
-)
+@pytest.mark.parametrize("changes", [{}, FOUNDED, FOUNDED | {"expires_at": HOUR - 500.0}])
 def test_a_record_in_its_place_passes(gate: RecordGate, changes: dict[str, Any]) -> None:
     assert gate.validate(record(**changes))
 

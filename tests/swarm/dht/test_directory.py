@@ -20,12 +20,7 @@ from atom.swarm.dht.directory import Directory, open_directory
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import PeerState
-from atom.swarm.records.manifest import (
-    Manifest,
-    encode_lease,
-    encode_manifest,
-    lease_key,
-)
+from atom.swarm.records.manifest import Manifest, encode_lease, encode_manifest, lease_key
 from tests.swarm.directory_memory import MemoryDht
 
 pytestmark = pytest.mark.timeout(180)

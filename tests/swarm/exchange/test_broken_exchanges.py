@@ -10,10 +10,10 @@ from threaded_ring import SILENCE_S, SOON, Make, Swarm, broken, sources, spoilt
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm.exchange.allreduce import Channels, ExchangeBroken
+from atom.swarm.exchange.allreduce import Channels
 from atom.swarm.exchange.codec import Codec, Float32, Int8
 from atom.swarm.exchange.plans import chunk_header
-from atom.swarm.exchange.reduction import Reduction, Terms, hear_broken
+from atom.swarm.exchange.reduction import ExchangeBroken, Reduction, Terms, hear_broken
 from atom.swarm.exchange.sparse import CHUNK, Sparse
 from atom.swarm.stream.frames import Kind, Pace, Patience, Purpose
 from tests.swarm.stream_pairs import HEADER

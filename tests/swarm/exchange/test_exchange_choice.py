@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.swarm.exchange.choice import (
-    MOST_MEMBERS,
-    choose,
-    line_rates,
-    part_shares,
-)
+from atom.swarm.exchange.choice import MOST_MEMBERS, choose, line_rates, part_shares
 
 RATES = st.lists(st.floats(1e4, 1e9), min_size=3, max_size=16)
 LARGE = 100e6

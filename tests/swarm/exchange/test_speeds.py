@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from atom.swarm.exchange.allreduce import Channels
-from atom.swarm.exchange.reduction import Terms
-from atom.swarm.exchange.speeds import (
+from atom.swarm.exchange.allreduce import (
     FRACTION,
     KEPT,
     LEAST_BYTES,
     RATE_KEPT_S,
     REMEMBERED,
+    Channels,
     SpeedBook,
 )
+from atom.swarm.exchange.reduction import Terms
 from atom.swarm.records.lease import LONGEST_ROUND_TRIP_S
 from atom.swarm.stream.frames import SLOWEST_BYTES_PER_S, Channel
 from tests.manual_clock import ManualClock

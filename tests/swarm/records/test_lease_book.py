@@ -6,16 +6,7 @@ from dataclasses import replace
 import pytest
 from swarm_samples import a_lease
 
-from atom.swarm.chain.commit import (
-    Ballot,
-    Branch,
-    Head,
-    MemberCount,
-    Value,
-    Voter,
-    genesis,
-    rank,
-)
+from atom.swarm.chain.commit import Ballot, Branch, Head, MemberCount, Value, Voter, genesis, rank
 from atom.swarm.records import lease as lease_book
 from atom.swarm.records.lease import (
     SHOWN,

@@ -174,11 +174,7 @@ def test_what_another_signed_or_for_another_purpose_is_refused(record: bytes) ->
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"run_file": "# comment\n" * 5000},
-        {"data_amount": DataAmount(0, 234, 12)},
-        {"versions": ()},
-    ],
+    [{"run_file": "# comment\n" * 5000}, {"data_amount": DataAmount(0, 234, 12)}, {"versions": ()}],
 )
 def test_a_manifest_survives_the_journey_and_keeps_its_name(changes: dict[str, Any]) -> None:
     manifest = a_manifest(OWNER, **changes)

@@ -1,10 +1,6 @@
 """A state arrives whole from several donors, whatever some of them do."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -15,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.errors import PeerRefused, StorageError
+from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.state import arenas
@@ -237,69 +233,33 @@ def test_a_donor_with_bad_moments_is_asked_again(
     town.fetch([town.donor(Scripted(stumble))])
 
 
-def test_what_does_not_fit_here_is_said(town: Town, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    donor = town.donor()
-    with pytest.raises(StorageError):
-        town.fetch([donor], into=tmp_path / "file")
+# ---- after an end in the middle
 
 
-# ---- after a kill
-
-
-def test_only_what_is_lacking_is_fetched_after_a_kill(town: Town, tmp_path: Path) -> None:
+def test_only_what_is_lacking_is_fetched_again(
+    town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A power failure may also have torn the chunks that had arrived."""
-    whole, torn, landed = tmp_path / "whole", tmp_path / "torn", 3
+    whole, torn, landed, stop = tmp_path / "whole", tmp_path / "torn", 3, threading.Event()
 
     def halt(number: int, chunk: memoryview) -> None:
         assert number < landed or town.release.wait(SOON)
 
+    def progress(done: int, total: int) -> None:
+        if done == landed * CHUNK_BYTES:
+            stop.set()
+
     donor = town.donor(Scripted(halt))
-    left_bytes = STATE_BYTES - kill_in_the_middle(
-        donor, town.address_of(donor), whole, landed * CHUNK_BYTES
-    )
+    with monkeypatch.context() as patch:
+        patch.setattr(town, "progress", progress)
+        assert refusal(lambda: town.fetch([donor], whole, stop)) is Reason.SUPERSEDED
     town.release.set()
     shutil.copytree(whole, torn)
     with (torn / "arena-0").open("r+b") as file:
         file.write(b"torn")
+    left_bytes = STATE_BYTES - landed * CHUNK_BYTES
     for place, lacking_bytes in ((whole, left_bytes), (torn, left_bytes + CHUNK_BYTES)):
         assert town.fetch([donor], into=place) == {donor: lacking_bytes}
-
-
-JOINER = """
-import sys
-from pathlib import Path
-from atom.swarm.identity import Identity
-from atom.swarm.state.fetch import Wanted, Watch, fetch
-from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.transport import Transport
-from tests.event_list import EventList
-
-donor, address, name, digest, folder = sys.argv[1:]
-transport = Transport(
-    Local(Identity.create(), bytes(32), bytes(16)), ("127.0.0.1", 0), EventList()
-)
-transport.set_addresses(donor, [address])
-wanted = Wanted(name, [donor], bytes.fromhex(digest), 1 << 30)
-fetch(transport, wanted, Path(folder), watch=Watch(lambda done, total: print(done, flush=True)))
-"""
-
-
-def kill_in_the_middle(donor: str, address: str, folder: Path, most_bytes: int) -> int:
-    """Kill a fetch in the middle; return the number of bytes that had arrived."""
-    joiner = subprocess.Popen(
-        [sys.executable, "-c", JOINER, donor, address, NAME, DIGEST.hex(), str(folder)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert joiner.stdout is not None
-    with joiner.stdout:
-        while (landed := int(joiner.stdout.readline())) < most_bytes:
-            pass
-        joiner.send_signal(signal.SIGKILL)
-    assert joiner.wait(SOON) == -signal.SIGKILL
-    return landed
 
 
 # ---- plain bytes

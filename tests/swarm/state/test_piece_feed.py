@@ -1,10 +1,5 @@
 """A store is supplied in the order of need, whatever its donors have, do or become."""
 
-import os
-import random
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -142,44 +137,12 @@ def test_peers_with_a_half_each_make_a_whole(village: Village) -> None:
     assert torch.equal(store.arenas["tokens"], TEXT)
 
 
-class Lying(BlobServer):
-    def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
-        return memoryview(bytes(len(super().chunk(name, arena, chunk))))
-
-
 class Counting(BlobServer):
     served = 0
 
     def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
         Counting.served += 1
         return super().chunk(name, arena, chunk)
-
-
-class Falling(BlobServer):
-    """Dies in the middle of each piece but the first."""
-
-    asked = 0
-
-    def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
-        self.asked += 1
-        if self.asked > 1:
-            raise ConnectionError("fell over")
-        return super().chunk(name, arena, chunk)
-
-
-def test_liars_are_named_and_the_dead_replaced(village: Village) -> None:
-    liar, dying = village.donor(PIECES, Lying), village.donor(PIECES, Falling)
-    store = village.store("mine")
-    feed = village.feed(store)
-    feed.know([liar, dying])
-    feed.start()
-    assert not feed.need(PIECES)
-    while liar not in village.lies or len(store.kept) == 0:
-        assert feed._thread.is_alive()
-    feed.know([village.donor(PIECES), liar])
-    await_ready(village, feed, PIECES)
-    assert village.lies == {liar: Reason.HASH_MISMATCH}
-    assert torch.equal(store.arenas["tokens"], TEXT)
 
 
 def test_with_nobody_left_it_is_told_and_goes_on_when_somebody_comes(
@@ -277,91 +240,6 @@ def test_whatever_a_donor_answers_another_one_gives_the_piece(
     await_ready(village, feed, PIECES[:2])
     rest.set()
     assert all(map(store.has, PIECES[:2]))
-
-
-def test_noise_in_place_of_frames_does_no_harm(village: Village) -> None:
-    dice, rounds = random.Random(5), 40
-    store = village.store("donor", PIECES)
-    honest = BlobServer({text_blob(DIGEST): store}.get)
-
-    def serve(channel: Channel) -> None:
-        nonlocal rounds
-        if rounds := max(rounds - 1, 0):
-            if dice.random() < 0.5:  # as far as its header is one
-                length, kind = dice.choice([0, 7, CHUNK_BYTES, 2**32 - 1]), dice.choice([*Kind])
-                channel.send_all(memoryview(HEADER.pack(length, kind)), PATIENCE)
-            channel.send_all(memoryview(dice.randbytes(dice.randrange(1, 400))), PATIENCE)
-            return
-        honest.serve(channel)
-
-    mine = village.store("mine")
-    feed = village.feed(mine)
-    feed.know([village.neighbour(serve)])
-    feed.start()
-    await_ready(village, feed, PIECES[:3])
-    assert rounds == 0
-    assert all(map(mine.has, PIECES[:3]))
-
-
-JOINER = """
-import sys
-import threading
-from pathlib import Path
-from atom.swarm.identity import Identity
-from atom.swarm.state.fetch import Watch
-from atom.swarm.state.piece_feed import FeedCallbacks, PieceFeed
-from atom.swarm.state.piece_store import PieceStore
-from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.transport import Transport
-from tests.event_list import EventList
-from tests.swarm.state.test_piece_feed import DIGEST, PIECES, SHAPES
-
-donor, address, folder = sys.argv[1:]
-transport = Transport(
-    Local(Identity.create(), bytes(32), bytes(16)), ("127.0.0.1", 0), EventList()
-)
-transport.set_addresses(donor, [address])
-watch = Watch(lambda done, total: print(done, flush=True))
-callbacks = FeedCallbacks(watch, lambda: None, lambda write: write() is None, print)
-feed = PieceFeed(transport, PieceStore(DIGEST, SHAPES, Path(folder)), lambda: (), callbacks)
-feed.know([donor])
-feed.need(PIECES)
-feed.start()
-threading.Event().wait()
-"""
-
-
-def test_after_a_kill_in_the_middle_what_had_landed_is_used(village: Village) -> None:
-    landed, release, asked = 3, threading.Event(), list[int]()
-
-    class Halting(BlobServer):
-        def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
-            asked.append(chunk)
-            assert chunk < landed or release.wait(SOON)
-            return super().chunk(name, arena, chunk)
-
-    donor = village.donor(PIECES, Halting)
-    (address,) = ("{}:{}".format(*each.address) for each in village.donors if each.peer_id == donor)
-    arguments = donor, address, str(village.root / "mine")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", JOINER, *arguments], stdout=subprocess.PIPE, env=environment
-    ) as joiner:
-        assert joiner.stdout is not None
-        while int(joiner.stdout.readline()) < landed * CHUNK_BYTES:
-            pass
-        joiner.kill()
-    assert joiner.returncode == -signal.SIGKILL
-    release.set()
-    store = village.store("mine")
-    assert sorted(store.kept) == PIECES[:landed]
-    asked.clear()
-    feed = village.feed(store)
-    feed.know([donor])
-    feed.start()
-    await_ready(village, feed, PIECES)
-    assert set(asked) == {*range(landed, COUNT)}
-    assert torch.equal(store.arenas["tokens"], TEXT)
 
 
 def test_what_comes_next_is_fetched_ahead(

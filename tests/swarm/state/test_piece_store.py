@@ -17,6 +17,7 @@ from atom.swarm.state.arenas import (
     describe,
     state_digest,
 )
+from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.piece_store import PieceStore
 from tests.swarm.refusals import refusal
 
@@ -74,6 +75,7 @@ def test_after_a_restart_only_what_is_right_counts(tmp_path: Path) -> None:
 def test_a_manifest_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
     store = store_in(tmp_path, settled=False)
     assert not store.has((0, 0)), "nothing is known yet"
+    assert refusal(BlobServer({"text": store}.get).manifest, "text") is Reason.PIECE_MISSING
     other = BlobManifest((describe("tokens-00", TOKENS),))
     assert refusal(store.settle, other) is Reason.HASH_MISMATCH
     odd = [SHAPES[0], replace(SHAPES[1], elements=9)]

@@ -110,8 +110,7 @@ def running_ring(until: float) -> TransferThrottle:
 
 
 @pytest.mark.parametrize(
-    ("rate", "uploads", "most_s"),
-    [(25e6, 1, 0.02), (375e3, 2, 1.0), (375e3, 16, 0.8 * SILENCE_S)],
+    ("rate", "uploads", "most_s"), [(25e6, 1, 0.02), (375e3, 2, 1.0), (375e3, 16, 0.8 * SILENCE_S)]
 )
 def test_beside_a_ring_transfers_get_their_share_and_none_looks_dead(
     rate: float, uploads: int, most_s: float

@@ -1,12 +1,11 @@
 """Leases that known peers send each other: rules under a manual clock, then over real sockets."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
 import pytest
 from swarm_samples import a_lease, signed
-from transport_peers import Peer, until
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
@@ -26,7 +25,6 @@ from atom.swarm.records.lease import (
     short_name,
 )
 from atom.swarm.records.manifest import LEASE_DOMAIN, encode_lease, lease_key
-from atom.swarm.transport.dialer import Hint
 from atom.swarm.transport.lease_exchange import (
     DIGEST,
     MAX_MATES,
@@ -226,15 +224,15 @@ def test_two_peers_that_cannot_talk_hear_of_each_other_through_a_third() -> None
     head = head_of(ANNA, BERT, CLEO)
     anna, bert, cleo = (Member(each, head) for each in (ANNA, BERT, CLEO))
     world = World(anna, bert, cleo, apart=[{ANNA.peer_id, BERT.peer_id}])
-    for tick in range(600):
+    for tick in range(200):
         now = tick * TICK_S
         world.turn(now, renew=tick % 3 == 0)
         seen = [member.look(now) for member in (anna, bert, cleo)]
         if now > 6.0:
             assert [len(each) for each in seen] == [2, 2, 2], f"at {now:.1f} s"
     world.dead = {ANNA.peer_id}
-    died_at = 600 * TICK_S
-    for tick in range(600, 700):
+    died_at = 200 * TICK_S
+    for tick in range(200, 300):
         world.turn(tick * TICK_S, renew=tick % 3 == 0)
         fresh = bert.look(tick * TICK_S), cleo.look(tick * TICK_S)
         if tick * TICK_S > died_at + 2 * LEASE_SECONDS:
@@ -286,12 +284,11 @@ def wordy_lease(peer: Identity, serial: int) -> Lease:
 def test_sixty_four_peers_send_less_than_100_kb_a_second_each() -> None:
     """One of 64 peers, each of which renews its lease twice a second."""
     peers = [ANNA, *(Identity.create() for _ in range(63))]
-    me, seconds, sent, received = Member(ANNA, head_of(*peers)), 20, 0, 0
+    me, seconds, sent = Member(ANNA, head_of(*peers)), 8, 0
     for tick in range(int(seconds / TICK_S)):
         now = tick * TICK_S
         for peer in peers[1:] if tick % 5 == 0 else []:
             theirs = sign(peer, wordy_lease(peer, tick + 1), UNIX + now + LEASE_SECONDS)
-            received += len(encode(Leases((theirs.record,))))
             answer = me.hear(peer.peer_id, Leases((theirs.record,)), now)
             assert answer is None
         if tick % 2 == 0:
@@ -320,38 +317,3 @@ def test_a_message_at_its_bounds_is_small_and_one_beyond_is_refused() -> None:
     ):
         with pytest.raises(PeerRefused):
             decode(encode(beyond))
-
-
-def test_leases_reach_a_peer_that_only_a_third_can_reach(
-    make_peer: Callable[..., Peer],
-) -> None:
-    """Real sockets: cleo listens, anna and bert know her alone, and not each other."""
-    identities = ANNA, BERT, CLEO
-    peers = [make_peer(identity=identity) for identity in identities]
-    members = [Member(identity, head_of(*identities)) for identity in identities]
-    for one, other in ((0, 2), (1, 2), (2, 0), (2, 1)):
-        peers[one].knows(peers[other])
-
-    def turn(now: float) -> None:
-        for member, peer in zip(members, peers, strict=True):
-            member.publish(now)
-            for receiver, message in member.exchange.due(now).items():
-                peer.transport.send(receiver, Hint(encode(message)))
-
-    def listen(now: float) -> bool:
-        for member, peer in zip(members, peers, strict=True):
-            while not peer.heard.empty():
-                sender, _, raw = peer.heard.get()
-                message = decode(raw)
-                assert isinstance(message, Leases)
-                answer = member.exchange.hear(sender, message, now, UNIX + now)
-                if answer is not None:
-                    peer.transport.send(sender, Hint(encode(answer)))
-        return all(set(each.exchange.merged({}, now)) == everybody for each in members)
-
-    everybody = {identity.peer_id for identity in identities}
-    turn(0.0)
-    until(lambda: listen(0.0) or members[2].look(0.0) == everybody - {CLEO.peer_id})
-    turn(2.0)
-    until(lambda: listen(2.0))
-    assert [peer.lost.qsize() for peer in peers] == [0, 0, 0], "a hint that is lost is not reported"

@@ -19,10 +19,8 @@ from atom.swarm.transport.limits import (
     MOST_REMEMBERED,
     OFFENCES,
     Backoff,
-    ConnectionLimiter,
     Endpoint,
     Handlers,
-    KnownPeers,
     ThreadGroup,
     Unreachable,
     offend,
@@ -30,26 +28,6 @@ from atom.swarm.transport.limits import (
 from tests.event_list import EventList
 from tests.manual_clock import ManualClock
 from tests.swarm.stream_pairs import stream_pair
-
-# ---- connections
-
-
-def connection() -> Channel:
-    return Channel(stream_pair()[0])
-
-
-def test_silent_hosts_leave_half_of_the_places_to_those_of_known_peers() -> None:
-    known = KnownPeers()
-    known.at_head({"voter"})
-    door, first = ConnectionLimiter(known), connection()
-    assert door.enter(first, "home")
-    first.peer_id = "voter"
-    assert door.identify(first)
-    crowd = [connection() for _ in range(200)]
-    entered = [door.enter(each, f"host {n % 40}") for n, each in enumerate(crowd)]
-    assert sum(entered) == 32
-    assert sum(door.enter(connection(), "home") for _ in range(20)) == 16, "one group's most"
-
 
 # ---- exclusion
 

@@ -107,8 +107,7 @@ def test_others_say_whether_they_can_dial_us(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "times"),
-    [("atom-inbound", 5), ("atom-lane", 1), ("atom-line", 1), ("atom-answer", 1)],
+    ("name", "times"), [("atom-inbound", 5), ("atom-lane", 1), ("atom-line", 1), ("atom-answer", 1)]
 )
 def test_messages_get_through_later(
     make_peer: Make, monkeypatch: pytest.MonkeyPatch, refused: Counter[str], name: str, times: int

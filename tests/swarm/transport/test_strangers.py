@@ -23,10 +23,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.identity import Identity
-from atom.swarm.records.manifest import (
-    listed_peers,
-    seen_from_outside,
-)
+from atom.swarm.records.manifest import listed_peers, seen_from_outside
 from atom.swarm.stream.frames import Kind, Patience, Purpose, Stream
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES

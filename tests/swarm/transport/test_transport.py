@@ -18,14 +18,7 @@ from atom.swarm.stream.frames import Interrupted, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import TlsStream
 from atom.swarm.transport import dialer
-from atom.swarm.transport.dialer import (
-    CALL,
-    MOST_LOOKUPS,
-    AddressInfo,
-    ContactBook,
-    Hint,
-    resolve,
-)
+from atom.swarm.transport.dialer import CALL, MOST_LOOKUPS, AddressInfo, ContactBook, Hint, resolve
 from atom.swarm.transport.limits import Unreachable
 from atom.swarm.transport.transport import Transport
 from tests.event_list import EventList
