@@ -13,12 +13,13 @@ from typing import Any
 
 from atom.base.errors import PeerRefused
 from atom.config.address import parse_host_port
-from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
+from atom.swarm.dht.client import DhtClient
 from atom.swarm.dht.directory import Directory
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, Reached
 from atom.swarm.records.manifest import encode_lease, lease_key
+from atom.swarm.records.store import DirectoryUnavailable
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Patience, Purpose
 from atom.swarm.stream.handshake import Local

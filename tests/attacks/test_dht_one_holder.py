@@ -48,7 +48,7 @@ def test_a_node_beside_the_key_that_says_nothing_is_there_hides_no_lease(tmp_pat
 
     async def check(entrance: str) -> None:
         anna, bert = await peer(ANNA, entrance), await peer(BERT, entrance)
-        [address, *_] = await anna._client.call("addresses", 10.0)
+        [address, *_] = await anna._records.addresses()
         try:
             async with attacker_of(address) as attacker:
                 answers = (("rpc_find", nothing), ("rpc_store", stored), ("rpc_ping", pong))

@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import Collection
-from typing import Any, cast
 
-from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
 from atom.swarm.dht.directory import Directory
 from atom.swarm.identity import Identity
+from atom.swarm.records.store import DirectoryUnavailable
 
 
 class MemoryDht:
-    """Stand-in for the `DhtClient` of all peers. Stored records never expire."""
+    """`RecordStore` of all peers. Records are not checked, and never expire."""
 
     contacts: tuple[str, ...] = ()
 
@@ -27,25 +26,40 @@ class MemoryDht:
 
     def directory(self, run: str, owner: str, identity: Identity | None = None) -> Directory:
         """One peer's, or without an identity an onlooker's."""
-        return Directory(cast(DhtClient, self), run, owner, identity)
+        return Directory(self, run, owner, identity)
 
-    async def call(
+    async def store(
         self,
-        name: str,
         key: str,
+        subkey: str,
+        record: bytes,
+        expires_at: float,
         known: Collection[str] = (),
         only_known: bool = False,
+    ) -> None:
+        self._asked(known, only_known)
+        place, news = (key, subkey), (expires_at, record)
+        self._records[place] = max(news, self._records.get(place, news))
+
+    async def fetch(
+        self,
+        key: str,
+        deadline_s: float,
         widely: bool = False,
-        **arguments: Any,
-    ) -> Any:
+        known: Collection[str] = (),
+        only_known: bool = False,
+    ) -> tuple[list[tuple[str, bytes]], bool]:
+        self._asked(known, only_known)
+        stored = self._records.items() if widely or not self.only_widely else ()
+        under = [(place[1], record) for place, (_, record) in stored if place[0] == key]
+        return [each for each in under if not only_known or each[0] in known], True
+
+    async def addresses(self) -> list[str]:
+        return []
+
+    def _asked(self, known: Collection[str], only_known: bool) -> None:
         if not self.is_reachable:
             raise DirectoryUnavailable("the network is down")
         self.told = set(known), only_known
-        if name == "fetch":
-            stored = self._records.items() if widely or not self.only_widely else ()
-            under = [(place[1], record) for place, (_, record) in stored if place[0] == key]
-            return [each for each in under if not only_known or each[0] in known], True
-        place, news = (key, arguments["subkey"]), (arguments["expires_at"], arguments["record"])
-        self._records[place] = max(news, self._records.get(place, news))
 
     async def close(self) -> None: ...

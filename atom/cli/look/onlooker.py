@@ -22,12 +22,12 @@ from atom.config.places import default_state_directory
 from atom.daemon.state_directory import own_identity
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.chain.commit_chain import Ledger
-from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory, no_answer, open_directory
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head, seen_from_outside
+from atom.swarm.records.store import DirectoryUnavailable
 from atom.swarm.records.view import SwarmView, view_swarm
 
 TRIES = 4

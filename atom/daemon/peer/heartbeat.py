@@ -14,10 +14,10 @@ from atom.base.clock import BootClock, Clock
 from atom.base.errors import AddressError
 from atom.base.events import EventSink
 from atom.swarm.chain.messages import Leases, encode
-from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory, no_answer, open_directory
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.records.lease import RENEW_SECONDS, Lease, SignedLease
+from atom.swarm.records.store import DirectoryUnavailable
 from atom.swarm.transport.dialer import Hint
 from atom.swarm.transport.lease_exchange import LeaseExchange
 

@@ -20,9 +20,9 @@ from atom.daemon.peer.box import Box, JoinOptions
 from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.state_directory import write_atomically
 from atom.models.module_source import MAX_CODE_BYTES, OwnCode, kept_code
-from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import Manifest, listed_peers, manifest_digest
+from atom.swarm.records.store import DirectoryUnavailable
 from atom.swarm.state.fetch import asking
 from atom.swarm.stream.frames import Pace
 from atom.swarm.stream.handshake import Local

@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
@@ -25,12 +25,13 @@ import psutil
 
 from atom.base import errors
 from atom.base.clock import BootClock, Clock
-from atom.base.errors import AtomError, StorageError, UserError
+from atom.base.errors import StorageError, UserError
 from atom.base.events import EventFan, EventSink
 from atom.base.files import child_environment
 from atom.swarm.addresses import ListenAddress, listening, parse_listen
 from atom.swarm.dht.p2pd import NodeSettings, end_process
 from atom.swarm.dht.process import MAX_LINE_BYTES, message_line, read_message
+from atom.swarm.records.store import DirectoryUnavailable
 
 START_SECONDS = 160.0
 """Time to import hivemind from a slow disk, start p2pd, dial and join. The process itself gives up
@@ -41,6 +42,7 @@ ONLOOKER_STOP_SECONDS = 0.3
 kernel then kills p2pd too. A process that is still importing libraries cannot see that we have hung
 up."""
 CALL_SECONDS = 4.0
+FETCH_MARGIN_SECONDS = 2.5
 ANSWER_MARGIN_SECONDS = 1.0
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
@@ -55,10 +57,6 @@ LISTEN = "[network] listen in a peer file (start and bootstrap also take --liste
 _FOLDER_PREFIX = "atom-dht-"
 _MAX_ROOT_CHARACTERS = 50
 PROGRAM = ("-P", "-m", "atom.swarm.dht.process")
-
-
-class DirectoryUnavailable(AtomError):
-    """Error of a DHT that cannot be asked now. It says nothing about other peers; ask later."""
 
 
 class DhtClient:
@@ -88,7 +86,7 @@ class DhtClient:
         self._watching: asyncio.Task[None] | None = None
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self.contacts = tuple(settings.contacts)
+        self.contacts: tuple[str, ...] = tuple(settings.contacts)
         """Multiaddrs of DHT nodes met lately, which are dialled after a restart."""
         self.restarted = asyncio.Event()
         """Set after each restart of the process; clear it to wait for the next restart."""
@@ -105,6 +103,51 @@ class DhtClient:
         """
         await self._open(self._settings)
         self._watching = asyncio.create_task(self._watch())
+
+    async def store(
+        self,
+        key: str,
+        subkey: str,
+        record: bytes,
+        expires_at: float,
+        known: Collection[str] = (),
+        only_known: bool = False,
+    ) -> None:
+        """Store a record: see `DhtNode.store`."""
+        await self.call(
+            "store",
+            key=key,
+            subkey=subkey,
+            record=record,
+            expires_at=expires_at,
+            known=list(known),
+            only_known=only_known,
+        )
+
+    async def fetch(
+        self,
+        key: str,
+        deadline_s: float,
+        widely: bool = False,
+        known: Collection[str] = (),
+        only_known: bool = False,
+    ) -> tuple[list[tuple[str, bytes]], bool]:
+        """Read the records under a key: see `DhtNode.fetch`."""
+        found, is_complete = await self.call(
+            "fetch",
+            timeout_s=deadline_s + FETCH_MARGIN_SECONDS,
+            key=key,
+            deadline_s=deadline_s,
+            widely=widely,
+            known=list(known),
+            only_known=only_known,
+        )
+        return found, is_complete
+
+    async def addresses(self) -> list[str]:
+        """Return the multiaddrs under which others may enter through this node."""
+        found: list[str] = await self.call("addresses")
+        return found
 
     async def call(self, name: str, timeout_s: float = CALL_SECONDS, **arguments: Any) -> Any:
         """Call a method of the process's node, and return its result.

@@ -1,4 +1,4 @@
-"""Directory of a run on the DHT: leases of its peers, and the manifest of the run.
+"""Directory of a run on a store of records: leases of its peers, and the manifest of the run.
 
 The DHT process checks each record when it arrives (see storage). The records that it passes on are
 well signed and in their place and, in a run with a list of members, written by a member.
@@ -16,7 +16,7 @@ from typing import Any
 from atom.base.errors import AddressError
 from atom.base.events import EventSink
 from atom.swarm.addresses import check_run_name
-from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
+from atom.swarm.dht.client import DhtClient
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.dial_rules import primary_host, rank_addresses
 from atom.swarm.identity import Identity
@@ -31,11 +31,11 @@ from atom.swarm.records.manifest import (
     manifest_key,
     seen_from_outside,
 )
+from atom.swarm.records.store import DirectoryUnavailable, RecordStore
 
 READ_SECONDS = 1.5
 """Time limit of a reading. If a node keeps silent, the answer has records of the last reading."""
 WIDE_READ_SECONDS = 6.0
-CALL_MARGIN_SECONDS = 2.5
 MANIFEST_SECONDS = 8.0
 MANIFEST_PATIENCE_SECONDS = 30.0
 """Time limit of the search for a manifest while nodes keep silent."""
@@ -60,19 +60,19 @@ class Directory:
 
     def __init__(
         self,
-        client: DhtClient,
+        store: RecordStore,
         run: str,
         owner: str,
         identity: Identity | None,
     ) -> None:
-        """Create a directory on a started client.
+        """Create a directory on an open store.
 
         Args:
             owner: peer id of the founder.
             identity: signs our lease; None for an onlooker.
         """
         self.run, self.owner = check_run_name(run), owner
-        self._client = client
+        self._records = store
         self._identity = identity
         self._listed: Listed = None
         self.records: dict[bytes, Lease] = {}
@@ -118,10 +118,10 @@ class Directory:
     async def _keep_manifest(self, record: bytes) -> None:
         """Store the manifest again about every minute, and for each new DHT process."""
         while True:
-            self._client.restarted.clear()
+            self._records.restarted.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(KEEP_SECONDS * random.uniform(0.8, 1.2)):
-                    await self._client.restarted.wait()
+                    await self._records.restarted.wait()
             with contextlib.suppress(DirectoryUnavailable):
                 await self._store_manifest(record)
 
@@ -154,40 +154,25 @@ class Directory:
 
     async def visible_addresses(self) -> tuple[str, ...]:
         """Return multiaddrs under which others may enter the DHT through us, best first."""
-        return rank_addresses(await self._client.call("addresses"), primary_host())
+        return rank_addresses(await self._records.addresses(), primary_host())
 
     def contacts(self) -> tuple[str, ...]:
         """Return multiaddrs of DHT nodes met lately, to be saved for the next start."""
-        return self._client.contacts
+        return self._records.contacts
 
     async def close(self) -> None:
         """Stop renewing records, and end the DHT node."""
         if self._keeping is not None:
             self._keeping.cancel()
-        await self._client.close()
+        await self._records.close()
 
     async def _store(self, key: str, subkey: str, record: bytes, expires_at: float) -> None:
-        await self._client.call(
-            "store",
-            key=key,
-            subkey=subkey,
-            record=record,
-            expires_at=expires_at,
-            **self._whose(key),
-        )
+        await self._records.store(key, subkey, record, expires_at, **self._whose(key))
 
     async def _fetch(self, key: str, widely: bool = False) -> tuple[list[tuple[str, bytes]], bool]:
         """Return the records under `key` with their subkeys, and True if all nodes answered."""
         deadline_s = WIDE_READ_SECONDS if widely else READ_SECONDS
-        found, is_complete = await self._client.call(
-            "fetch",
-            timeout_s=deadline_s + CALL_MARGIN_SECONDS,
-            key=key,
-            deadline_s=deadline_s,
-            widely=widely,
-            **self._whose(key),
-        )
-        return found, is_complete
+        return await self._records.fetch(key, deadline_s, widely, **self._whose(key))
 
     def _whose(self, key: str) -> dict[str, Any]:
         """Return the peers whose records under `key` come first: always our own and the owner's."""
@@ -238,7 +223,7 @@ async def entrance(node: NodeSettings, events: EventSink) -> AsyncIterator[tuple
     client = DhtClient(node, events)
     try:
         await client.start()
-        yield rank_addresses(await client.call("addresses"), primary_host())
+        yield rank_addresses(await client.addresses(), primary_host())
     except DirectoryUnavailable as problem:
         raise no_answer(problem) from problem
     finally:

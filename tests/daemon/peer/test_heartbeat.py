@@ -15,11 +15,11 @@ from atom.daemon.peer import heartbeat as heartbeat_module
 from atom.daemon.peer.heartbeat import PATIENCE_S, DirectoryThread, Heartbeat, enter_dht
 from atom.swarm.chain.commit import Voter, genesis
 from atom.swarm.chain.messages import Leases, decode
-from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, SignedLease, short_name
 from atom.swarm.records.manifest import encode_lease, lease_key
+from atom.swarm.records.store import DirectoryUnavailable
 from atom.swarm.transport.dialer import Hint
 from atom.swarm.transport.lease_exchange import LeaseExchange
 from tests.daemon.peer.small_peer import SmallDirectory, on_thread

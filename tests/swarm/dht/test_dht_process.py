@@ -20,11 +20,12 @@ from atom.base.errors import AddressError, PortInUseError, UserError
 from atom.swarm.addresses import parse_listen
 from atom.swarm.dht import client as client_module
 from atom.swarm.dht import p2pd, process
-from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
+from atom.swarm.dht.client import DhtClient
 from atom.swarm.dht.directory import entrance
 from atom.swarm.dht.p2pd import NodeSettings, running_p2pd
 from atom.swarm.dht.process import DhtService, until_clock_is_set_back
 from atom.swarm.identity import Identity
+from atom.swarm.records.store import DirectoryUnavailable
 from tests.event_list import EventList
 
 pytestmark = pytest.mark.timeout(180)

@@ -32,7 +32,7 @@ def test_a_stock_node_reads_counts_that_were_just_published(tmp_path: Path) -> N
         ours = await open_directory(RUN, ANNA.peer_id, NodeSettings(str(path)))
         try:
             await ours.publish_manifest(manifest)
-            [address, *_] = await ours._client.call("addresses", 10.0)
+            [address, *_] = await ours._records.addresses()
             async with attacker_of(address) as host:
                 stock = await DHTNode.create(
                     p2p=host._p2p, initial_peers=[address], client_mode=True
