@@ -29,8 +29,8 @@ from atom.plan.devices import free_host_bytes, has_kernels, open_devices, usable
 from atom.plan.footprint import Footprint, trained_element_bytes
 from atom.plan.profiling import profile_or_guess
 from atom.swap.device import Device
+from atom.training.replica.passes import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.run_optimizer import ReplicaTerms
 
 MicroBatch = tuple[Tensor, Tensor]
@@ -70,7 +70,7 @@ class OffloadedModel:
     @property
     def steps(self) -> int:
         """Number of optimizer steps taken."""
-        return self._replica.round
+        return self._replica.step_count
 
     @property
     def micro_batches(self) -> int:

@@ -17,7 +17,7 @@ from atom.config.run_file import RunFile
 from atom.config.section import Section
 from atom.swarm.chain.messages import KINDS
 from atom.swarm.records.view import SwarmView
-from atom.training.round import RoundPatience
+from atom.training.round.round_state import RoundPatience
 from tests.swarm.swarm_samples import a_lease
 
 ROOT = Path(__file__).parent.parent

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from atom.base.clock import Clock
 from atom.base.reasons import Reason
@@ -59,17 +59,6 @@ def start_task(
         post(failed(fault))
 
 
-@dataclass
-class _Run:
-    ballot: Ballot
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    reading: threading.Lock = field(default_factory=threading.Lock)
-    """Lock held while the thread may read the gradients.
-
-    After it has the lock, the thread checks `cancelled` before it reads.
-    """
-
-
 @dataclass(eq=False)
 class Exchange:
     """Starter of exchanges, one at a time; results go to `results`, and outcomes to `post`."""
@@ -86,7 +75,13 @@ class Exchange:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self._run: _Run | None = None
+        self._cancelled = threading.Event()
+        """Event that stops the latest exchange."""
+        self._reading = threading.Lock()
+        """Lock held while the latest exchange may read the gradients.
+
+        After its thread has the lock, the thread checks `_cancelled` before it reads.
+        """
         self.speeds = SpeedBook(self.clock.now)
         self.seconds: dict[bytes, float] = {}
         """Duration of the latest exchange after its channels were open, by its result's digest."""
@@ -96,22 +91,25 @@ class Exchange:
 
         The caller must not change the gradients until the exchange has ended or been stopped.
         """
-        self._run = run = _Run(start.ballot)
+        cancelled, reading = threading.Event(), threading.Lock()
+        self._cancelled, self._reading = cancelled, reading
 
         def post(outcome: Event) -> None:
-            if not run.cancelled.is_set():
+            if not cancelled.is_set():
                 self.post(outcome)
 
         start_task(
-            "ring", lambda: self._reduce(run, start), lambda fault: self._failed(run, fault), post
+            "ring",
+            lambda: self._reduce(start, cancelled, reading),
+            lambda fault: self._failed(start.ballot, fault),
+            post,
         )
 
     def stop(self) -> None:
         """Stop the running exchange, if any; on return it no longer reads the gradients."""
-        if (run := self._run) is not None:
-            run.cancelled.set()
-            with run.reading:
-                pass
+        self._cancelled.set()
+        with self._reading:
+            pass
 
     def fetching_pace(self) -> Pace:
         """Return the slowest acceptable pace for fetching a result: the pace of an exchange."""
@@ -119,42 +117,44 @@ class Exchange:
         share = self.results.usual_bytes / (4 * elements)
         return replace(pace, bytes_per_s=share * pace.bytes_per_s)
 
-    def _failed(self, run: _Run, fault: Exception) -> ExchangeFailed:
+    def _failed(self, ballot: Ballot, fault: Exception) -> ExchangeFailed:
         """Return the event for a failed exchange; an unexpected error counts as our own fault."""
         if not isinstance(fault, ExchangeBroken):
             detail = f"{type(fault).__name__}: {fault}"[:200]
-            return ExchangeFailed(run.ballot, self.transport.peer_id, detail)
+            return ExchangeFailed(ballot, self.transport.peer_id, detail)
         if fault.reason is Reason.TOO_SLOW:
             self.speeds.too_slow()
         seen = fault.suspect if fault.suspect and not fault.reported else ""
-        return ExchangeFailed(run.ballot, seen, fault.reason.value)
+        return ExchangeFailed(ballot, seen, fault.reason.value)
 
-    def _reduce(self, run: _Run, start: StartExchange) -> ExchangeFinished:
+    def _reduce(
+        self, start: StartExchange, cancelled: threading.Event, reading: threading.Lock
+    ) -> ExchangeFinished:
         """Open the channels and average. On an error the channels close, so neighbours stop too.
 
         Raises: ExchangeBroken.
         """
         terms = self._terms(start)
-        with closing(open_exchange(self.transport, terms, OPEN_S)) as channels, run.reading:
-            if run.cancelled.is_set():
+        with closing(open_exchange(self.transport, terms, OPEN_S)) as channels, reading:
+            if cancelled.is_set():
                 raise ExchangeBroken(None, Reason.SUPERSEDED)
-            return self._average(run, start, terms, channels)
+            return self._average(start, cancelled, terms, channels)
 
     def _average(
-        self, run: _Run, start: StartExchange, terms: Terms, channels: Channels
+        self, start: StartExchange, cancelled: threading.Event, terms: Terms, channels: Channels
     ) -> ExchangeFinished:
         """Average over open channels, and hold the result in memory."""
         elements = self.results.elements
         wires = terms.mean_wires(elements)
         gives = start.members[terms.rank].sequences > 0
-        source = self.offered(start.parent, run.ballot) if gives else None
+        source = self.offered(start.parent, start.ballot) if gives else None
         began = self.clock.now()
-        all_reduce(source, wires, terms, channels, run.cancelled)
+        all_reduce(source, wires, terms, channels, cancelled)
         took_s = self.clock.now() - began
         if channels.right:
             self.speeds.finished(terms, channels, elements, took_s)
         norm, result = gradient_norm(wires.numbers), wires.encoded()  # `encoded` moves the numbers
-        finished = ExchangeFinished(run.ballot, state_digest(result.arenas), norm)
+        finished = ExchangeFinished(start.ballot, state_digest(result.arenas), norm)
         self.seconds = {finished.digest: took_s}
         self.results.hold(finished.digest, result)
         return finished

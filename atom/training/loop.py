@@ -17,18 +17,8 @@ from atom.swarm.records.lease import Lease, LeaseBook
 from atom.swarm.stream.bandwidth import TokenBucket
 from atom.swarm.transport.limits import offend
 from atom.training.replica.pacing import count_swarm
-from atom.training.round.events import (
-    Action,
-    Event,
-    LeaveRequested,
-    Offence,
-    Received,
-    Report,
-    Send,
-    Tick,
-    Unreachable,
-    View,
-)
+from atom.training.round import events
+from atom.training.round.events import Action, Event, View
 from atom.training.round.machine import RoundMachine
 from atom.training.round_executor import RoundExecutor
 
@@ -39,7 +29,7 @@ _AT_WILL = frozenset({"nack", "value-refused"})
 """Kinds of reports that any message can cause; they are rate-limited, so no flood fills the log."""
 
 
-class Inbox(queue.SimpleQueue[Event | Offence | Callable[[], None] | None]):
+class Inbox(queue.SimpleQueue[Event | events.Offence | Callable[[], None] | None]):
     """Queue of the loop: events for the machine, and functions to call on the loop's thread.
 
     None ends the loop.
@@ -78,13 +68,13 @@ class Inbox(queue.SimpleQueue[Event | Offence | Callable[[], None] | None]):
             if isinstance(message, Leases):
                 self._on_leases(peer_id, message)
             else:
-                self.put(Received(peer_id, incarnation, message))
+                self.put(events.Received(peer_id, incarnation, message))
         except PeerRefused as refused:
-            self.put(Offence(peer_id, refused.reason))
+            self.put(events.Offence(peer_id, refused.reason))
 
     def unreachable(self, peer_id: str) -> None:
         """Report that a message to this peer could not be delivered."""
-        self.put(Unreachable(peer_id))
+        self.put(events.Unreachable(peer_id))
 
 
 @dataclass(eq=False)
@@ -106,7 +96,7 @@ class RoundLoop:
 
     def __post_init__(self) -> None:
         self._transport = self.executor.transport
-        self._clock, self._events = self.executor.clock, self.executor.events
+        self._clock, self._log = self.executor.clock, self.executor.log
         self._book = LeaseBook()
         self._complaints = TokenBucket(1.0, 20.0)
         self.view = View()
@@ -142,7 +132,7 @@ class RoundLoop:
 
     def leave(self) -> None:
         """Ask the round machine to leave the run in order. Thread-safe."""
-        self.inbox.put(LeaveRequested())
+        self.inbox.put(events.LeaveRequested())
 
     # ---- the thread
 
@@ -160,7 +150,7 @@ class RoundLoop:
             event = self._tick
         if callable(event):
             event()
-        elif isinstance(event, Offence):
+        elif isinstance(event, events.Offence):
             self._quarantine(event.peer_id, event.reason)
         elif event is not None:
             self._handle(event)
@@ -175,7 +165,7 @@ class RoundLoop:
         seen = membership_view(self._book, machine.head, machine.me, *own, now)
         self.view = replace(seen, quarantined=self._transport.offenders.held(now))
         worker.update_swarm(count_swarm(machine, self.view))
-        self._handle(Tick(self.view))
+        self._handle(events.Tick(self.view))
 
     def _handle(self, event: Event) -> None:
         for action in self.machine.handle(event, self._clock.now()):
@@ -193,14 +183,14 @@ class RoundLoop:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case Send(to, message):
+            case events.Send(to, message):
                 if not self._transport.send(to, encode(message)):
-                    self.inbox.put(Unreachable(to))
-            case Offence(peer_id, reason):
+                    self.inbox.put(events.Unreachable(to))
+            case events.Offence(peer_id, reason):
                 self._quarantine(peer_id, reason)
-            case Report(kind, fields):
+            case events.Report(kind, fields):
                 if kind not in _AT_WILL or self._complaints.allow(self._clock.now()):
-                    self._events.emit(kind, **fields)
+                    self._log.emit(kind, **fields)
             case _:
                 self.executor.carry_out(action)
 
@@ -209,7 +199,7 @@ class RoundLoop:
         seconds = offend(self._transport.offenders, peer_id, reason, now)
         if seconds > 0 and self._complaints.allow(now):
             told = {"peer": peer_id, "reason": reason.value, "seconds": seconds}
-            self._events.emit("peer-quarantined", **told)
+            self._log.emit("peer-quarantined", **told)
 
 
 def membership_view(

@@ -33,22 +33,8 @@ from atom.training.exchange import Exchange, start_task
 from atom.training.recovery import Recovery
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.worker import Worker
-from atom.training.round.events import (
-    Action,
-    Apply,
-    CatchUp,
-    CaughtUp,
-    ChainFetched,
-    Event,
-    FetchChain,
-    FetchResult,
-    Freeze,
-    Frozen,
-    ResultFetched,
-    StartExchange,
-    Stepped,
-    Thaw,
-)
+from atom.training.round import events
+from atom.training.round.events import Action, Event
 from atom.training.round_stats import RoundStats
 from atom.training.shared_state import SharedState
 from atom.training.storage.checkpoints import Checkpoints
@@ -78,7 +64,7 @@ class RoundExecutor:
     recovery: Recovery
     transport: Transport
     clock: Clock
-    events: EventSink
+    log: EventSink
     checkpoints: Checkpoints
     run: RunFile
     post: Callable[[Event], None]
@@ -117,33 +103,36 @@ class RoundExecutor:
 
     def carry_out(self, action: Action) -> None:
         """Begin an action of the round machine; its outcome is reported as an event."""
-        if isinstance(action, Freeze | Thaw | Apply):
+        if isinstance(action, events.Freeze | events.Thaw | events.Apply):
             self.exchange.stop()
-        elif isinstance(action, StartExchange | FetchResult) and action.keep is not None:
+        elif (
+            isinstance(action, events.StartExchange | events.FetchResult)
+            and action.keep is not None
+        ):
             self._results.keep(action.keep)
         match action:
-            case Freeze(ballot, goes_on) if goes_on and self._replica.overlaps:
+            case events.Freeze(ballot, goes_on) if goes_on and self._replica.overlaps:
                 self.worker.submit(lambda: self._report_frozen(ballot, goes_on=True))
-            case Freeze(ballot):
+            case events.Freeze(ballot):
                 self._hold(lambda: self._report_frozen(ballot))
-            case Thaw():
+            case events.Thaw():
                 self.worker.submit(lambda: self.worker.train_beyond(None))
                 self.worker.release(ROUND)
-            case StartExchange(members=members):
+            case events.StartExchange(members=members):
                 self.transport.known.in_ring(part.peer_id for part in members)
                 self.exchange.start(action)
-            case FetchResult():
+            case events.FetchResult():
                 self._fetch_result(action)
-            case FetchChain(donor, claimed):
+            case events.FetchChain(donor, claimed):
                 start_task(
                     "claim",
-                    lambda: ChainFetched(donor, *self.recovery.proven(donor, claimed)),
-                    lambda fault: ChainFetched(donor, None),
+                    lambda: events.ChainFetched(donor, *self.recovery.proven(donor, claimed)),
+                    lambda fault: events.ChainFetched(donor, None),
                     self.post,
                 )
-            case Apply(commit):
+            case events.Apply(commit):
                 self._hold(lambda: self._step(commit))
-            case CatchUp():
+            case events.CatchUp():
                 self._hold(lambda: self._catch_up(action))
             case _:
                 raise AssertionError(action)
@@ -167,7 +156,7 @@ class RoundExecutor:
         except PassVoided as void:  # some counted gradients were lost; offer the remaining ones
             self.voided(void)
             offered = self.shared.offer()
-        self.post(Frozen(ballot, *offered))
+        self.post(events.Frozen(ballot, *offered))
         if goes_on:
             self.worker.train_beyond(self.shared.first_offer)
 
@@ -179,7 +168,7 @@ class RoundExecutor:
         """
         is_told = self.stats.voided(void)
         if is_told:
-            self.events.emit(
+            self.log.emit(
                 "pass-voided",
                 reason=void.cause.value,
                 detail=void.detail[:300],
@@ -222,7 +211,7 @@ class RoundExecutor:
         # Results are dropped before the machine learns of the step: later ones are the next round's
         self.shared.finish()
         digest = self.shared.digest()
-        self.post(Stepped(head.digest, digest))
+        self.post(events.Stepped(head.digest, digest))
         return digest
 
     def _tell(
@@ -230,7 +219,7 @@ class RoundExecutor:
     ) -> None:
         """Log the round; write its snapshot and checkpoint. In the background, after `settled`."""
         value, digest, tokens = commit.value, settled.result(), self.worker.loader.sequence_tokens
-        self.events.emit(
+        self.log.emit(
             "round",
             round=value.round,
             loss=round(value.loss, 6),
@@ -305,15 +294,15 @@ class RoundExecutor:
 
     # ---- fetching
 
-    def _fetch_result(self, wanted: FetchResult) -> None:
+    def _fetch_result(self, wanted: events.FetchResult) -> None:
         def failed(fault: Exception) -> Event:
             detail = f"{type(fault).__name__}: {fault}"[:200]
-            self.events.emit("fetch-failed", detail=detail)
-            return ResultFetched(wanted.digest, is_here=False)
+            self.log.emit("fetch-failed", detail=detail)
+            return events.ResultFetched(wanted.digest, in_memory=False)
 
         start_task("fetch", lambda: self._fetched(wanted), failed, self.post)
 
-    def _fetched(self, wanted: FetchResult) -> Event:
+    def _fetched(self, wanted: events.FetchResult) -> Event:
         """Fetch a result and hold it in memory.
 
         The fetch is retried for a while, because a holder offers the result only when its own
@@ -332,26 +321,26 @@ class RoundExecutor:
                     raise
         self._results.check(wanted.digest)
         norm = gradient_norm(self._results.numbers(wanted.digest))
-        return ResultFetched(wanted.digest, is_here=True, norm=norm)
+        return events.ResultFetched(wanted.digest, in_memory=True, norm=norm)
 
     # ---- catching up
 
-    def _catch_up(self, wanted: CatchUp) -> None:
+    def _catch_up(self, wanted: events.CatchUp) -> None:
         shared = self.shared
         shared.settled.result()
-        self.events.emit("catching-up", reason=wanted.reason, donors=list(wanted.donors))
+        self.log.emit("catching-up", reason=wanted.reason, donors=list(wanted.donors))
         before, counted = shared.head, self._replica.sequences
         problem = self.recovery.run(wanted.donors, wanted.discard, wanted.forks)
         if problem:
-            self.events.emit("catch-up-failed", detail=problem[:300])
+            self.log.emit("catch-up-failed", detail=problem[:300])
         head, digest = shared.head, shared.digest() if shared.usable else b""
         if head != before or (wanted.discard and not problem):
             self._start_round(head)
             dropped = counted - self._replica.sequences
             self.stats.caught_up(shared.storage.journal.commits, dropped)
             shared.snapshot(digest)
-            self.events.emit(
+            self.log.emit(
                 "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
             )
             self.on_round_begun()
-        self.post(CaughtUp(head, digest, wanted.donors if problem else ()))
+        self.post(events.CaughtUp(head, digest, wanted.donors if problem else ()))

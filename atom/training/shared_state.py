@@ -230,10 +230,10 @@ class SharedState:
         is_there = self._from_disk()
         self.replica.reset_gradients()
         try:
-            self.replay(commits[self.replica.round :] if is_there else (), ready)
+            self.replay(commits[self.replica.step_count :] if is_there else (), ready)
         except PeerRefused:
             self.go_on()  # a result is missing
-        reached = self.replica.round if is_there else 0
+        reached = self.replica.step_count if is_there else 0
         if reached < len(commits):
             storage.replace_chain(storage.journal.until(reached))
         self._enter(storage.journal.head)

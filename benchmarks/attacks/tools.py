@@ -139,11 +139,8 @@ class LeaseForger:
             **changes,
         )
         record = encode_lease(forged, target.run, target.owner, local.identity, expires_at)
-        place = {"key": lease_key(target.run, target.owner), "subkey": me}
         try:
-            await self._client.call(
-                "store", record=record, expires_at=expires_at, known=[], only_known=False, **place
-            )
+            await self._client.store(lease_key(target.run, target.owner), me, record, expires_at)
         except DirectoryUnavailable:
             return False
         return True

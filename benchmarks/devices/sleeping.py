@@ -19,8 +19,8 @@ from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, Device, RandomState, Report, at_once
 from atom.swap.host_sums import HostSum
+from atom.training.replica.passes import ReplicaSettings
 from atom.training.replica.replica import Replica
-from atom.training.replica.settings import ReplicaSettings
 from benchmarks.devices.torch_sides import Work
 from benchmarks.shared.device_memory import Allocated, CountingDevice
 from benchmarks.swap.setup import LEARNING_RATE, SEED

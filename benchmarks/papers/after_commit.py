@@ -51,7 +51,7 @@ class Round:
         """Step, then make a pass; return seconds from the commit to the first forward."""
         mean, norm = self._commit()
         began = self.clock.now()
-        self.replica.begin_step(mean, norm, self.replica.round + 1)
+        self.replica.begin_step(mean, norm, self.replica.step_count + 1)
         self.replica.finish_step()
         state_digest(self.replica.state_arenas())
         return self._first_forward() - began
@@ -60,7 +60,7 @@ class Round:
         """Step and hash under a pass; return seconds from the commit to the first forward."""
         mean, norm = self._commit()
         began = self.clock.now()
-        self.replica.begin_step(mean, norm, self.replica.round + 1)
+        self.replica.begin_step(mean, norm, self.replica.step_count + 1)
         with ThreadPoolExecutor(1) as background:
             background.submit(lambda: state_digest(self.replica.state_arenas()))
             return self._first_forward() - began

@@ -50,7 +50,7 @@ class Stand:
 
     def play(self, batches: Sequence[Mapping[str, Tensor]]) -> Played:
         """Run one pass as after an optimizer step: all loaded weights are stale."""
-        self._replica.load_state(self._replica.state_arenas(), self._replica.round)
+        self._replica.load_state(self._replica.state_arenas(), self._replica.step_count)
         self._replica.reset_gradients()
         self._events.clear()
         began = time.perf_counter()

@@ -12,7 +12,6 @@ from atom.swarm.records.lease import RENEW_SECONDS, Lease, LeaseBook, PeerState
 from atom.swarm.records.manifest import encode_lease
 from atom.training.loop import membership_view
 from atom.training.replica.pacing import READ_S, SwarmCount, count_swarm, next_pass, reading_pause
-from atom.training.round import RoundMachine, RoundTerms
 from atom.training.round.events import (
     Action,
     Apply,
@@ -31,6 +30,8 @@ from atom.training.round.events import (
     Thaw,
     Tick,
 )
+from atom.training.round.machine import RoundMachine
+from atom.training.round.round_state import RoundTerms
 
 if TYPE_CHECKING:
     from benchmarks.scale.virtual_world import World

@@ -19,7 +19,7 @@ from atom.swarm.chain.commit import MAX_VOTERS, ChainRules, Voter, genesis
 from atom.swarm.chain.messages import Message, encode
 from atom.swarm.identity import Identity, verify
 from atom.swarm.records.lease import Lease
-from atom.training.round import RoundTerms
+from atom.training.round.round_state import RoundTerms
 from benchmarks.scale.virtual_peer import Peer, Trigger
 
 _verified = lru_cache(maxsize=65536)(verify)

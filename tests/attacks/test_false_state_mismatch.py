@@ -13,8 +13,8 @@ from atom.swarm.chain.commit import Voter
 from atom.swarm.chain.messages import Abort, Prepare, Promise
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
-from atom.training.round import RoundMachine
 from atom.training.round.events import CatchUp, Phase, Tick, View
+from atom.training.round.machine import RoundMachine
 from tests.attacks.test_one_lying_voter import (
     BALLOT,
     HEAD,

@@ -10,8 +10,9 @@ from atom.swarm.chain.messages import Prevote
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.training.replica.pacing import count_swarm, next_pass
-from atom.training.round import RoundMachine, RoundTerms
 from atom.training.round.events import Send, Tick, View
+from atom.training.round.machine import RoundMachine
+from atom.training.round.round_state import RoundTerms
 from tests.swarm.swarm_samples import a_lease
 
 BATCH, MICRO_BATCH, MOST, SECONDS = 64, 4, 8, 60

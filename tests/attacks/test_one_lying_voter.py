@@ -37,7 +37,6 @@ from atom.swarm.chain.messages import (
 from atom.swarm.chain.succession import VOUCH_DOMAIN, Evidence, next_voters, vouch_payload
 from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.identity import Identity
-from atom.training.round import RoundMachine, RoundTerms
 from atom.training.round.events import (
     Action,
     Apply,
@@ -50,6 +49,8 @@ from atom.training.round.events import (
     Send,
     StartExchange,
 )
+from atom.training.round.machine import RoundMachine
+from atom.training.round.round_state import RoundTerms
 
 BATCH, GIVEN, STATE, RESULT, NORM = 64, 16, b"s" * 32, b"r" * 32, 1.0
 KEYS = sorted((Identity.create() for _ in range(5)), key=lambda key: key.peer_id)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from atom.swarm.chain.commit import Voter
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
-from atom.training.round import RoundMachine, RoundTerms
 from atom.training.round.events import (
     Action,
     Event,
@@ -23,6 +22,8 @@ from atom.training.round.events import (
     Tick,
     View,
 )
+from atom.training.round.machine import RoundMachine
+from atom.training.round.round_state import RoundTerms
 from tests.attacks.test_one_lying_voter import BATCH, GIVEN, HEAD, KEY_OF, STATE, VOTERS
 from tests.swarm.swarm_samples import a_lease
 

@@ -14,20 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from swarm_history import (
-    all_end_on_one_chain,
-    contributes,
-    others,
-)
-from swarm_of_processes import (
-    START_S,
-    Peer,
-    Swarm,
-    endless,
-    free_port,
-    gather,
-    swarm_in,
-)
+from swarm_history import all_end_on_one_chain, contributes, others
+from swarm_of_processes import START_S, Peer, Swarm, endless, free_port, gather, swarm_in
 from wire import Trouble, Wire
 
 TIMES = int(os.environ.get("ATOM_CHAOS_TIMES", "2"))

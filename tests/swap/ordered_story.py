@@ -201,7 +201,7 @@ class Story:
         """Begin a step as in a swarm, on a mean in separate memory."""
         self._told.append(self._replica.gradient_sums().clone().tolist())
         mean = self._replica.contribution().part(0, self._replica.elements) / 4
-        self._replica.begin_step(mean, gradient_norm(mean), self._replica.round + 1)
+        self._replica.begin_step(mean, gradient_norm(mean), self._replica.step_count + 1)
 
     def _pause(self) -> None:
         assert self._replica.engines.preempt(WAIT_S)
@@ -220,7 +220,7 @@ class Story:
     def _fail(self) -> None:
         """A pass of weights that are infinite, which come from elsewhere and go again."""
         self._replica.finish_step()
-        state, number = self._replica.state_arenas(), self._replica.round
+        state, number = self._replica.state_arenas(), self._replica.step_count
         whole = {name: arena.clone() for name, arena in state.items()}
         torn = {name: torch.full_like(arena, torch.inf) for name, arena in state.items()}
         self._replica.load_state(torn, number)

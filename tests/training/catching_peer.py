@@ -11,8 +11,8 @@ from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, Content, plain_bytes
 from atom.swarm.state.fetch import Watch
-from atom.training.peer_donors import PeerDonors
-from atom.training.recovery import Recovery
+from atom.training.recovery import PeerDonors, Recovery
+from atom.training.replica.replica import Replica
 from atom.training.shared_state import FirstState, SharedState
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
@@ -71,37 +71,48 @@ def end_of(raw: bytes, start: int, commits: int) -> int:
     return min(start, len(raw))
 
 
-class Peer:
-    """A replica with its disk. `knows_start`: it can make the run's first state itself."""
+class RecoveringPeer:
+    """A replica with its disk, and its recovery over a network."""
 
-    def __init__(self, folder: Path, knows_start: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        replica: Replica,
+        start: Head,
+        first: FirstState,
+        network: LocalNetwork,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.snapshots = folder, folder / "snapshots"
         self.downloads = folder / "downloads"
-        self.replica, self.events = new_replica(), EventList()
-        self.journal = Journal(folder / "chain.bin", run().heads[0])
-        self.results = Results(folder / "results", self.replica.elements, EXACT)
+        self.replica, self.events = replica, EventList()
+        self.journal = Journal(folder / "chain.bin", start)
+        self.results = Results(folder / "results", replica.elements, EXACT)
         room = DiskRoom(folder, self.events)
         self.storage = RunStorage(self.journal, self.results, self.snapshots, room, 2, {})
-        self.knows_start = knows_start
         self.liars: list[str] = []
+        watch = Watch(events=self.events, on_lie=lambda who, reason: self.liars.append(who))
+        state_bytes = sum(arena.nbytes for arena in replica.state_arenas().values())
+        self.donors = PeerDonors(
+            network.add(), self.results.usual_bytes, state_bytes, self.downloads, watch
+        )
+        stop = self.donors.stop
+        self.shared = SharedState(ME, replica, self.storage, first, self.events, stop, on_progress)
+        self.recovery = Recovery(self.shared, self.donors, self.events)
+
+
+class Peer(RecoveringPeer):
+    """A peer of the small history. `knows_start`: it can make the run's first state itself."""
+
+    def __init__(self, folder: Path, knows_start: bool = True) -> None:
+        self.knows_start = knows_start
         self.told: list[tuple[int, int]] = []
         self.on_told: Callable[[int], None] = lambda done: None
         self._network = LocalNetwork()
         self._doors: dict[BlobServer, str] = {}
-        self.donors = self._peer_donors()
         first = FirstState(run().digest(0), self._first)
-        self.shared = SharedState(
-            ME, self.replica, self.storage, first, self.events, self.donors.stop, self._tell
-        )
-        self.recovery = Recovery(self.shared, self.donors, self.events)
-
-    def _peer_donors(self) -> PeerDonors:
-        watch = Watch(events=self.events, on_lie=lambda who, reason: self.liars.append(who))
-        state_bytes = sum(arena.nbytes for arena in run().states[0].values())
-        return PeerDonors(
-            self._network.add(), self.results.usual_bytes, state_bytes, self.downloads, watch
-        )
+        super().__init__(folder, new_replica(), run().heads[0], first, self._network, self._tell)
 
     def door(self, blobs: BlobServer, trickle: Trickle | None = None) -> str:
         """The peer that serves this."""
@@ -149,7 +160,7 @@ class Peer:
         again = Journal(self.folder / "chain.bin", story.heads[0])
         return (
             self.shared.usable
-            and self.replica.round == round_number
+            and self.replica.step_count == round_number
             and self.journal.head == again.head == story.heads[round_number]
             and state_digest(self.replica.state_arenas()) == story.digest(round_number)
         )

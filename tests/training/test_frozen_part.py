@@ -1,5 +1,6 @@
 """Frozen weights are no part of a state: they are fetched once, and are on disk from then on."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,41 +10,40 @@ import pytest
 import torch
 from torch import nn
 
-from atom.graph.ir import SubModel, padded_elements
+from atom.graph.ir import Program, SubModel, padded_elements
 from atom.graph.program import compile_program
 from atom.graph.segment import Computed, compute
 from atom.models.gpt3 import GPT3
 from atom.optim.clipping import gradient_norm
 from atom.swap import computation
 from atom.swap.device import CpuDevice
-from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer
-from atom.swarm.state.fetch import Watch
-from atom.training.peer_donors import PeerDonors
-from atom.training.recovery import DOWNLOADS, Recovery
+from atom.training.recovery import DOWNLOADS
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.shared_state import FirstState, SharedState
-from atom.training.storage.disk import DiskRoom
-from atom.training.storage.results import Results
-from atom.training.storage.run_storage import STILL, Journal, RunStorage
-from tests.event_list import EventList
+from atom.training.shared_state import FirstState
+from atom.training.storage.run_storage import STILL
 from tests.manual_clock import ManualClock
 from tests.swarm.chain_samples import a_commit, beginning
 from tests.swarm.local_transport import LocalNetwork
 from tests.swarm.means import encoded
-from tests.training.catching_peer import ME
+from tests.training.catching_peer import RecoveringPeer
 from tests.training.small_history import FOUNDER
 from tests.training.small_replica import FIRST_VALUE, RATE, batches, config
 
 
-def half_frozen() -> Replica:
+@functools.cache
+def half_frozen_program() -> Program:
     """All but the last block and norm stays as it is."""
     model = GPT3(config())
     for part in (model.embedding, model.blocks[0]):
         part.requires_grad_(False)
-    program = compile_program(model, batches(1, 0)[0])
-    return Replica(program, None, ReplicaSettings(RATE), CpuDevice(), ManualClock())
+    return compile_program(model, batches(1, 0)[0])
+
+
+def half_frozen() -> Replica:
+    settings = ReplicaSettings(RATE)
+    return Replica(half_frozen_program(), None, settings, CpuDevice(), ManualClock())
 
 
 FOUNDERS = half_frozen()
@@ -53,23 +53,13 @@ FROZEN_DIGEST = state_digest(FOUNDERS.frozen)
 STATE_DIGEST = state_digest(FOUNDERS.state_arenas())
 
 
-class Peer:
+class Peer(RecoveringPeer):
     """A process: its replica, and its part of the disk."""
 
     def __init__(self, folder: Path, network: LocalNetwork, makes: bool = False) -> None:
-        folder.mkdir(exist_ok=True)
-        self.replica, self.lies = half_frozen(), list[str]()
-        self.file, self.makes = folder / "snapshots" / STILL, makes
-        events, elements = EventList(), self.replica.elements
-        journal = Journal(folder / "chain.bin", beginning(FOUNDER, STATE_DIGEST))
-        results, room = Results(folder / "results", elements, EXACT), DiskRoom(folder, events)
-        self.storage = RunStorage(journal, results, folder / "snapshots", room, 2, {})
-        watch = Watch(events=events, on_lie=lambda who, reason: self.lies.append(who))
-        size = sum(arena.nbytes for arena in self.replica.state_arenas().values())
-        donors = PeerDonors(network.add(), results.usual_bytes, size, folder / "downloads", watch)
+        self.makes, self.file = makes, folder / "snapshots" / STILL
         first = FirstState(STATE_DIGEST, self._initialise, FROZEN_DIGEST, self._fill)
-        self.shared = SharedState(ME, self.replica, self.storage, first, events, donors.stop)
-        self.sync = Recovery(self.shared, donors, events)
+        super().__init__(folder, half_frozen(), beginning(FOUNDER, STATE_DIGEST), first, network)
 
     def _initialise(self) -> bool:
         self.replica.initialise(FIRST_VALUE)
@@ -96,7 +86,7 @@ def test_it_is_fetched_once_and_loaded_from_disk_then(
     tmp_path: Path, network: LocalNetwork
 ) -> None:
     founder = Peer(tmp_path / "founder", network, makes=True)
-    founder.sync.restore()
+    founder.recovery.restore()
     assert founder.is_whole()
     founder.storage.snapshot(STATE_DIGEST, founder.replica.state_arenas())
     content = founder.storage.content
@@ -105,19 +95,19 @@ def test_it_is_fetched_once_and_loaded_from_disk_then(
     honest = network.add(BlobServer(content).serve)
 
     joiner = Peer(tmp_path / "joiner", network)
-    joiner.sync.restore()
+    joiner.recovery.restore()
     assert not joiner.shared.usable, "its first state would do, but for what is frozen"
-    assert "hash-mismatch" in joiner.sync.run([liar.peer_id], discard=True)
-    assert joiner.lies == [liar.peer_id]
+    assert "hash-mismatch" in joiner.recovery.run([liar.peer_id], discard=True)
+    assert joiner.liars == [liar.peer_id]
     (tmp_path / "joiner" / "downloads").write_text("where a folder should be")
-    assert joiner.sync.run([honest.peer_id], discard=True)
+    assert joiner.recovery.run([honest.peer_id], discard=True)
     assert joiner.storage.room.paused.keys() == {DOWNLOADS}, "that the disk is no good is told"
     (tmp_path / "joiner" / "downloads").unlink()
-    assert not joiner.sync.run([honest.peer_id], discard=True)
+    assert not joiner.recovery.run([honest.peer_id], discard=True)
     assert joiner.is_whole()
 
     again = Peer(tmp_path / "joiner", network)
-    again.sync.restore()
+    again.recovery.restore()
     assert again.is_whole()
 
 
@@ -125,7 +115,7 @@ def test_from_a_donor_whose_file_is_damaged_nothing_is_taken(
     tmp_path: Path, network: LocalNetwork
 ) -> None:
     founder = Peer(tmp_path / "founder", network, makes=True)
-    founder.sync.restore()
+    founder.recovery.restore()
     founder.storage.snapshot(STATE_DIGEST, founder.replica.state_arenas())
     storage = founder.storage
     donor = network.add(BlobServer(storage.content).serve)
@@ -134,18 +124,18 @@ def test_from_a_donor_whose_file_is_damaged_nothing_is_taken(
         raw = bytearray(path.read_bytes())
         raw[-1] ^= 1
         path.write_bytes(raw)
-        joiner.sync.restore()
-        assert "hash-mismatch" in joiner.sync.run([donor.peer_id], discard=True)
+        joiner.recovery.restore()
+        assert "hash-mismatch" in joiner.recovery.run([donor.peer_id], discard=True)
         path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-    assert set(joiner.lies) == {donor.peer_id}
+    assert set(joiner.liars) == {donor.peer_id}
     assert joiner.shared.lacks == "the run's state"
-    assert not joiner.sync.run([donor.peer_id], discard=True)
+    assert not joiner.recovery.run([donor.peer_id], discard=True)
     assert joiner.is_whole()
 
 
 def test_a_damaged_file_is_none(tmp_path: Path, network: LocalNetwork) -> None:
     founder = Peer(tmp_path / "founder", network, makes=True)
-    founder.sync.restore()
+    founder.recovery.restore()
     result = torch.ones(founder.replica.elements)
     norm, travelled = gradient_norm(result), encoded(result)
     named = {"result_digest": state_digest(travelled.arenas), "parent_state_digest": STATE_DIGEST}
@@ -156,15 +146,15 @@ def test_a_damaged_file_is_none(tmp_path: Path, network: LocalNetwork) -> None:
     raw[-1] ^= 1
     founder.file.write_bytes(raw)
     again = Peer(tmp_path / "founder", network)
-    again.sync.restore()
+    again.recovery.restore()
     assert not again.shared.usable
     assert again.shared.lacks == "what the run keeps frozen"
     assert again.storage.journal.head.round == 1, "nobody else may have what was trained"
     given = Peer(tmp_path / "founder", network, makes=True)
-    given.sync.restore()
+    given.recovery.restore()
     assert given.shared.usable
     assert not given.shared.lacks
-    assert given.replica.round == 1
+    assert given.replica.step_count == 1
 
 
 def test_what_is_behind_all_that_is_trained_is_computed_once(

@@ -12,7 +12,7 @@ from atom.base.errors import PeerRefused
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import Content, plain_bytes
 from atom.swarm.stream.frames import Pace
-from atom.training import peer_donors as serving
+from atom.training import recovery
 from atom.training.storage.run_storage import list_snapshots, write_snapshot
 from tests.swarm.means import encoded
 from tests.swarm.trickle import Trickle
@@ -205,7 +205,7 @@ def test_a_chain_that_trickles_is_given_up_and_what_was_checked_is_kept(
     peer_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page comes in time; the next donor is asked for the rest."""
-    monkeypatch.setattr(serving, "UNCHECKED_PACE", Pace(slack_s=2.0, bytes_per_s=math.inf))
+    monkeypatch.setattr(recovery, "UNCHECKED_PACE", Pace(slack_s=2.0, bytes_per_s=math.inf))
     peer, slow, honest = peer_of(), Served(), Served(offers=[3])
     peer.door(slow, Trickle(len(run().chain(2)), 200))
     assert "no byte arrived for too long" in peer.run(slow)
@@ -223,9 +223,7 @@ def test_a_chain_that_parts_from_ours_is_fetched_from_there(peer_of: Make) -> No
     assert served.asked_for("chain/") == ["chain/3", "chain/2", "chain/4", "chain/5"]
 
 
-def test_a_better_head_that_nobody_can_bring_us_to_keeps_nobody_from_another(
-    peer_of: Make,
-) -> None:
+def test_a_better_head_that_nobody_can_bring_us_to_keeps_nobody_from_another(peer_of: Make) -> None:
     """The peer with the last result is gone; the other peers continued without it."""
     peer, story = peer_of(at=2), run()
     last = story.commits[-1].value

@@ -24,23 +24,9 @@ from atom.swarm.state.arenas import state_digest
 from atom.training import round_executor
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.worker import Pause
-from atom.training.round import RoundPatience
-from atom.training.round.events import (
-    Apply,
-    CatchUp,
-    CaughtUp,
-    ChainFetched,
-    Event,
-    ExchangeFinished,
-    FetchChain,
-    FetchResult,
-    Freeze,
-    Frozen,
-    ResultFetched,
-    StartExchange,
-    Stepped,
-    Thaw,
-)
+from atom.training.round import events
+from atom.training.round.events import Event
+from atom.training.round.round_state import RoundPatience
 from atom.training.storage import run_storage as storage_module
 from atom.training.storage.run_storage import list_snapshots
 from tests.swarm.means import encoded
@@ -48,10 +34,10 @@ from tests.training.executor_stage import BALLOT, ME, Stage, a_run, kinds
 from tests.training.worker_scene import ELEMENTS, WAIT_S, ShouldStop
 
 STRANGER = Identity.create().peer_id
-BEHIND = CatchUp(("a",), "behind")
-ODD = CatchUp(("a",), "state-mismatch", discard=True)
-WANTED = FetchResult(b"r" * 32, ("a",), True)
-NOT_HERE = ResultFetched(b"r" * 32, is_here=False)
+BEHIND = events.CatchUp(("a",), "behind")
+ODD = events.CatchUp(("a",), "state-mismatch", discard=True)
+WANTED = events.FetchResult(b"r" * 32, ("a",), True)
+NOT_HERE = events.ResultFetched(b"r" * 32, in_memory=False)
 
 NewStage = Callable[..., Stage]
 
@@ -103,16 +89,16 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass_and_holds_until_thawed(stag
     in_pass = stage.replica.during_pass = Halted()
     stage.worker.release("starting")
     in_pass.wait()
-    stage.executor.carry_out(Freeze(BALLOT))
+    stage.executor.carry_out(events.Freeze(BALLOT))
     assert stage.posted.empty(), "in the middle of a pass nothing is counted yet"
     in_pass.may_end.set()
-    assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
+    assert stage.next_event() == events.Frozen(BALLOT, 8, 16.0)
     assert stage.shared.sequences_at(stage.start.digest) == 8
     assert stage.shared.sequences_at(b"the next head") == 0, "another round's"
     stage.on_worker(stage.replica.reset_gradients)
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
     stage.passed.clear()
-    stage.executor.carry_out(Thaw())
+    stage.executor.carry_out(events.Thaw())
     assert stage.passed.wait(WAIT_S)
 
 
@@ -121,16 +107,16 @@ def test_a_rule_that_overlaps_trains_on_under_the_exchange(stage: Stage, goes_on
     stage.replica.overlaps = True
     stage.train()
     stage.passed.clear()
-    stage.executor.carry_out(Freeze(BALLOT, goes_on))
-    assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
+    stage.executor.carry_out(events.Freeze(BALLOT, goes_on))
+    assert stage.next_event() == events.Frozen(BALLOT, 8, 16.0)
     if goes_on:
         assert stage.passed.wait(WAIT_S)
     assert stage.on_worker(lambda: stage.replica.sequences) == (16 if goes_on else 8)
-    stage.executor.carry_out(Thaw())
+    stage.executor.carry_out(events.Thaw())
     stage.on_worker()
     assert not stage.worker.wanted(), "all of it counts for the next attempt, which is due"
-    stage.executor.carry_out(Freeze(replace(BALLOT, attempt=2), goes_on))
-    assert stage.next_event() == Frozen(
+    stage.executor.carry_out(events.Freeze(replace(BALLOT, attempt=2), goes_on))
+    assert stage.next_event() == events.Frozen(
         replace(BALLOT, attempt=2), 8 * (1 + goes_on), 16.0 * (1 + goes_on)
     )
     stage.on_worker()
@@ -141,8 +127,8 @@ def test_what_no_round_has_taken_counts_for_the_next(stage: Stage) -> None:
     stage.replica.overlaps = True
     stage.train()
     stage.passed.clear()
-    stage.executor.carry_out(Freeze(BALLOT))
-    assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
+    stage.executor.carry_out(events.Freeze(BALLOT))
+    assert stage.next_event() == events.Frozen(BALLOT, 8, 16.0)
     assert stage.passed.wait(WAIT_S)
     stage.step(stage.commit(stage.hold(1.0), 8))
     assert stage.replica.ours == 8
@@ -156,8 +142,8 @@ def test_what_no_round_has_taken_counts_for_the_next(stage: Stage) -> None:
 def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: float) -> None:
     stage.train()
     stage.on_worker(lambda: stage.replica.gradients.index_fill_(0, torch.tensor([5]), bad))
-    stage.executor.carry_out(Freeze(BALLOT))
-    assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
+    stage.executor.carry_out(events.Freeze(BALLOT))
+    assert stage.next_event() == events.Frozen(BALLOT, 0, 0.0)
     assert stage.events.events == [{"event": "gradients-dropped", "reason": "not-finite"}]
     assert not stage.replica.gradients.any()
 
@@ -173,8 +159,8 @@ def test_gradients_that_were_lost_on_their_way_count_no_more(
         raise PassVoided(Cause.DEVICE, "scripted", sequences_lost=8)
 
     monkeypatch.setattr(stage.replica, "contribution", lost)
-    stage.executor.carry_out(Freeze(BALLOT))
-    assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
+    stage.executor.carry_out(events.Freeze(BALLOT))
+    assert stage.next_event() == events.Frozen(BALLOT, 0, 0.0)
     (told,) = stage.events.events
     assert (told["reason"], told["sequences_lost"]) == ("device-failed", 8)
 
@@ -184,15 +170,15 @@ def test_gradients_that_were_lost_on_their_way_count_no_more(
 
 def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     stage.train()
-    stage.executor.carry_out(Freeze(BALLOT))
+    stage.executor.carry_out(events.Freeze(BALLOT))
     frozen = stage.next_event()
-    assert isinstance(frozen, Frozen)
+    assert isinstance(frozen, events.Frozen)
     part = MemberCount(ME.peer_id, ME.incarnation, frozen.sequences, frozen.loss_sum)
     assert ME.peer_id not in stage.transport.known
-    stage.executor.carry_out(StartExchange(stage.start.digest, BALLOT, (part,)))
+    stage.executor.carry_out(events.StartExchange(stage.start.digest, BALLOT, (part,)))
     assert ME.peer_id in stage.transport.known, "the door keeps places for who is in the ring"
     finished = stage.next_event()
-    assert isinstance(finished, ExchangeFinished)
+    assert isinstance(finished, events.ExchangeFinished)
     stage.transport.known.in_ring(())
     stage.step(stage.commit(finished.digest))
     assert ME.peer_id in stage.transport.known, "and for whom the head knows"
@@ -208,8 +194,10 @@ def test_before_anything_moves_the_exchange_under_way_ends(stage: Stage, action:
     submit = stage.worker.submit
     stage.worker.submit = lambda command: (told.append("worker"), submit(command))  # type: ignore
     commit = stage.commit(stage.hold(1.0))
-    step = Apply(commit)
-    stage.executor.carry_out({"freeze": Freeze(BALLOT), "thaw": Thaw(), "step": step}[action])
+    step = events.Apply(commit)
+    stage.executor.carry_out(
+        {"freeze": events.Freeze(BALLOT), "thaw": events.Thaw(), "step": step}[action]
+    )
     assert told[:2] == ["ended", "worker"]
     if action != "thaw":
         stage.next_event()
@@ -235,7 +223,7 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     commit = stage.commit(result, sequences=6)
     head = stage.start.after(commit.value)
     stepped = stage.step(commit)
-    assert stepped == Stepped(head.digest, state_digest(stage.replica.arenas))
+    assert stepped == events.Stepped(head.digest, state_digest(stage.replica.arenas))
     assert stage.replica.ours == 6
     assert stage.journal.head == head
     assert stage.blobs.chunk("chain/0", 0, 0) == record_of(commit)
@@ -267,8 +255,10 @@ def test_a_held_result_is_served_before_its_round_is_decided(stage: Stage) -> No
     arenas = [weakref.ref(stage.results.get(digest)) for digest in (committed, other)]
     stage.recovery.on_fetch = lambda digest: stage.hold(1.0)
     wanted = state_digest(encoded(torch.full((ELEMENTS,), 1.0)).arenas)
-    stage.executor.carry_out(FetchResult(wanted, ("a",), True, frozenset({committed, other})))
-    assert stage.next_event() == ResultFetched(wanted, is_here=True, norm=8.0)
+    stage.executor.carry_out(
+        events.FetchResult(wanted, ("a",), True, frozenset({committed, other}))
+    )
+    assert stage.next_event() == events.ResultFetched(wanted, in_memory=True, norm=8.0)
     served = [stage.serves(f"result/{each.hex()}") for each in (committed, other, unwanted)]
     assert served == [True, True, False]
     stage.step(stage.commit(committed))
@@ -382,7 +372,7 @@ def test_counting_and_validation_go_on_under_the_step(new_stage: NewStage) -> No
     assert stage.on_worker(lambda: stage.replica.sequences) == 8
     assert stage.posted.empty(), "there is no state to tell of yet"
     stage.replica.may_step.set()
-    assert stage.next_event() == Stepped(head.digest, state_digest(stage.replica.arenas))
+    assert stage.next_event() == events.Stepped(head.digest, state_digest(stage.replica.arenas))
     stage.settle()
     assert stage.replica.sequences == 8, "they were counted for the new head"
     assert stage.shared.sequences_at(head.digest) == 8
@@ -401,7 +391,7 @@ def test_where_passes_change_weights_of_their_own_validation_waits_for_the_diges
     stage.worker.hold("standing still")
     stage.apply(stage.commit(stage.hold(1.0)))
     stage.replica.may_step.set()
-    assert isinstance(stage.next_event(), Stepped)
+    assert isinstance(stage.next_event(), events.Stepped)
     stage.settle()
     assert order == ["digest", "validation"]
 
@@ -413,9 +403,9 @@ def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> No
     validating = stage.replica.during_evaluation = Halted()
 
     def go_on(event: Event) -> None:
-        if isinstance(event, Stepped):  # as the round's thread would
-            stage.executor.carry_out(Thaw())
-            stage.executor.carry_out(Freeze(BALLOT))
+        if isinstance(event, events.Stepped):  # as the round's thread would
+            stage.executor.carry_out(events.Thaw())
+            stage.executor.carry_out(events.Freeze(BALLOT))
             held.append(stage.hold(7.0))
             frozen.set()
 
@@ -425,8 +415,8 @@ def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> No
     validating.wait()
     assert frozen.wait(WAIT_S)
     validating.may_end.set()
-    assert isinstance(stage.next_event(), Stepped)
-    assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
+    assert isinstance(stage.next_event(), events.Stepped)
+    assert stage.next_event() == events.Frozen(BALLOT, 0, 0.0)
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
     assert not stage.on_worker(lambda: stage.worker.wanted())
     stage.settle()
@@ -437,8 +427,8 @@ def test_the_daemon_may_hold_the_worker_before_anything_new_is_counted(stage: St
     stage.on_round_begun = lambda: stage.worker.hold("leaving")
     stage.train()
     stage.apply(stage.commit(stage.hold(0.5)))
-    assert isinstance(stage.next_event(), Stepped)
-    stage.executor.carry_out(Thaw())
+    assert isinstance(stage.next_event(), events.Stepped)
+    stage.executor.carry_out(events.Thaw())
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
 
 
@@ -464,11 +454,11 @@ def test_what_changes_the_state_waits_for_a_snapshot_and_counting_does_not(
     stage.passed.clear()
     first = stage.apply(stage.commit(stage.hold(0.25)))
     stepped = stage.next_event()
-    assert isinstance(stepped, Stepped)
+    assert isinstance(stepped, events.Stepped)
     writing.wait()
     assert stage.passed.wait(WAIT_S)
-    stage.executor.carry_out(Freeze(BALLOT))
-    assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
+    stage.executor.carry_out(events.Freeze(BALLOT))
+    assert stage.next_event() == events.Frozen(BALLOT, 8, 16.0)
     settling, accepted = stage.shared.settled, stage.hold(0.5)
 
     def wait_for_it() -> None:
@@ -482,7 +472,7 @@ def test_what_changes_the_state_waits_for_a_snapshot_and_counting_does_not(
         assert stage.replica.steps == [1, 2]
     else:
         stage.executor.carry_out(BEHIND)
-        assert isinstance(stage.next_event(), CaughtUp)
+        assert isinstance(stage.next_event(), events.CaughtUp)
         assert found == [[1]]
         assert stage.serves(f"result/{accepted.hex()}"), "what is offered is not tidied away"
     written = list_snapshots(stage.snapshots)[-1]
@@ -496,14 +486,6 @@ def test_a_step_that_breaks_off_in_the_background_ends_the_worker(stage: Stage) 
     assert stage.posted.empty(), "no state, no digest"
     assert stage.journal.head.round == 1, "a restart finishes it"
     assert stage.stored()
-
-
-def test_closing_sees_a_step_to_its_end(new_stage: NewStage) -> None:
-    stage = new_stage(snapshots=1)
-    stage.apply(stage.commit(stage.hold(0.25)))
-    stage.close()
-    written = list_snapshots(stage.snapshots)
-    assert [snapshot.state_digest for snapshot in written] == [state_digest(stage.replica.arenas)]
 
 
 # ---- fetching
@@ -529,8 +511,8 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
     monkeypatch.setattr(round_executor, "PAUSE_S", 0.0)
     stage.recovery.on_fetch = lambda digest: next(answers, lambda: stage.hold(1.0))()
     wanted = stage.hold(1.0)
-    stage.executor.carry_out(FetchResult(wanted, ("a",), committed))
-    assert stage.next_event() == ResultFetched(wanted, is_here=True, norm=8.0)
+    stage.executor.carry_out(events.FetchResult(wanted, ("a",), committed))
+    assert stage.next_event() == events.ResultFetched(wanted, in_memory=True, norm=8.0)
 
 
 @pytest.mark.parametrize(
@@ -551,8 +533,8 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
 @pytest.mark.parametrize("holds", [True, False])
 def test_where_a_chain_leads_is_told_if_it_holds(stage: Stage, holds: bool) -> None:
     stage.recovery.on_chain = (lambda: stage.start) if holds else raises(OSError("gone"))
-    stage.executor.carry_out(FetchChain("a", 3))
-    assert stage.next_event() == ChainFetched("a", stage.start if holds else None)
+    stage.executor.carry_out(events.FetchChain("a", 3))
+    assert stage.next_event() == events.ChainFetched("a", stage.start if holds else None)
 
 
 def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:
@@ -599,7 +581,7 @@ def test_a_vote_does_not_outwait_its_attempt() -> None:
     ids=["nobody helps", "nobody helps the odd", "nothing new", "another state", "a new head"],
 )
 def test_gradients_are_kept_as_long_as_the_state_that_they_were_counted_with(
-    stage: Stage, wanted: CatchUp, moves: bool, problem: str, kept: bool, written: list[int]
+    stage: Stage, wanted: events.CatchUp, moves: bool, problem: str, kept: bool, written: list[int]
 ) -> None:
     """No snapshot of a false state is written: it would replace a good one."""
 
@@ -620,7 +602,7 @@ def test_gradients_are_kept_as_long_as_the_state_that_they_were_counted_with(
     failed = wanted.donors if problem else ()
     caught = stage.next_event()
     head = stage.journal.head
-    assert caught == CaughtUp(head, state_digest(stage.replica.arenas), failed)
+    assert caught == events.CaughtUp(head, state_digest(stage.replica.arenas), failed)
     assert (stage.replica.sequences, stage.shared.head) == (8 * kept, head)
     assert stage.executor.stats.sequences_dropped == 8 * (not kept)
     assert begun == [8] * (not kept), "who leaves learns of it, and trains no further"
@@ -634,8 +616,8 @@ def test_without_any_state_the_digest_is_empty_and_nothing_is_offered(stage: Sta
     stage.shared.first = replace(stage.shared.first, initialise=lambda: False)
     assert stage.on_worker(stage.executor.begin) == b""
     stage.recovery.on_run = lambda: "nobody there"
-    stage.executor.carry_out(CatchUp((), "no-state", discard=True))
-    assert stage.next_event() == CaughtUp(stage.start, b"")
+    stage.executor.carry_out(events.CatchUp((), "no-state", discard=True))
+    assert stage.next_event() == events.CaughtUp(stage.start, b"")
     assert snapshots(stage) == []
     assert bytes(stage.blobs.chunk("snapshots", 0, 0)) == b""
 

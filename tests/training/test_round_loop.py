@@ -19,24 +19,8 @@ from atom.swarm.records.lease import Lease
 from atom.swarm.transport.limits import FIRST_HOLD_S, LONGEST_HOLD_S, Backoff
 from atom.training.loop import MAX_WAITING, Inbox, RoundLoop
 from atom.training.replica.pacing import SwarmCount
-from atom.training.round.events import (
-    Action,
-    Apply,
-    Event,
-    FetchResult,
-    Freeze,
-    LeaveRequested,
-    Offence,
-    Phase,
-    Received,
-    Report,
-    Send,
-    StartExchange,
-    Thaw,
-    Tick,
-    Unreachable,
-    View,
-)
+from atom.training.round import events
+from atom.training.round.events import Action, Event, Phase, View
 from tests.event_list import EventList
 from tests.manual_clock import ManualClock
 from tests.swarm.swarm_samples import a_lease
@@ -64,7 +48,7 @@ class ScriptedMachine:
         self.views: queue.SimpleQueue[View] = queue.SimpleQueue()
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        if isinstance(event, Tick):
+        if isinstance(event, events.Tick):
             self.views.put(event.view)
         else:
             self.events.put(event)
@@ -96,7 +80,7 @@ class Stage:
             worker=worker,
             transport=self.transport,
             clock=self.clock,
-            events=self.events,
+            log=self.events,
         )
         tells = self.inbox, lambda: self.changes.put(True), self.failures.put
         self.loop = RoundLoop(self.machine, executor, *tells)
@@ -179,7 +163,7 @@ def test_leases_go_past_the_machine_and_a_forged_one_is_an_offence() -> None:
     assert heard == [(ANN.peer_id, asks)]
     assert inbox.empty()
     inbox.receive(ANN.peer_id, ANN.incarnation, encode(forged))
-    assert inbox.get_nowait() == Offence(ANN.peer_id, Reason.BAD_SIGNATURE)
+    assert inbox.get_nowait() == events.Offence(ANN.peer_id, Reason.BAD_SIGNATURE)
 
 
 # ---- actions
@@ -188,13 +172,13 @@ def test_leases_go_past_the_machine_and_a_forged_one_is_an_offence() -> None:
 def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> None:
     message, part = Abort(START.digest, BALLOT, "early"), value().contributions
     ours = [
-        Thaw(),
-        Freeze(BALLOT),
-        StartExchange(START.digest, BALLOT, part),
-        FetchResult(b"r" * 32, (ANN.peer_id,), True),
-        Apply(Commit(value(), BALLOT, ())),
+        events.Thaw(),
+        events.Freeze(BALLOT),
+        events.StartExchange(START.digest, BALLOT, part),
+        events.FetchResult(b"r" * 32, (ANN.peer_id,), True),
+        events.Apply(Commit(value(), BALLOT, ())),
     ]
-    stage.machine.answers[LeaveRequested] = [*ours, Send(ANN.peer_id, message)]
+    stage.machine.answers[events.LeaveRequested] = [*ours, events.Send(ANN.peer_id, message)]
     stage.loop.leave()
     carried_out = [stage.next_call() for _ in range(6)]
     assert carried_out == [*ours, (ANN.peer_id, encode(message))]
@@ -205,9 +189,13 @@ def test_reports_become_events_but_not_all_of_a_flood_and_who_is_accused_is_put_
     stage: Stage,
 ) -> None:
     """A peer that has its messages refused can send a hundred each second."""
-    refused = [Report("value-refused", {"round": 1, "peer": ANN.peer_id})] * 1000
-    accused = Offence(ANN.peer_id, Reason.BAD_SIGNATURE)
-    stage.machine.answers[LeaveRequested] = [*refused, Report("branch", {"round": 2}), accused]
+    refused = [events.Report("value-refused", {"round": 1, "peer": ANN.peer_id})] * 1000
+    accused = events.Offence(ANN.peer_id, Reason.BAD_SIGNATURE)
+    stage.machine.answers[events.LeaveRequested] = [
+        *refused,
+        events.Report("branch", {"round": 2}),
+        accused,
+    ]
     stage.loop.leave()
     stage.loop.pass_ended()
     stage.settle()
@@ -219,12 +207,12 @@ def test_reports_become_events_but_not_all_of_a_flood_and_who_is_accused_is_put_
 
 def test_what_cannot_be_sent_comes_back_as_unreachable(stage: Stage) -> None:
     stage.reachable = False
-    stage.machine.answers[LeaveRequested] = [Send(ANN.peer_id, Prevote(START.digest))]
+    stage.machine.answers[events.LeaveRequested] = [events.Send(ANN.peer_id, Prevote(START.digest))]
     stage.loop.leave()
-    assert stage.next_event() == LeaveRequested()
-    assert stage.next_event() == Unreachable(ANN.peer_id)
+    assert stage.next_event() == events.LeaveRequested()
+    assert stage.next_event() == events.Unreachable(ANN.peer_id)
     stage.inbox.unreachable(BOB.peer_id)
-    assert stage.next_event() == Unreachable(BOB.peer_id)
+    assert stage.next_event() == events.Unreachable(BOB.peer_id)
 
 
 # ---- messages
@@ -258,8 +246,10 @@ def test_the_inbox_is_bounded_for_strangers_alone(idle: Stage) -> None:
     idle.loop.start()
     idle.loop.close()
     received = [idle.next_event() for _ in range(MAX_WAITING + 1)]
-    message = Received(ANN.peer_id, ANN.incarnation, Prevote(START.digest))
-    assert received == [message] * MAX_WAITING + [LeaveRequested()], "our own is never dropped"
+    message = events.Received(ANN.peer_id, ANN.incarnation, Prevote(START.digest))
+    assert received == [message] * MAX_WAITING + [events.LeaveRequested()], (
+        "our own is never dropped"
+    )
     assert idle.machine.events.empty()
 
 
@@ -282,7 +272,7 @@ def test_the_view_shows_the_others_and_our_own_counts(stage: Stage) -> None:
 def test_a_failure_ends_the_loop_and_is_reported(idle: Stage) -> None:
     failure = OSError("no space left")
     idle.execution_fails = failure
-    idle.machine.answers[LeaveRequested] = [Freeze(BALLOT)]
+    idle.machine.answers[events.LeaveRequested] = [events.Freeze(BALLOT)]
     idle.loop.start()
     idle.loop.leave()
     assert idle.failures.get(timeout=WAIT_S) is failure

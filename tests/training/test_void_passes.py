@@ -64,7 +64,7 @@ def new_replica(device: CpuDevice, precision: torch.dtype = torch.float32) -> Re
 
 def change(replica: Replica, name: str, factor: float) -> None:
     replica.export_parameters()[name].mul_(factor)
-    replica.load_state(replica.state_arenas(), replica.round)
+    replica.load_state(replica.state_arenas(), replica.step_count)
 
 
 def void_pass(replica: Replica, micro_batches: int = 2) -> PassVoided:
@@ -83,7 +83,7 @@ def test_float16s_scale_is_lowered_until_nothing_overflows_and_training_goes_on(
     replica = new_replica(device, torch.float16)
     change(replica, "final_norm.weight", factor)
     losses, voided = list[float](), list[PassVoided]()
-    while replica.round < 12:
+    while replica.step_count < 12:
         try:
             replica.run_pass(batches(2, 5))
         except PassVoided as void:
@@ -91,7 +91,7 @@ def test_float16s_scale_is_lowered_until_nothing_overflows_and_training_goes_on(
         else:
             losses.append(replica.loss_sum)
             assert replica.sequences == 2 * SEQUENCES
-            apply(replica, replica.gradient_sums() / replica.sequences, replica.round + 1)
+            apply(replica, replica.gradient_sums() / replica.sequences, replica.step_count + 1)
     assert len(voided) >= 2
     assert {void.cause for void in voided} == {Cause.GRADIENTS}
     for number, void in enumerate(voided, start=1):

@@ -49,7 +49,7 @@ class CountingReplica:
         self.adopted: tuple[dict[str, Tensor], bool] | None = None
         self.arenas = {name: torch.zeros(ELEMENTS) for name in ("master", "exp_avg", "exp_avg_sq")}
         self.gradients = torch.zeros(ELEMENTS)
-        self.sequences, self.loss_sum, self.round = 0, 0.0, 0
+        self.sequences, self.loss_sum, self.step_count = 0, 0.0, 0
         self.watch = PassWatch(ManualClock())
         self.engines = SmallDevice()
         self.during_pass: Callable[[ShouldStop], None] = lambda should_stop: None
@@ -83,13 +83,13 @@ class CountingReplica:
     def load_state(self, arenas: Mapping[str, Tensor], round: int) -> None:
         for name, arena in self.arenas.items():
             arena.copy_(arenas[name])
-        self.round = round
+        self.step_count = round
 
     def own_state(self) -> dict[str, Tensor]:
         return self.own
 
-    def adopt_own(self, saved: dict[str, Tensor], is_here: bool) -> None:
-        self.adopted = (saved, is_here)
+    def adopt_own(self, saved: dict[str, Tensor], at_same_state: bool) -> None:
+        self.adopted = (saved, at_same_state)
 
     def drop_contribution(self) -> None:
         self.reset_gradients()
@@ -102,7 +102,7 @@ class CountingReplica:
         ours: int,
         knows_lost: bool = False,
     ) -> None:
-        assert round == self.round + 1
+        assert round == self.step_count + 1
         self.knew_lost = knows_lost
         self.ours = ours
         if self.overlaps:
@@ -110,7 +110,7 @@ class CountingReplica:
         else:
             self.reset_gradients()
         assert self._step is None, "two steps at once"
-        self._step, self.round = mean_gradient, round
+        self._step, self.step_count = mean_gradient, round
         self.steps.append(round)
 
     def finish_step(self) -> None:

@@ -21,12 +21,12 @@ from atom.swarm.state.piece_store import PieceStore, text_blob
 from atom.swarm.transport.limits import offend
 from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox, RoundLoop
-from atom.training.peer_donors import PeerDonors
-from atom.training.recovery import Recovery
+from atom.training.recovery import PeerDonors, Recovery
 from atom.training.replica.round_texts import RoundTexts
 from atom.training.replica.worker import BatchLoader, Worker
-from atom.training.round import RoundMachine, RoundPatience, RoundTerms
 from atom.training.round.events import CaughtUp, Phase
+from atom.training.round.machine import RoundMachine
+from atom.training.round.round_state import RoundPatience, RoundTerms
 from atom.training.round_executor import RoundExecutor
 from atom.training.shared_state import FirstState, SharedState
 from atom.training.storage.checkpoints import Checkpoints

@@ -16,17 +16,11 @@ from torch import Tensor
 
 from atom.base.clock import Clock
 from atom.swap.addition_order import AdditionOrder, AdditionStopped
-from atom.swap.engine import Engine, Observer, PassCancelled
-from atom.swap.engine_group import EngineGroup
+from atom.swap.engine import Observer, PassCancelled
 from atom.swap.host_sums import HostSum
 from atom.swap.voided import Cause, PassVoided, voided_by_memory
 from atom.training.replica.device_engines import DeviceEngines
-from atom.training.replica.work_sharing import (
-    LeftOut,
-    WorkSharing,
-    is_the_devices,
-    left_out,
-)
+from atom.training.replica.work_sharing import LeftOut, WorkSharing, is_the_devices, left_out
 
 Batch = Mapping[str, Tensor]
 Stop = Callable[[], bool]
@@ -274,15 +268,13 @@ class DataParallel:
                 self.left_out = {n: out for n, out in self.left_out.items() if n != number}
                 self._on_message(f"{self._names[number]} is used again")
 
-    @property
-    def _engine(self) -> Engine | EngineGroup:
-        return self._devices[0].training
-
     def _any_added(self) -> bool:
-        return any(self._order.is_added(s, self._passes.start) for s in self._engine.adding)
+        adding = self._devices[0].training.adding
+        return any(self._order.is_added(each, self._passes.start) for each in adding)
 
     def _all_added(self, number: int) -> bool:
-        return all(self._order.is_added(s, number) for s in self._engine.adding)
+        adding = self._devices[0].training.adding
+        return all(self._order.is_added(each, number) for each in adding)
 
 
 def _names(given: Sequence[str]) -> list[str]:

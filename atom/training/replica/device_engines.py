@@ -15,7 +15,7 @@ from atom.swap.engine import Engine
 from atom.swap.engine_group import EngineGroup
 from atom.swap.host_store import HostStore
 from atom.swap.neighbours import Neighbours
-from atom.training.replica.settings import ReplicaSettings
+from atom.training.replica.passes import ReplicaSettings
 
 
 class DeviceEngines:

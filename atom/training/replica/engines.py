@@ -26,7 +26,7 @@ from atom.swap.host_sums import HostSum
 from atom.swap.voided import is_out_of_memory
 from atom.training.replica.data_parallel import DataParallel
 from atom.training.replica.device_engines import DeviceEngines
-from atom.training.replica.settings import ReplicaSettings
+from atom.training.replica.passes import ReplicaSettings
 
 
 class DeviceTaken(AtomError):

@@ -26,7 +26,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -34,12 +34,11 @@ from torch import Tensor
 
 from atom.graph.ir import ParameterLayout
 from atom.optim.clipping import clip_coefficient, gradient_norm
-from atom.optim.gradients import FlatNumbers, GradientArena
+from atom.optim.gradients import FlatNumbers
 from atom.optim.optimizer import Part, StepTerms
-from atom.optim.rate import RateSettings, learning_rate
-from atom.optim.stepper import Stepper
+from atom.optim.rate import learning_rate
 from atom.swap.host_memory import allocate_host_memory
-from atom.swap.host_store import HostStore, weights_of
+from atom.swap.host_store import weights_of
 from atom.swap.state_form import MASTER, WEIGHTS, StateArena, round_to_bfloat16
 from atom.swarm.exchange.encoded import Contribution, all_finite
 from atom.training.replica.update_rule import UpdateRule
@@ -99,34 +98,32 @@ class LocalSteps(UpdateRule):
 
     def __init__(
         self,
-        store: HostStore,
-        gradients: GradientArena,
-        stepper: Stepper,
-        rate: RateSettings,
-        clip_norm: float | None,
-        keeps_lost: bool = False,
-        *,
+        *given: Any,
         inner_sequences: int,
         outer_rate: float,
         outer_momentum: float,
+        keeps_lost: bool = False,
         **others: float,
     ) -> None:
         """Allocate θ, m and Δ. The inner learning rate is the rate of the current round.
 
         Args:
+            given: The first fields of `UpdateRule`.
             inner_sequences: Number of sequences of one inner step.
             outer_rate: Rate of the outer rule.
             outer_momentum: Momentum μ of the outer rule.
+            keeps_lost: As `UpdateRule.keeps_lost`.
             others: Keys of `[update]` that other rules use.
 
         Raises:
             MemoryError: The host memory is too small.
         """
-        assert store.on_device is None, "weights are moved on the host"
-        super().__init__(store, gradients, stepper, rate, clip_norm, keeps_lost)
+        super().__init__(*given)
+        self.keeps_lost = keeps_lost
+        assert self.store.on_device is None, "weights are moved on the host"
         self._inner_sequences = inner_sequences
         self._outer_rate, self._outer_decay = outer_rate, outer_momentum
-        elements = store.layout.trained_elements
+        elements = self.store.layout.trained_elements
         self._theta, self._momentum, self._difference = (
             allocate_host_memory(elements, dtype)
             for dtype in (*SHARED_DTYPES.values(), _offer_dtype(keeps_lost))
@@ -201,7 +198,7 @@ class LocalSteps(UpdateRule):
             COUNT: torch.tensor(self.gradients.spent, dtype=torch.float64),
         }
 
-    def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:
+    def adopt_own(self, saved: Mapping[str, Tensor], at_same_state: bool) -> None:
         apart = not WEIGHTS.isdisjoint(saved)
         wanted = dict(self.store.state) if apart else self._moments()
         numbers = {STEPS: torch.zeros(1).long(), COUNT: torch.zeros(2).double()}
@@ -209,10 +206,10 @@ class LocalSteps(UpdateRule):
             given = saved.get(name)
             if given is None or (given.shape, given.dtype) != (arena.shape, arena.dtype):
                 raise ValueError(f"the {name} of this peer's own is missing or does not fit")
-        for name, arena in (wanted if is_here else self._moments()).items():
+        for name, arena in (wanted if at_same_state else self._moments()).items():
             arena.copy_(saved[name])
         self._inner_steps, self._warm_up_steps = int(saved[STEPS]), 0
-        if is_here and apart:
+        if at_same_state and apart:
             self.store.round_master()
             self._apart = True
             sequences, loss_sum = saved[COUNT].tolist()

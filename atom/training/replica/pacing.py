@@ -11,11 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from atom.swarm.records.lease import PeerState
-from atom.training.round.electorate import (
-    ACTIVE_STATES,
-    counted_leases,
-    counted_sequences,
-)
+from atom.training.round.electorate import ACTIVE_STATES, counted_leases, counted_sequences
 from atom.training.round.events import View
 from atom.training.round.machine import RoundMachine
 

@@ -25,8 +25,7 @@ from atom.swap.state_form import StateArena
 from atom.swap.voided import PassVoided, finite_answers
 from atom.swarm.exchange.encoded import Contribution
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines
-from atom.training.replica.passes import PassLimits, PassWatch
-from atom.training.replica.settings import ReplicaSettings
+from atom.training.replica.passes import PassLimits, PassWatch, ReplicaSettings
 
 __all__ = ["Batch", "Replica", "ReplicaSettings"]
 
@@ -107,12 +106,12 @@ class Replica:
         )
         self._limits = PassLimits.first(settings.precision, settings.micro_batches)
         self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
-        self._round = 0
+        self._step_count = 0
 
     @property
-    def round(self) -> int:
+    def step_count(self) -> int:
         """Number of steps since the initial values; a step counts as soon as it has begun."""
-        return self._round
+        return self._step_count
 
     @property
     def micro_batches(self) -> int:
@@ -346,8 +345,7 @@ class Replica:
     ) -> None:
         """Begin the update rule's step with a decided mean; the step runs on its own thread.
 
-        The update rule decides which accumulated gradients the step uses up. A call for the round
-        that the replica has already reached does nothing.
+        The update rule decides which accumulated gradients the step uses up.
 
         Args:
             mean: Mean contribution [elements]; not changed. The step reads it until `finish_step`
@@ -364,16 +362,14 @@ class Replica:
             StepFailed: The step before failed.
         """
         self._stepper.raise_if_failed()
-        if round == self._round:
-            return
-        if round != self._round + 1:
-            raise ValueError(f"round {round} does not follow round {self._round}")
+        if round != self._step_count + 1:
+            raise ValueError(f"round {round} does not follow {self._step_count} steps")
         if self._store.on_device is not None:
             # The mean replaces these sums; a later reader of the sums gets the error.
             with suppress(Exception):
                 self._arena.wait_added()
         self._rule.commit(mean, norm, round, ours, knows_lost)
-        self._round = round
+        self._step_count = round
 
     def begin_own_step(self) -> None:
         """Begin an optimizer step with the mean of this replica's own gradients.
@@ -391,8 +387,8 @@ class Replica:
             sums.divide(sequences)
             sequences = 1
         norm = sums.norm() / sequences
-        self._rule.optimizer_step(sums, norm, self._round + 1, sequences)
-        self._round += 1
+        self._rule.optimizer_step(sums, norm, self._step_count + 1, sequences)
+        self._step_count += 1
 
     def finish_step(self) -> None:
         """Wait until no step is under way. Thread-safe. Raises: StepFailed."""
@@ -448,18 +444,18 @@ class Replica:
         self._settle()
         return self._rule.own()
 
-    def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:
+    def adopt_own(self, saved: Mapping[str, Tensor], at_same_state: bool) -> None:
         """Continue from the `own_state` that an earlier process saved.
 
         Args:
             saved: Tensors of the saved state, by name.
-            is_here: True if it was saved at the shared state that the replica holds now.
+            at_same_state: True if it was saved at the shared state that the replica holds now.
 
         Raises:
             ValueError: A tensor is missing or does not fit; nothing is changed.
         """
         self._stepper.wait_idle()
-        self._rule.adopt_own(saved, is_here)
+        self._rule.adopt_own(saved, at_same_state)
 
     def _settle(self) -> None:
         """Wait for the step, then copy device-resident state to the host."""
@@ -470,7 +466,7 @@ class Replica:
     def _settle_at(self, round: int) -> None:
         self._store.round_master()
         self._stepper.discard()
-        self._round = round
+        self._step_count = round
 
     def export_parameters(self) -> dict[str, Tensor]:
         """Return the float32 master weights by their names in the model.

@@ -77,7 +77,7 @@ class RoundTexts:
 
     def round_settled(self) -> None:
         """Continue a text, or begin one if it is due, when all tasks after a step are done."""
-        prompts, self._round = self._prompts, self._replica.round
+        prompts, self._round = self._prompts, self._replica.step_count
         if prompts is not None and self._coming is None and self._round % prompts.every_rounds == 0:
             self._begin(prompts, self._round)
         if not self._queued:
@@ -99,7 +99,7 @@ class RoundTexts:
 
     def _go_on(self) -> None:
         coming, self._queued = self._coming, False
-        if coming is None or not self._worker.is_free or self._replica.round != self._round:
+        if coming is None or not self._worker.is_free or self._replica.step_count != self._round:
             return
         told = self._next(coming)
         if told:

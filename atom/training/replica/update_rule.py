@@ -10,6 +10,7 @@ how to add a rule.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -27,8 +28,11 @@ from atom.swap.state_form import StateArena
 from atom.swarm.exchange.encoded import Contribution, Sums
 
 
+@dataclass(eq=False)
 class UpdateRule(ABC):
     """Base class of update rules; each replica has one instance.
+
+    The constructor of a rule also gets the keys of [update] in the run file, by keyword.
 
     Methods are called on the replica's thread while no step is under way, unless a method says
     otherwise.
@@ -47,34 +51,17 @@ class UpdateRule(ABC):
     which ones were taken.
     """
 
-    def __init__(
-        self,
-        store: HostStore,
-        gradients: GradientArena,
-        stepper: Stepper,
-        rate: RateSettings,
-        clip_norm: float | None,
-        keeps_lost: bool = False,
-        **options: float,
-    ) -> None:
-        """Keep references to the replica's parts.
-
-        Args:
-            store: Weights that passes use, and the optimizer's state.
-            gradients: Gradient sums over sequences, with the count of sequences.
-            stepper: Takes optimizer steps on `store` in the background.
-            rate: Learning rate settings.
-            clip_norm: Largest gradient norm; None: gradients are not clipped.
-            keeps_lost: True if the run's codec loses so much that the loss must be added to a later
-                contribution.
-            options: Other keys of [update] in the run file; a rule takes the keys it needs.
-        """
-        self.store = store
-        self.gradients = gradients
-        self.stepper = stepper
-        self.rate = rate
-        self.clip_norm = clip_norm
-        self.keeps_lost = keeps_lost
+    store: HostStore
+    """Weights that passes use, and the optimizer's state."""
+    gradients: GradientArena
+    """Gradient sums over sequences, with the count of sequences."""
+    stepper: Stepper
+    """Thread that takes optimizer steps on `store` in the background."""
+    rate: RateSettings
+    clip_norm: float | None
+    """Largest gradient norm; None: gradients are not clipped."""
+    keeps_lost: bool = False
+    """True if the run's codec loses so much that the loss must be added to a later contribution."""
 
     def optimizer_step(
         self, gradient: FlatNumbers, norm: float, number: int, sequences: int = 1
@@ -122,12 +109,12 @@ class UpdateRule(ABC):
         """Return own state that is saved for this peer's next start: live tensors or copies."""
         return {}
 
-    def adopt_own(self, saved: Mapping[str, Tensor], is_here: bool) -> None:  # noqa: B027
+    def adopt_own(self, saved: Mapping[str, Tensor], at_same_state: bool) -> None:  # noqa: B027
         """Continue from the result of `own` in an earlier process.
 
         Args:
             saved: The saved tensors.
-            is_here: True if they were saved at the shared state that is held now.
+            at_same_state: True if they were saved at the shared state that is held now.
 
         Raises:
             ValueError: A tensor is missing or does not fit; nothing is changed.
@@ -194,9 +181,10 @@ class UpdateRule(ABC):
 class EveryStep(UpdateRule):
     """Synchronous training: one optimizer step with the mean gradient of the round's sequences."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
+    def __init__(self, *given: Any, keeps_lost: bool = False, **options: float) -> None:
         """Allocate memory for error feedback, if the codec needs it. Raises: MemoryError."""
-        super().__init__(*given, **options)
+        super().__init__(*given)
+        self.keeps_lost = keeps_lost
         self._lost: Tensor | None = None
         """Values that the codec lost from the latest contribution, for error feedback.
 

@@ -329,12 +329,7 @@ class Worker:
             # The counts that peers have published are not for the next round yet.
             counted, swarm = counted - self._offered, SwarmCount(peers=swarm.peers)
         return next_pass(
-            counted,
-            self._last_pass_ended,
-            swarm,
-            self.global_batch,
-            micro_batch,
-            most,
+            counted, self._last_pass_ended, swarm, self.global_batch, micro_batch, most
         )
 
     def _train(self, micro_batches: int) -> None:

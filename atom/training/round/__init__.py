@@ -7,8 +7,3 @@
 - `participant`, `coordinator`: the two roles of a replica
 - `election`, `faults`: when to begin an attempt, and with which peers
 """
-
-from atom.training.round.machine import RoundMachine
-from atom.training.round.round_state import RoundPatience, RoundTerms
-
-__all__ = ["RoundMachine", "RoundPatience", "RoundTerms"]

@@ -7,16 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from atom.swarm.chain.commit import (
-    Ballot,
-    Commit,
-    Head,
-    MemberCount,
-    Value,
-    Vote,
-    Voter,
-    standing,
-)
+from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, Vote, Voter, standing
 from atom.swarm.chain.messages import Accepted, Promise, Vouched
 from atom.swarm.chain.succession import Evidence, next_voters
 from atom.swarm.exchange.choice import Choice, choose, line_rates
@@ -324,12 +315,11 @@ def state_is_odd(states: Mapping[Voter, bytes], electors: Sequence[Voter], mine:
         electors: Voters of the head, or the survivors of a branch.
         mine: Digest of our own state.
     """
-    held = {voter: states[voter] for voter in electors if voter in states}
+    held = [states[voter] for voter in electors if voter in states]
     if not held:
         return False
-    best = max(held.values(), key=list(held.values()).count)
-    most = 2 * list(held.values()).count(best) > len(electors)
-    return best != mine and (most or len(held) == len(electors))
+    best = max(held, key=held.count)
+    return best != mine and (2 * held.count(best) > len(electors) or len(held) == len(electors))
 
 
 # ---- the exchange
@@ -361,7 +351,8 @@ def choose_exchange(
     links = _links(peers, view.leases)
     round_trips = [link.round_trip_s for link in links.values()]
     latency_s = statistics.median_low(round_trips) / 2 if round_trips else None
-    slow = known_lines(peers, view.leases)
+    rates = {pair: link.bytes_per_s for pair, link in links.items()}
+    slow = line_rates({pair: rate for pair, rate in rates.items() if math.isfinite(rate)})
     owners = _able_to_own(members, view.undialled, apart, tenured)
     lines, may_own = [slow.get(peer) for peer in peers], [peer in owners for peer in peers]
     ring_possible = ring_possible and tenured >= set(peers)
@@ -386,12 +377,6 @@ def _able_to_own(
     idle = {member.peer_id for member in members if not member.sequences}
     able = [peers - undialled - broken - idle, peers - undialled - broken, peers - undialled, peers]
     return next(filter(None, able))
-
-
-def known_lines(peers: Collection[str], leases: Mapping[str, Lease]) -> dict[str, float]:
-    """Return the speed of each peer's line, from the peers' measurements: see `line_rates`."""
-    rates = {pair: link.bytes_per_s for pair, link in _links(peers, leases).items()}
-    return line_rates({pair: rate for pair, rate in rates.items() if math.isfinite(rate)})
 
 
 def _links(peers: Collection[str], leases: Mapping[str, Lease]) -> dict[tuple[str, str], Link]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Set as AbstractSet
 
 from atom.base.reasons import Reason
+from atom.swarm.chain import messages
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
@@ -18,20 +19,6 @@ from atom.swarm.chain.commit import (
     Voter,
     signature_holds,
     vote_payload,
-)
-from atom.swarm.chain.messages import (
-    Abort,
-    Accept,
-    AcceptedVote,
-    CommitNotice,
-    Nack,
-    Prepare,
-    Prevote,
-    PrevoteAnswer,
-    Promise,
-    Ring,
-    Suspect,
-    Vouched,
 )
 from atom.swarm.chain.succession import (
     PROMISE_DOMAIN,
@@ -131,10 +118,10 @@ class Coordinator:
         attempt = self.attempt = Attempt(chosen, Stage.PREVOTE, deadline)
         attempt.agreeable.add(context.me)
         others = [voter.peer_id for voter in chosen.voters if voter != context.me]
-        context.send_all(others, Prevote(context.head.digest, chosen.survivors))
+        context.send_all(others, messages.Prevote(context.head.digest, chosen.survivors))
         self._check_prevotes(attempt)
 
-    def on_prevote_answer(self, sender: Voter, message: PrevoteAnswer) -> None:
+    def on_prevote_answer(self, sender: Voter, message: messages.PrevoteAnswer) -> None:
         """Count a voter's answer to our call for an attempt; prepare once enough voters agree."""
         self.peers.forgive(sender.peer_id, Stage.PREVOTE)
         attempt = self.attempt
@@ -176,9 +163,9 @@ class Coordinator:
             expected=invited & counted - excluded,
             claimed={peer: lease.sequences for peer, lease in there.items()},
         )
-        context.send_all(invited, Prepare(context.head.digest, ballot, chosen.survivors))
+        context.send_all(invited, messages.Prepare(context.head.digest, ballot, chosen.survivors))
 
-    def on_promise(self, sender: Voter, message: Promise) -> None:
+    def on_promise(self, sender: Voter, message: messages.Promise) -> None:
         """Check and count a promise; go on with the attempt once enough promises are here."""
         attempt = self._attempt_of(message.ballot, Stage.PREPARE)
         work, state = (message.sequences, message.loss_sum), message.state_digest
@@ -196,7 +183,7 @@ class Coordinator:
         if attempt.take(sender, message):
             self._check_promises(attempt)
 
-    def _may_be_accepted(self, promise: Promise) -> bool:
+    def _may_be_accepted(self, promise: messages.Promise) -> bool:
         """Return False if the promise reports an accepted value that cannot have been accepted.
 
         Such a value does not follow our head, its evidence does not hold, or its ballot is not
@@ -253,7 +240,9 @@ class Coordinator:
         for voter in odd:
             context.offence(voter, Reason.STATE_MISMATCH)
             del attempt.promises[voter]
-        context.send_all(peers, Abort(context.head.digest, attempt.ballot, Reason.STATE_MISMATCH))
+        context.send_all(
+            peers, messages.Abort(context.head.digest, attempt.ballot, Reason.STATE_MISMATCH)
+        )
 
     # ---- exchange
 
@@ -272,7 +261,7 @@ class Coordinator:
         self._compose(attempt)
         attempt.stage, attempt.deadline = Stage.RING, math.inf
         attempt.averages_since = context.now
-        ring = Ring(
+        ring = messages.Ring(
             context.head.digest, attempt.ballot, attempt.members, attempt.shares, voters_next
         )
         context.send_all([member.peer_id for member in attempt.members], ring)
@@ -292,7 +281,7 @@ class Coordinator:
         members = [member.peer_id for member in attempt.members]
         context.report("exchange-chosen", members=members, **choice.story())
 
-    def on_suspect(self, sender: Voter, message: Suspect) -> None:
+    def on_suspect(self, sender: Voter, message: messages.Suspect) -> None:
         """Record a member's report that the exchange broke.
 
         The attempt ends a short time later, in which other members may report as well.
@@ -323,7 +312,7 @@ class Coordinator:
         self._context.report("exchange-judged", ways=sorted(pairs), excluded=excluded)
         self._give_up(Reason.RING_BROKEN)
 
-    def on_vouched(self, sender: Voter, message: Vouched) -> None:
+    def on_vouched(self, sender: Voter, message: messages.Vouched) -> None:
         """Record that a voter vouches for a value; propose the value once a quorum does so."""
         context, attempt, ballot = self._context, self.attempt, message.ballot
         if attempt is None or attempt.ballot != ballot or attempt.vouched_at == ballot:
@@ -352,10 +341,10 @@ class Coordinator:
         attempt.stage = Stage.ACCEPT
         attempt.deadline = self._context.now + self._context.patience.holding
         proposed = attempt.ballot, attempt.value, attempt.evidence, attempt.vouched_at
-        message = Accept(self._context.head.digest, *proposed)
+        message = messages.Accept(self._context.head.digest, *proposed)
         self._context.send_all([voter.peer_id for voter in attempt.electorate.voters], message)
 
-    def on_vote(self, sender: Voter, message: AcceptedVote) -> None:
+    def on_vote(self, sender: Voter, message: messages.AcceptedVote) -> None:
         """Check and count a vote for our value; commit the value once a quorum has voted."""
         attempt = self._attempt_of(message.ballot, Stage.ACCEPT)
         if attempt is None or attempt.value is None or sender not in attempt.electorate.voters:
@@ -379,11 +368,11 @@ class Coordinator:
         count = min(MOST_ONLOOKERS_NOTIFIED, len(others))
         audience |= set(context.jitter.sample(others, count))
         self.attempt = None
-        context.send_all(audience, CommitNotice(commit))
+        context.send_all(audience, messages.CommitNotice(commit))
 
     # ---- giving up
 
-    def on_nack(self, sender: Voter, message: Nack) -> None:
+    def on_nack(self, sender: Voter, message: messages.Nack) -> None:
         """Count a refusal, and give up the attempt if the remaining voters are no quorum.
 
         A member that refuses during an exchange counts as the suspect of its failure.
@@ -403,7 +392,9 @@ class Coordinator:
         if elector and not attempt.electorate.satisfied_by(others):
             self._give_up(Reason.SUPERSEDED)
         elif attempt.stage is Stage.RING:
-            self.on_suspect(sender, Suspect(message.parent, message.ballot, sender.peer_id))
+            self.on_suspect(
+                sender, messages.Suspect(message.parent, message.ballot, sender.peer_id)
+            )
         elif attempt.stage is Stage.PREPARE:
             self._check_promises(attempt)
 
@@ -443,7 +434,7 @@ class Coordinator:
         self.election.back_off()
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}
-            context.send_all(asked, Abort(context.head.digest, attempt.ballot, reason))
+            context.send_all(asked, messages.Abort(context.head.digest, attempt.ballot, reason))
 
     def _attempt_of(self, ballot: Ballot, stage: Stage) -> Attempt | None:
         attempt = self.attempt

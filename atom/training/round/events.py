@@ -113,7 +113,7 @@ class ResultFetched:
     """Outcome of `FetchResult`."""
 
     digest: bytes
-    is_here: bool
+    in_memory: bool
     """True if it is in memory; False if no holder delivered it in time."""
     norm: float = 0.0
     """L2 norm of the result, computed here."""

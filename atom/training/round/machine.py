@@ -12,42 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from atom.base.reasons import Reason
+from atom.swarm.chain import messages
 from atom.swarm.chain.commit import Head, Voter
-from atom.swarm.chain.messages import (
-    Abort,
-    Accept,
-    AcceptedVote,
-    CommitNotice,
-    Message,
-    Nack,
-    Prepare,
-    Prevote,
-    PrevoteAnswer,
-    Promise,
-    Ring,
-    Suspect,
-    Vouched,
-)
+from atom.swarm.chain.messages import Message
+from atom.training.round import events
 from atom.training.round.coordinator import Coordinator
-from atom.training.round.events import (
-    BETWEEN_STATES,
-    Action,
-    CaughtUp,
-    ChainFetched,
-    Event,
-    ExchangeFailed,
-    ExchangeFinished,
-    Frozen,
-    LeaveRequested,
-    Phase,
-    Received,
-    ResultFetched,
-    Stepped,
-    Thaw,
-    Tick,
-    Unreachable,
-    View,
-)
+from atom.training.round.events import Action, Phase, View
 from atom.training.round.head_candidates import HeadCandidates
 from atom.training.round.participant import Participant
 from atom.training.round.round_state import RoundContext, RoundState, RoundTerms
@@ -85,16 +55,16 @@ class RoundMachine:
         self._participant = Participant(self._context, self._coordinator)
         self._candidates = HeadCandidates(self._context)
         self._at_our_head: dict[type[Message], Callable[[Voter, Any], None]] = {
-            Prepare: self._participant.on_prepare,
-            Ring: self._participant.on_ring,
-            Accept: self._participant.on_accept,
-            Abort: self._participant.on_abort,
-            PrevoteAnswer: self._coordinator.on_prevote_answer,
-            Promise: self._coordinator.on_promise,
-            Nack: self._coordinator.on_nack,
-            Suspect: self._coordinator.on_suspect,
-            Vouched: self._coordinator.on_vouched,
-            AcceptedVote: self._coordinator.on_vote,
+            messages.Prepare: self._participant.on_prepare,
+            messages.Ring: self._participant.on_ring,
+            messages.Accept: self._participant.on_accept,
+            messages.Abort: self._participant.on_abort,
+            messages.PrevoteAnswer: self._coordinator.on_prevote_answer,
+            messages.Promise: self._coordinator.on_promise,
+            messages.Nack: self._coordinator.on_nack,
+            messages.Suspect: self._coordinator.on_suspect,
+            messages.Vouched: self._coordinator.on_vouched,
+            messages.AcceptedVote: self._coordinator.on_vote,
         }
         self._last_tick = float("inf")  # the first tick ends no gap
         self._ahead = deque[tuple[Voter, Message]]()
@@ -164,7 +134,7 @@ class RoundMachine:
 
     # ---- events
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: events.Event, now: float) -> list[Action]:
         """Handle one event, then our messages to ourselves; return the resulting actions.
 
         Args:
@@ -178,30 +148,30 @@ class RoundMachine:
             self._on_message(context.me, context.inbox.popleft())
         return context.out
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: events.Event) -> None:
         participant = self._participant
         match event:
-            case Tick(view):
+            case events.Tick(view):
                 self._on_tick(view)
-            case Received(sender, incarnation, message):
+            case events.Received(sender, incarnation, message):
                 self._on_message(Voter(sender, incarnation), message)
-            case Frozen():
+            case events.Frozen():
                 participant.on_frozen(event)
-            case ExchangeFinished(ballot, digest, norm):
+            case events.ExchangeFinished(ballot, digest, norm):
                 participant.on_exchange_finished(ballot, digest, norm)
-            case ExchangeFailed():
+            case events.ExchangeFailed():
                 participant.on_exchange_failed(event)
-            case ResultFetched():
+            case events.ResultFetched():
                 participant.on_fetched(event)
-            case ChainFetched():
+            case events.ChainFetched():
                 self._candidates.on_chain(event)
-            case Stepped(head, state_digest):
+            case events.Stepped(head, state_digest):
                 self._on_stepped(head, state_digest)
-            case CaughtUp():
+            case events.CaughtUp():
                 self._on_caught_up(event)
-            case Unreachable(peer_id):
+            case events.Unreachable(peer_id):
                 self._coordinator.on_unreachable(peer_id)
-            case LeaveRequested():
+            case events.LeaveRequested():
                 self._context.leaving = True
 
     # ---- time
@@ -215,7 +185,7 @@ class RoundMachine:
             self._coordinator.rest()
         if self.phase is Phase.SYNCING and not self.state_digest:
             self._seek_state()
-        if self.phase not in BETWEEN_STATES and not self._look_for_better_head():
+        if self.phase not in events.BETWEEN_STATES and not self._look_for_better_head():
             if not self.finished:  # first, so other peers learn that an attempt of ours has ended
                 self._coordinator.tick(gap)
             self._participant.tick()
@@ -240,18 +210,18 @@ class RoundMachine:
     # ---- messages
 
     def _on_message(self, sender: Voter, message: Message) -> None:
-        if isinstance(message, Prevote):
+        if isinstance(message, messages.Prevote):
             self._participant.on_prevote(sender, message)
-        elif isinstance(message, CommitNotice):
+        elif isinstance(message, messages.CommitNotice):
             self._on_commit(sender, message)
-        elif isinstance(message, Prepare | Ring | Accept):
+        elif isinstance(message, messages.Prepare | messages.Ring | messages.Accept):
             self._on_call(sender, message)
         elif message.parent == self.head.digest:
             self._at_our_head[type(message)](sender, message)
 
-    def _on_commit(self, sender: Voter, message: CommitNotice) -> None:
+    def _on_commit(self, sender: Voter, message: messages.CommitNotice) -> None:
         value = message.commit.value
-        if value.parent == self.head.digest and self.phase not in BETWEEN_STATES:
+        if value.parent == self.head.digest and self.phase not in events.BETWEEN_STATES:
             self._participant.on_commit(sender, message.commit)
         elif value.round > self.head.round:
             self._keep(sender, message)
@@ -280,12 +250,14 @@ class RoundMachine:
         for sender, message in heard:
             self._on_message(sender, message)
 
-    def _on_call(self, sender: Voter, message: Prepare | Ring | Accept) -> None:
+    def _on_call(
+        self, sender: Voter, message: messages.Prepare | messages.Ring | messages.Accept
+    ) -> None:
         """Handle a request that only the coordinator of its ballot may send."""
         ballot, ours = message.ballot, message.parent == self.head.digest
         if Voter(ballot.coordinator, ballot.incarnation) != sender:
             return
-        if self.phase in BETWEEN_STATES:
+        if self.phase in events.BETWEEN_STATES:
             if self.phase is Phase.STEPPING and ours and sender.peer_id in self.head.known:
                 self._keep(sender, message)
             return
@@ -302,10 +274,10 @@ class RoundMachine:
             return
         context.phase = Phase.ACCUMULATING
         context.state.state_digest = state_digest
-        context.out.append(Thaw())
+        context.out.append(events.Thaw())
         self._take_up()
 
-    def _on_caught_up(self, event: CaughtUp) -> None:
+    def _on_caught_up(self, event: events.CaughtUp) -> None:
         context = self._context
         if context.phase is not Phase.SYNCING:
             return
@@ -322,5 +294,5 @@ class RoundMachine:
             context.enter_head(event.head, event.state_digest)
             self._coordinator.new_head()
         context.phase = Phase.ACCUMULATING
-        context.out.append(Thaw())
+        context.out.append(events.Thaw())
         self._take_up()

@@ -6,6 +6,7 @@ A coordinator, perhaps this replica itself, leads the attempts.
 from collections.abc import Collection
 
 from atom.base.reasons import Reason
+from atom.swarm.chain import messages
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
@@ -14,18 +15,6 @@ from atom.swarm.chain.commit import (
     Voter,
     signed_by,
     vote_payload,
-)
-from atom.swarm.chain.messages import (
-    Abort,
-    Accept,
-    AcceptedVote,
-    Prepare,
-    Prevote,
-    PrevoteAnswer,
-    Promise,
-    Ring,
-    Suspect,
-    Vouched,
 )
 from atom.swarm.chain.succession import (
     PROMISE_DOMAIN,
@@ -37,25 +26,14 @@ from atom.swarm.chain.succession import (
     vouch_payload,
 )
 from atom.swarm.records.lease import LEASE_SECONDS
+from atom.training.round import events
 from atom.training.round.attempt import Stage, state_is_odd
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.election import objects_to_branch
 from atom.training.round.electorate import ORDINARY, Survivors, same_head
-from atom.training.round.events import (
-    BETWEEN_STATES,
-    Apply,
-    CatchUp,
-    ExchangeFailed,
-    Freeze,
-    Frozen,
-    Phase,
-    ResultFetched,
-    StartExchange,
-    Thaw,
-)
+from atom.training.round.events import Phase
 from atom.training.round.head_candidates import MOST_DONORS
-from atom.training.round.results_in_memory import result_is_here, results_in_use
-from atom.training.round.round_state import RoundContext
+from atom.training.round.round_state import RoundContext, result_in_memory, results_in_use
 
 
 class Participant:
@@ -107,7 +85,7 @@ class Participant:
         if context.phase in (Phase.PROMISED, Phase.REDUCING, Phase.HOLDING):
             context.held_by()
             context.enter_phase(Phase.ACCUMULATING)
-            context.out.append(Thaw())
+            context.out.append(events.Thaw())
 
     def catch_up(
         self,
@@ -131,11 +109,11 @@ class Participant:
         asked = tuple(sorted(donors, key=lambda peer: peer not in fresh)[:MOST_DONORS])
         self._let_go()
         self._context.phase = Phase.SYNCING
-        self._context.out.append(CatchUp(asked, reason, discard, forks))
+        self._context.out.append(events.CatchUp(asked, reason, discard, forks))
 
     # ---- promising
 
-    def on_prevote(self, sender: Voter, message: Prevote) -> None:
+    def on_prevote(self, sender: Voter, message: messages.Prevote) -> None:
         """Answer whether we would take part in an attempt of the sender; a refusal has a reason."""
         context = self._context
         state, attempt = context.state, self._coordinator.attempt
@@ -152,7 +130,7 @@ class Participant:
         else:
             refusal = self._problem_of_call(sender, message.survivors)
         word = "" if refusal is None else refusal.value
-        context.send(sender.peer_id, PrevoteAnswer(message.parent, word))
+        context.send(sender.peer_id, messages.PrevoteAnswer(message.parent, word))
 
     def _problem_of_call(self, sender: Voter, survivors: Survivors) -> Reason | None:
         """Return why this peer may not lead, or not with these survivors; None if it may."""
@@ -163,7 +141,7 @@ class Participant:
         objected = survivors and objects_to_branch(self._context, survivors)
         return Reason.VOTER_ALIVE if objected else None
 
-    def on_prepare(self, sender: Voter, message: Prepare) -> None:
+    def on_prepare(self, sender: Voter, message: messages.Prepare) -> None:
         """Promise a ballot and freeze our contribution, or refuse with a reason."""
         context, ballot, survivors = self._context, message.ballot, message.survivors
         state = context.state
@@ -186,9 +164,9 @@ class Participant:
         context.enter_phase(Phase.PROMISED)
         state.ballot = ballot
         last = context.head.round + 1 == context.terms.last_round
-        context.out.append(Freeze(ballot, goes_on=not (context.leaving or last)))
+        context.out.append(events.Freeze(ballot, goes_on=not (context.leaving or last)))
 
-    def on_frozen(self, frozen: Frozen) -> None:
+    def on_frozen(self, frozen: events.Frozen) -> None:
         """Send the promise, because the contribution no longer changes."""
         context, state, ballot = self._context, self._context.state, frozen.ballot
         if context.phase is not Phase.PROMISED or state.ballot != ballot:
@@ -201,7 +179,7 @@ class Participant:
         parent, digest, leaving = context.head.digest, state.state_digest, context.leaving
         work = frozen.sequences, frozen.loss_sum
         payload = promise_payload(parent, ballot, *work, digest, leaving)
-        promise = Promise(
+        promise = messages.Promise(
             parent=parent,
             ballot=ballot,
             accepted=state.acceptor.accepted.get(survivors),
@@ -217,7 +195,7 @@ class Participant:
     def _signed(self, domain: str, payload: bytes) -> bytes:
         return self._context.sign(domain, signed_by(self._context.me, payload))
 
-    def on_abort(self, sender: Voter, message: Abort) -> None:
+    def on_abort(self, sender: Voter, message: messages.Abort) -> None:
         """Withdraw from our ballot, which its coordinator gave up; catch up if our state is odd."""
         context = self._context
         ours = context.state.ballot == message.ballot
@@ -248,7 +226,7 @@ class Participant:
 
     # ---- averaging
 
-    def on_ring(self, sender: Voter, message: Ring) -> None:
+    def on_ring(self, sender: Voter, message: messages.Ring) -> None:
         """Start the exchange that the coordinator composed, if our promise and sequences agree."""
         context, state = self._context, self._context.state
         if context.phase is not Phase.PROMISED or message.ballot != state.ballot:
@@ -266,7 +244,9 @@ class Participant:
         context.enter_phase(Phase.REDUCING)
         state.acceptor.averaging[message.ballot] = message
         context.out.append(
-            StartExchange(message.parent, message.ballot, message.members, message.shares, keep)
+            events.StartExchange(
+                message.parent, message.ballot, message.members, message.shares, keep
+            )
         )
 
     def _must_finish(self, ballot: Ballot) -> bool:
@@ -321,16 +301,20 @@ class Participant:
         digest = value.digest()
         payload = vouch_payload(context.head.digest, ballot, digest)
         signature = self._signed(VOUCH_DOMAIN, payload)
-        context.send(ballot.coordinator, Vouched(context.head.digest, ballot, digest, signature))
+        context.send(
+            ballot.coordinator, messages.Vouched(context.head.digest, ballot, digest, signature)
+        )
 
-    def on_exchange_failed(self, failed: ExchangeFailed) -> None:
+    def on_exchange_failed(self, failed: events.ExchangeFailed) -> None:
         """Report the suspect of a broken exchange to the coordinator, and wait for a new one."""
         context, ballot = self._context, failed.ballot
         if context.phase is not Phase.REDUCING or context.state.ballot != ballot:
             return
         context.enter_phase(Phase.PROMISED)
         context.report("ring-broken", suspect=failed.suspect, reason=failed.reason)
-        context.send(ballot.coordinator, Suspect(context.head.digest, ballot, failed.suspect))
+        context.send(
+            ballot.coordinator, messages.Suspect(context.head.digest, ballot, failed.suspect)
+        )
         suspected = {failed.suspect} - {"", context.me.peer_id}
         members = context.state.acceptor.averaging[ballot].members
         peers = self._coordinator.peers
@@ -342,7 +326,7 @@ class Participant:
 
     # ---- accepting
 
-    def on_accept(self, sender: Voter, message: Accept) -> None:
+    def on_accept(self, sender: Voter, message: messages.Accept) -> None:
         """Vote for a proposed value, refuse it, or fetch its result first."""
         context, acceptor = self._context, self._context.state.acceptor
         if acceptor.survivors_of(message.ballot) is None:
@@ -360,11 +344,11 @@ class Participant:
         context.state.pending_accept = (sender, message)
         self.go_on()
 
-    def _refuse(self, sender: Voter, message: Accept, problem: Reason) -> None:
+    def _refuse(self, sender: Voter, message: messages.Accept, problem: Reason) -> None:
         self._context.report("value-refused", reason=problem.value)
         self._context.nack(sender, message.ballot, problem)
 
-    def _vote(self, sender: Voter, message: Accept) -> None:
+    def _vote(self, sender: Voter, message: messages.Accept) -> None:
         """Vote for a value whose result is here, unless we have promised a higher ballot since.
 
         If no quorum has vouched for the value at this ballot, vouch for it instead.
@@ -386,10 +370,10 @@ class Participant:
         acceptor.accept(message.ballot, value, message.evidence)
         payload = vote_payload(context.head.digest, message.ballot, value.digest(), survivors)
         vote = self._signed(VOTE_DOMAIN, payload)
-        answer = AcceptedVote(context.head.digest, message.ballot, vote)
+        answer = messages.AcceptedVote(context.head.digest, message.ballot, vote)
         context.send(message.ballot.coordinator, answer)
 
-    def _problem_of_value(self, message: Accept) -> Reason | None:
+    def _problem_of_value(self, message: messages.Accept) -> Reason | None:
         """Return why we may not vote for a value; None if we may. Its result is not checked."""
         state, value = self._context.state, message.value
         other_slot = value.survivors != state.acceptor.survivors_of(message.ballot)
@@ -402,7 +386,7 @@ class Participant:
             return Reason.SUPERSEDED  # the value that we accepted may have been decided
         return self._problem_of_claims(message)
 
-    def _problem_of_claims(self, message: Accept) -> Reason | None:
+    def _problem_of_claims(self, message: messages.Accept) -> Reason | None:
         """Compare the value with the rules, its evidence, and the exchange that we took part in."""
         context, value = self._context, message.value
         if (problem := follows(context.head, value)) is not None:
@@ -443,12 +427,12 @@ class Participant:
     def go_on(self) -> None:
         """Continue with the commit or the vote that waits for a result, if the result is here."""
         context, state = self._context, self._context.state
-        if context.phase in BETWEEN_STATES:
+        if context.phase in events.BETWEEN_STATES:
             return  # the state is being written; a later tick tries again
         commit = state.pending_commit
         if commit is not None:
             vouchers = tuple(vote.voter for vote in commit.votes)
-            if result_is_here(context, commit.value, vouchers, committed=True):
+            if result_in_memory(context, commit.value, vouchers, committed=True):
                 self._apply(commit)
                 return
         # The commit's result may never come: the peer with the only copy may be frozen. Peers that
@@ -456,17 +440,17 @@ class Participant:
         if state.pending_accept is not None:
             sender, message = state.pending_accept
             vouchers = state.acceptor.survivors_of(message.ballot) or context.head.voters
-            if result_is_here(context, message.value, vouchers, committed=False):
+            if result_in_memory(context, message.value, vouchers, committed=False):
                 state.pending_accept = None
                 self._vote(sender, message)
 
-    def on_fetched(self, fetched: ResultFetched) -> None:
+    def on_fetched(self, fetched: events.ResultFetched) -> None:
         """Take a result that was fetched, and go on with the decisions that waited for it."""
         state = self._context.state
         if fetched.digest not in state.fetching:
             return  # it was requested at another head
         state.fetching.remove(fetched.digest)
-        if fetched.is_here:
+        if fetched.in_memory:
             state.held[fetched.digest] = fetched.norm
             self.go_on()
         else:
@@ -488,7 +472,7 @@ class Participant:
 
     def _apply(self, commit: Commit) -> None:
         context = self._context
-        context.out.append(Apply(commit))
+        context.out.append(events.Apply(commit))
         context.enter_head(context.head.after(commit.value), b"")
         context.phase = Phase.STEPPING
         self._coordinator.new_head(commit)

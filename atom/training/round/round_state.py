@@ -1,4 +1,4 @@
-"""State that the parts of one machine share: the run's terms, the head's state, time and outbox.
+"""State that the parts of one machine share: terms of the run, head, time, outbox, held results.
 
 The `Acceptor` is the only binding memory: the promises and accepted values at one parent head. It
 is kept in memory only, because a restarted process is a new incarnation and therefore no voter. A
@@ -19,7 +19,7 @@ from atom.swarm.chain.messages import Accept, Accepted, Message, Nack, Ring
 from atom.swarm.chain.succession import Evidence
 from atom.swarm.exchange.choice import MOST_MEMBERS
 from atom.training.round.electorate import ORDINARY, Survivors, alive_voters, same_head
-from atom.training.round.events import Action, Offence, Phase, Report, Send, View
+from atom.training.round.events import Action, FetchResult, Offence, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
 _LARGEST_LEAP = 2**20
@@ -183,11 +183,7 @@ class RoundContext:
     """State that the parts of one machine share; it contains no rules of the protocol."""
 
     def __init__(
-        self,
-        me: Voter,
-        terms: RoundTerms,
-        sign: Callable[[str, bytes], bytes],
-        state: RoundState,
+        self, me: Voter, terms: RoundTerms, sign: Callable[[str, bytes], bytes], state: RoundState
     ) -> None:
         self.me = me
         self.terms = terms
@@ -291,9 +287,7 @@ class RoundContext:
         return leader != self.me and self.now < self.free_at(leader)
 
     def promise_patience(
-        self,
-        excluded: AbstractSet[str] = frozenset(),
-        answered: AbstractSet[str] = frozenset(),
+        self, excluded: AbstractSet[str] = frozenset(), answered: AbstractSet[str] = frozenset()
     ) -> float:
         """Return how long to wait for promises, in seconds.
 
@@ -354,3 +348,51 @@ class RoundContext:
     def report(self, kind: str, **fields: Any) -> None:
         """Write a line to the event log."""
         self.out.append(Report(kind, {"round": self.head.round, **fields}))
+
+
+def result_in_memory(
+    context: RoundContext, value: Value, vouchers: tuple[Voter, ...], committed: bool
+) -> bool:
+    """Return True if the result of a value is in memory; otherwise request it if necessary.
+
+    Contributors, some of which may have left, and peers that accepted the value are asked for it,
+    unless our own exchange is about to deliver it.
+
+    Args:
+        context: Shared state of the round; gets the request.
+        value: Value whose result is needed.
+        vouchers: Voters that may hold the result although they did not contribute.
+        committed: True if the value is decided, so that the result is worth a longer wait.
+    """
+    state = context.state
+    if value.result_digest in state.held:
+        return True
+    coming = context.phase is Phase.REDUCING and state.ballot == value.origin
+    if not coming and value.result_digest not in state.fetching:
+        keep = results_in_use(context)
+        state.fetching.add(value.result_digest)
+        contributors = [part.peer_id for part in value.contributions]
+        holders = dict.fromkeys(contributors + [voter.peer_id for voter in vouchers])
+        holders.pop(context.me.peer_id, None)
+        context.out.append(FetchResult(value.result_digest, tuple(holders), committed, keep))
+    return False
+
+
+def results_in_use(context: RoundContext) -> frozenset[bytes] | None:
+    """Return the digests of the results that stay in memory, and forget the others: each is large.
+
+    Peers that accepted a value hold its result, because it may still be committed. During an
+    exchange the return value is None, and all results stay: the new one may be here already, and
+    its digest is not known yet.
+    """
+    state = context.state
+    if context.phase is Phase.REDUCING:
+        return None
+    values = [accepted.value for accepted in state.acceptor.accepted.values()]
+    if state.pending_accept is not None:
+        values.append(state.pending_accept[1].value)
+    if state.pending_commit is not None:
+        values.append(state.pending_commit.value)
+    wanted = {value.result_digest for value in values}
+    state.held = {digest: state.held[digest] for digest in state.held.keys() & wanted}
+    return frozenset(wanted | state.fetching)

@@ -19,12 +19,7 @@ from atom.config import peer_file
 from atom.swap.state_form import WEIGHTS
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.disk import PARTIAL_SUFFIX
-from atom.training.storage.run_storage import (
-    RunStorage,
-    Snapshot,
-    list_snapshots,
-    write_snapshot,
-)
+from atom.training.storage.run_storage import RunStorage, Snapshot, list_snapshots, write_snapshot
 
 CHECKPOINTS = "checkpoints"
 BY_ROUND, BEST = "round", "best"

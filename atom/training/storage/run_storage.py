@@ -206,11 +206,7 @@ def write_snapshot(
         StorageError: The disk is full or gone.
     """
     path = folder / f"{name}-{round_number:09d}-{head.hex()[:16]}.safetensors"
-    metadata = {
-        "round": str(round_number),
-        "head": head.hex(),
-        "state_digest": digest.hex(),
-    }
+    metadata = {"round": str(round_number), "head": head.hex(), "state_digest": digest.hex()}
     if validation_loss is not None:
         metadata["validation_loss"] = repr(validation_loss)
     write_tensors(path, arenas, metadata, synced=True)

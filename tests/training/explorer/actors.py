@@ -31,8 +31,9 @@ from atom.swarm.chain.succession import next_voters
 from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
-from atom.training.round import RoundMachine, RoundPatience, RoundTerms
 from atom.training.round.events import Frozen, View
+from atom.training.round.machine import RoundMachine
+from atom.training.round.round_state import RoundPatience, RoundTerms
 
 NAMES = "ABCDE"
 BATCH = 4

@@ -12,32 +12,11 @@ from typing import Any
 from atom.base.errors import PeerRefused
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.chain.messages import Accepted, Message, Prevote, PrevoteAnswer, decode, encode
-from atom.training.round import RoundMachine
+from atom.training.round import events
 from atom.training.round.attempt import Stage
 from atom.training.round.electorate import Survivors
-from atom.training.round.events import (
-    Action,
-    Apply,
-    CatchUp,
-    CaughtUp,
-    ChainFetched,
-    Event,
-    ExchangeFailed,
-    ExchangeFinished,
-    FetchChain,
-    FetchResult,
-    Freeze,
-    LeaveRequested,
-    Offence,
-    Phase,
-    Received,
-    ResultFetched,
-    Send,
-    StartExchange,
-    Stepped,
-    Tick,
-    View,
-)
+from atom.training.round.events import Action, Event, Phase, View
+from atom.training.round.machine import RoundMachine
 
 from . import actors
 from .actors import TICK_S, Place, forks_of, mean_of, norm_of, offered, place_after
@@ -53,10 +32,10 @@ class Process:
     machine: RoundMachine
     place: Place
     now: float = 0.0
-    exchange: StartExchange | None = None
+    exchange: events.StartExchange | None = None
     fetching: dict[bytes, tuple[str, ...]] = field(default_factory=dict)
     """Results asked for, and the peers that are asked."""
-    catching_up: CatchUp | None = None
+    catching_up: events.CatchUp | None = None
 
     @property
     def voter(self) -> Voter:
@@ -72,7 +51,7 @@ class Local:
     place: Place
     alive: bool
     phase: Phase | None = None
-    reducing: StartExchange | None = None
+    reducing: events.StartExchange | None = None
     fetching: tuple[bytes, ...] = ()
     attempt: tuple[Ballot, Stage] | None = None
     ballot: Ballot | None = None
@@ -113,9 +92,9 @@ class Outcome:
     after: int
     sent: list[tuple[int, Message]] = field(default_factory=list)
     """Receivers' numbers and messages."""
-    started: list[StartExchange] = field(default_factory=list)
+    started: list[events.StartExchange] = field(default_factory=list)
     froze: list[Ballot] = field(default_factory=list)
-    averaged: list[StartExchange] = field(default_factory=list)
+    averaged: list[events.StartExchange] = field(default_factory=list)
     made: list[bytes] = field(default_factory=list)
     """Digests of the results that are here now."""
     vouched: list[Vouching] = field(default_factory=list)
@@ -124,7 +103,7 @@ class Outcome:
     """Commits and the places that they were applied at."""
     moved: tuple[Place, Place] | None = None
     """Places before and after a catch-up."""
-    offences: list[Offence] = field(default_factory=list)
+    offences: list[events.Offence] = field(default_factory=list)
     trouble: str | None = None
     """The exception that the machine raised."""
     ballots: int = 0
@@ -233,14 +212,14 @@ class _Run:
         """Donors whose chains are being fetched."""
 
     def hear(self, sender: Voter, message: Message) -> None:
-        self._handle(Received(sender.peer_id, sender.incarnation, message))
+        self._handle(events.Received(sender.peer_id, sender.incarnation, message))
 
     def tick(self, view: View, seconds: float) -> None:
         """Let timers expire. Pre-votes are answered with yes at once: an answer changes nothing at
         the voter that gives it, and may be as old as it likes."""
         self.process.now += seconds
         before = self.machine._context.highest_attempt
-        self._handle(Tick(view))
+        self._handle(events.Tick(view))
         attempt = self.machine._coordinator.attempt
         if attempt is not None and attempt.stage is Stage.PREVOTE:
             for elector in attempt.electorate.voters:
@@ -254,27 +233,27 @@ class _Run:
         digest, norm = mean_of(start.ballot, start.members)
         self._has(digest)
         self.outcome.averaged.append(start)
-        self._handle(ExchangeFinished(start.ballot, digest, norm))
+        self._handle(events.ExchangeFinished(start.ballot, digest, norm))
 
     def fail(self) -> None:
         start = self.process.exchange
         assert start is not None
-        self._handle(ExchangeFailed(start.ballot, "", "ring-broken"))
+        self._handle(events.ExchangeFailed(start.ballot, "", "ring-broken"))
 
-    def fetched(self, digest: bytes, is_here: bool) -> None:
+    def fetched(self, digest: bytes, in_memory: bool) -> None:
         self.process.fetching.pop(digest)
-        if is_here:
+        if in_memory:
             self._has(digest)
-        self._handle(ResultFetched(digest, is_here, norm_of(digest)))
+        self._handle(events.ResultFetched(digest, in_memory, norm_of(digest)))
 
     def overtaken(self, claim: View, place: Place) -> None:
         """A donor shows a preferred head and serves the chain that leads there, checked."""
         self.process.now += TICK_S
-        self._handle(Tick(claim))
+        self._handle(events.Tick(claim))
         for donor in self.asked:
             forks = forks_of(place, self.process.place)
-            self._handle(ChainFetched(donor, place.head, forks))
-            self._handle(Tick(claim))
+            self._handle(events.ChainFetched(donor, place.head, forks))
+            self._handle(events.Tick(claim))
 
     def caught_up(self, place: Place) -> None:
         """Move to a donor's place, unless a branch leads there that we have not agreed to."""
@@ -285,10 +264,10 @@ class _Run:
         self.process.catching_up = None
         self.outcome.moved = self.process.place, place
         self.process.place = place
-        self._handle(CaughtUp(place.head, place.state_digest))
+        self._handle(events.CaughtUp(place.head, place.state_digest))
 
     def leave(self) -> None:
-        self._handle(LeaveRequested())
+        self._handle(events.LeaveRequested())
 
     # ---- the executor
 
@@ -322,26 +301,26 @@ class _Run:
 
     def _execute(self, action: Action) -> None:
         match action:
-            case Send(to, message):
+            case events.Send(to, message):
                 if not _is_well_formed(message):
                     self.outcome.trouble = "said something that others refuse as malformed"
                 elif not isinstance(message, Prevote | PrevoteAnswer) and to in actors.NUMBERS:
                     self.outcome.sent.append((actors.NUMBERS[to], message))
-            case Freeze(ballot):
+            case events.Freeze(ballot):
                 self.outcome.froze.append(ballot)
                 self._handle(offered(self.process.number, ballot))
-            case StartExchange():
+            case events.StartExchange():
                 self.process.exchange = action
                 self.outcome.started.append(action)
-            case FetchResult(digest, holders):
+            case events.FetchResult(digest, holders):
                 self.process.fetching[digest] = holders
-            case FetchChain(donor):
+            case events.FetchChain(donor):
                 self.asked.append(donor)
-            case CatchUp():
+            case events.CatchUp():
                 self.process.catching_up = action
-            case Apply(commit):
+            case events.Apply(commit):
                 self._apply(commit)
-            case Offence():
+            case events.Offence():
                 self.outcome.offences.append(action)
 
     def _apply(self, commit: Commit) -> None:
@@ -349,4 +328,6 @@ class _Run:
         self.outcome.applied.append((place, commit))
         self.process.place = place_after(place, commit)
         self.process.fetching.clear()
-        self._handle(Stepped(self.process.place.head.digest, self.process.place.state_digest))
+        self._handle(
+            events.Stepped(self.process.place.head.digest, self.process.place.state_digest)
+        )

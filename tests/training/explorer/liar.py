@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from atom.base.reasons import Reason
+from atom.swarm.chain import messages
 from atom.swarm.chain.commit import (
     MAX_SEQUENCES,
     Ballot,
@@ -21,18 +22,7 @@ from atom.swarm.chain.commit import (
     is_quorum,
     signed_by,
 )
-from atom.swarm.chain.messages import (
-    Abort,
-    Accept,
-    Accepted,
-    AcceptedVote,
-    CommitNotice,
-    Message,
-    Prepare,
-    Promise,
-    Ring,
-    Vouched,
-)
+from atom.swarm.chain.messages import Message
 from atom.swarm.chain.succession import (
     PROMISE_DOMAIN,
     VOUCH_DOMAIN,
@@ -54,8 +44,8 @@ class Lead:
     me: Voter
     place: Place
     ballot: Ballot
-    promises: Mapping[Voter, Promise]
-    vouched: Mapping[Voter, Vouched]
+    promises: Mapping[Voter, messages.Promise]
+    vouched: Mapping[Voter, messages.Vouched]
     first: "Lead | None" = None
     """The liar's first ballot; None if this is it."""
 
@@ -74,10 +64,10 @@ class Lead:
             return None
         return replace(self, promises={each: self.promises[each] for each in half})
 
-    def ring(self) -> Ring:
+    def ring(self) -> messages.Ring:
         """Return a call for the exchange of all that promised."""
         voters = self.value().voters_next
-        return Ring(self.place.head.digest, self.ballot, self.members(), (), voters)
+        return messages.Ring(self.place.head.digest, self.ballot, self.members(), (), voters)
 
     def members(self) -> tuple[MemberCount, ...]:
         """Return all that promised, and the liar."""
@@ -108,14 +98,14 @@ class Lead:
         found[self.me] = self._sign(VOUCH_DOMAIN, vouch_payload(value.parent, self.ballot, digest))
         return tuple(Vote(who, found[who]) for who in sorted(found))
 
-    def finishing(self) -> Iterator[Accept]:
+    def finishing(self) -> Iterator[messages.Accept]:
         """Yield requests to vouch, and to vote, for each value that was reported as accepted."""
         for promise in self.promises.values():
             if (old := promise.accepted) is not None:
                 named = self.place.head.digest, self.ballot, old.value
                 newer = replace(old.evidence, vouched=self.vouchers(old.value))
-                yield Accept(*named, old.evidence, old.ballot)
-                yield Accept(*named, newer, self.ballot)
+                yield messages.Accept(*named, old.evidence, old.ballot)
+                yield messages.Accept(*named, newer, self.ballot)
 
     def _promise(self, part: MemberCount, value: Value, leaves: bool) -> bytes:
         if part.peer_id != self.me.peer_id:
@@ -216,7 +206,7 @@ class Liar:
         self.results = {FORGED}
         """Digests of the results that it serves."""
 
-    def messages(
+    def may_say(
         self,
         to: Voter,
         place: Place,
@@ -243,7 +233,7 @@ class Liar:
         self, to: Voter, place: Place, ballot: Ballot, heard: list[tuple[Voter, Message]]
     ) -> Iterator[Message]:
         parent = place.head.digest
-        yield Prepare(parent, ballot)
+        yield messages.Prepare(parent, ballot)
         if ballot.attempt > self._attempts:
             return
         lead = self._lead(place, ballot, heard)
@@ -252,56 +242,60 @@ class Liar:
         if self._splits:
             if (crew := lead.half(to)) is not None:
                 yield crew.ring()
-                yield Accept(parent, ballot, crew.value(), crew.evidence(crew.value()), ballot)
+                yield messages.Accept(
+                    parent, ballot, crew.value(), crew.evidence(crew.value()), ballot
+                )
             return
         if to in lead.promises:
             yield lead.ring()
-            yield Abort(parent, ballot, Reason.STATE_MISMATCH)
-            yield Abort(parent, ballot, Reason.NO_QUORUM)
+            yield messages.Abort(parent, ballot, Reason.STATE_MISMATCH)
+            yield messages.Abort(parent, ballot, Reason.NO_QUORUM)
         yield from lead.finishing()
         for name, crew in product(self._values, (lead, lead.without(to))):
             value = VALUES[name](crew)
             self.results.add(value.result_digest)
             at = min(ballot, value.origin)
-            yield Accept(parent, ballot, value, crew.evidence(value), at)
+            yield messages.Accept(parent, ballot, value, crew.evidence(value), at)
             ours = (vote_of(self._number, value, ballot),)
-            yield from (CommitNotice(Commit(value, ballot, ours * often)) for often in (1, 3))
+            yield from (
+                messages.CommitNotice(Commit(value, ballot, ours * often)) for often in (1, 3)
+            )
 
     def _lead(self, place: Place, ballot: Ballot, heard: list[tuple[Voter, Message]]) -> Lead:
-        promises, vouched = dict[Voter, Promise](), dict[Voter, Vouched]()
+        promises, vouched = dict[Voter, messages.Promise](), dict[Voter, messages.Vouched]()
         for sender, message in heard:
-            if isinstance(message, Promise) and message.ballot == ballot:
+            if isinstance(message, messages.Promise) and message.ballot == ballot:
                 promises[sender] = message
-            elif isinstance(message, Vouched) and message.ballot == ballot:
+            elif isinstance(message, messages.Vouched) and message.ballot == ballot:
                 vouched[sender] = message
         return Lead(self.me, place, ballot, promises, vouched)
 
     def _answers(self, place: Place, message: Message) -> Iterator[Message]:
         """Yield its answers to an honest coordinator."""
         parent = place.head.digest
-        if isinstance(message, Prepare) and message.parent == parent:
+        if isinstance(message, messages.Prepare) and message.parent == parent:
             forged = Lead(self.me, place, replace(message.ballot, attempt=99), {}, {})
             value, state = forged.value(), place.state_digest
             self.results.add(value.result_digest)
             payload = promise_payload(parent, message.ballot, BATCH, 1.0, state, False)
             signature = self._sign(PROMISE_DOMAIN, payload)
-            for accepted in (None, Accepted(forged.ballot, value, forged.evidence(value))):
+            for accepted in (None, messages.Accepted(forged.ballot, value, forged.evidence(value))):
                 given = BATCH, 1.0, state, signature
-                yield Promise(parent, message.ballot, accepted, None, *given)
-        if isinstance(message, Ring) and message.parent == parent:
+                yield messages.Promise(parent, message.ballot, accepted, None, *given)
+        if isinstance(message, messages.Ring) and message.parent == parent:
             value = averaged(place, message)
             for each in (value, replace(value, result_digest=FORGED)):
                 yield self._vouched(message.ballot, each)
-        if isinstance(message, Accept) and message.parent == parent:
+        if isinstance(message, messages.Accept) and message.parent == parent:
             yield self._vouched(message.ballot, message.value)
             signed = vote_of(self._number, message.value, message.ballot)
             for signature in (signed.signature, b"f" * 64):
-                yield AcceptedVote(parent, message.ballot, signature)
+                yield messages.AcceptedVote(parent, message.ballot, signature)
 
-    def _vouched(self, ballot: Ballot, value: Value) -> Vouched:
+    def _vouched(self, ballot: Ballot, value: Value) -> messages.Vouched:
         digest = value.digest()
         payload = vouch_payload(value.parent, ballot, digest)
-        return Vouched(value.parent, ballot, digest, self._sign(VOUCH_DOMAIN, payload))
+        return messages.Vouched(value.parent, ballot, digest, self._sign(VOUCH_DOMAIN, payload))
 
     def _sign(self, domain: str, payload: bytes) -> bytes:
         return sign(self._number, domain, signed_by(self.me, payload))
@@ -318,4 +312,4 @@ class Liar:
         for (ballot, value), found in signed.items():
             everything = (*found, vote_of(self._number, value, ballot))
             if is_quorum(head.voters, {vote.voter for vote in everything}):
-                yield CommitNotice(Commit(value, ballot, everything))
+                yield messages.CommitNotice(Commit(value, ballot, everything))

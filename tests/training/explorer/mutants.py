@@ -225,7 +225,7 @@ MUTANTS = (
            ((machine.RoundMachine, "_on_message", _hears_of_any_head),),
            _within(2, 2, sees=("", "A")), tidies=False),
     Mutant("votes without the result", "voted for a result that is not here",
-           ((participant, "result_is_here", _has_any),), _within(3, 1)),
+           ((participant, "result_in_memory", _has_any),), _within(3, 1)),
     Mutant("the chain with more samples is preferred",
            "a quorum's round was given up for a branch",
            ((Head, "rank", property(_rank_by_work)),

@@ -12,8 +12,8 @@ from types import MethodType
 from typing import Any
 
 from atom.swarm.chain.commit import Head, Voter
-from atom.training.round import RoundMachine
 from atom.training.round.events import View
+from atom.training.round.machine import RoundMachine
 
 from .actors import _NoJitter
 

@@ -9,20 +9,8 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
+from atom.swarm.chain import messages
 from atom.swarm.chain.commit import Ballot, Voter, is_quorum, valid_votes
-from atom.swarm.chain.messages import (
-    Abort,
-    Accept,
-    Accepted,
-    AcceptedVote,
-    CommitNotice,
-    Nack,
-    Prepare,
-    Promise,
-    Ring,
-    Suspect,
-    Vouched,
-)
 from atom.training.round.attempt import Stage
 from atom.training.round.electorate import Survivors
 from atom.training.round.events import BETWEEN_STATES, Phase, StartExchange
@@ -143,7 +131,7 @@ class World:
         at = state.locals[number]
         return None if at == LIAR else self.automaton.locals[at]
 
-    def accepted(self, state: State, number: int) -> Mapping[Survivors, Accepted]:
+    def accepted(self, state: State, number: int) -> Mapping[Survivors, messages.Accepted]:
         """Return the values that a living honest peer has accepted at its head."""
         return self.automaton.accepted(state.locals[number])
 
@@ -319,7 +307,7 @@ class World:
                 for each in self.known(votes)
                 if not each.survivors and each.value.parent == local.head.digest
             ]
-            said = self.liar.messages(voter(number, local.life), local.place, letters, voted)
+            said = self.liar.may_say(voter(number, local.life), local.place, letters, voted)
             self._lies[key] = tuple(dict.fromkeys(said))
         return self._lies[key]
 
@@ -367,7 +355,9 @@ class World:
         local = self.automaton.locals[state.locals[number]]
         me, facts = voter(number, local.life), 0
         for to, message in outcome.sent:
-            if self.bounds.refusals or not isinstance(message, Nack | Abort | Suspect):
+            if self.bounds.refusals or not isinstance(
+                message, messages.Nack | messages.Abort | messages.Suspect
+            ):
                 facts |= self.bit(Letter(to, me, message))
         for start in outcome.started:
             facts |= self.bit(Started(number, local.life, start))
@@ -409,25 +399,25 @@ class World:
             return not self.bounds.restarts
         if self.bounds.branches:
             return False
-        if isinstance(message, CommitNotice):
+        if isinstance(message, messages.CommitNotice):
             return message.commit.value.round <= local.head.round
         place = self.places.get(message.parent)
         if place is not None and place.head.round < local.head.round:
             return True
         if message.parent != local.head.digest:
             return False
-        if isinstance(message, Promise):
+        if isinstance(message, messages.Promise):
             return local.attempt != (message.ballot, Stage.PREPARE)
-        if isinstance(message, Vouched):
+        if isinstance(message, messages.Vouched):
             return local.attempt is None or local.attempt[0] != message.ballot
-        if isinstance(message, AcceptedVote):
+        if isinstance(message, messages.AcceptedVote):
             return local.attempt is None or local.attempt[0] != message.ballot
         highest = max((ballot for _, ballot in local.promised), default=None)
         if highest is None:
             return False
-        if isinstance(message, Prepare):
+        if isinstance(message, messages.Prepare):
             return highest >= message.ballot
-        if isinstance(message, Accept | Ring):
+        if isinstance(message, messages.Accept | messages.Ring):
             return highest > message.ballot
         return False
 

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -18,19 +17,29 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.swap.host_sums import Gate, HostSum
+from atom.training.replica.passes import ReplicaSettings
 from atom.training.replica.replica import Replica
-from atom.training.replica.settings import ReplicaSettings
 from tests.manual_clock import ManualClock
 from tests.training.small_replica import FIRST_VALUE, RATE, batches, config, program, same
 
 HALF = {"precision": torch.bfloat16}
 NARROW = {**HALF, "gradients": torch.bfloat16}
 OFFLOADED = Arrangement(2, offloaded=frozenset({1}), least_offloaded_bytes=0)
-FORMS = pytest.mark.parametrize(
-    "changes",
-    [{}, HALF, NARROW, {"arrangement": OFFLOADED}, {"arrangement": Arrangement(3, frozenset({2}))}],
-    ids=["float32", "bfloat16", "gradients-too", "offloaded", "resident"],
-)
+FORMS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": HALF,
+    "gradients-too": NARROW,
+    "offloaded": {"arrangement": OFFLOADED},
+    "resident": {"arrangement": Arrangement(3, frozenset({2}))},
+}
+STAY = {"resident": frozenset({1, 2}), "kept": frozenset({1})}
+
+
+def together(group: int, **stay: Any) -> dict[str, Any]:
+    """Return the settings of devices that run each pass in groups of this size."""
+    return {} if group == 1 else {"arrangement": Arrangement(2, devices=group, **stay)}
+
+
 WAIT_S = 20.0
 
 
@@ -165,7 +174,7 @@ def in_passes(count: int, seed: int) -> list[Any]:
     return [whole[start : start + 2] for start in range(0, count, 2)]
 
 
-def twin(new_rig: NewRig, rig: Rig, counts: Sequence[int], **changes: Any) -> Rig:
+def twin(new_rig: NewRig, counts: Sequence[int], **changes: Any) -> Rig:
     """One device that has trained the same since the beginning."""
     one = new_rig(1, **changes)
     for seed, count in enumerate(counts):

@@ -1,67 +1,12 @@
-"""Devices that run each pass together: the bits of one device, whatever becomes of them."""
-
-from contextlib import suppress
-from typing import Any
+"""Devices that run each pass together, and fail together."""
 
 import pytest
 import torch
-from device_rig import HALF, NARROW, WAIT_S, Moody, NewRig, alike, in_passes, twin
+from device_rig import WAIT_S, Moody, NewRig, alike, together, twin
 
 from atom.swap.arrangement import Arrangement
 from atom.swap.voided import Cause, PassVoided
 from tests.training.small_replica import batches
-
-STAY = {"resident": frozenset({1, 2}), "kept": frozenset({1})}
-FORMS = pytest.mark.parametrize("changes", [{}, HALF, NARROW], ids=["float32", "bfloat16", "both"])
-GRIDS = [(2, 2), (3, 3), (4, 2), (4, 4)]
-"""Devices, and how many of them run a pass together."""
-
-
-def together(devices: int, **stay: Any) -> dict[str, Any]:
-    return {"arrangement": Arrangement(2, devices=devices, **stay)}
-
-
-@FORMS
-@pytest.mark.parametrize("stay", [{}, STAY], ids=["swapped", "some stay"])
-@pytest.mark.parametrize(("devices", "group"), GRIDS)
-def test_every_grid_gives_the_bits_of_one_device(
-    new_rig: NewRig, devices: int, group: int, stay: dict[str, Any], changes: dict[str, Any]
-) -> None:
-    one, several = new_rig(1, **changes), new_rig(devices, **changes, **together(group, **stay))
-    random = torch.get_rng_state()
-    for _ in range(2):
-        for count in (2 * devices + 1, 2):
-            loss = several.train(count)
-            for some in in_passes(count, several.done - 1):
-                one.replica.run_pass(some)
-            assert loss == one.replica.loss_sum
-        one.step()
-        several.step()
-    assert alike(one, several)
-    assert torch.equal(random, torch.get_rng_state())
-    assert several.replica.evaluate(batches(7, 1)) == one.replica.evaluate(batches(7, 1))
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_what_a_group_leaves_another_does(new_rig: NewRig, number: int) -> None:
-    """One of its devices fails at any of its moves: nothing is lost or counted twice."""
-    failed = 0
-    for moves in (0, 1, 2, 5, 8):
-        rig = new_rig(4, is_late=False, **HALF, **together(2))
-        rig.train(6)
-        rig.replica.gradient_sums()
-        moody = rig.devices[number]
-        moody.fails_at = moody.moves + moves
-        rig.train(6)
-        if moody.has_slots:  # it may still fail, when all is counted
-            with suppress(torch.OutOfMemoryError):
-                assert alike(rig, twin(new_rig, rig, [6, 6], **HALF))
-            continue
-        assert alike(rig, twin(new_rig, rig, [6, 6], **HALF))
-        failed += 1
-        name = f"cpu + cpu ({number // 2 + 1})"
-        assert rig.told == [f"{name} is excluded for 10 s: CUDA out of memory"]
-    assert failed
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -80,17 +25,6 @@ def test_the_only_group_fails_as_an_only_device_does(new_rig: NewRig, number: in
     assert rig.replica.sequences == counted + 2
 
 
-@pytest.mark.parametrize(("devices", "group"), [(2, 2), (4, 2)])
-def test_a_pause_at_any_event_changes_no_bit(new_rig: NewRig, devices: int, group: int) -> None:
-    broken_off = 0
-    for events in range(0, 90, 13):
-        rig = new_rig(devices, **HALF, **together(group))
-        rig.train(4)
-        broken_off += rig.train_with_a_pause(2, events)
-        assert alike(rig, twin(new_rig, rig, [4, 2], **HALF))
-    assert broken_off
-
-
 def test_its_memory_is_given_back_and_taken_again(new_rig: NewRig) -> None:
     rig = new_rig(3, **together(3))
     rig.train(2)
@@ -98,7 +32,7 @@ def test_its_memory_is_given_back_and_taken_again(new_rig: NewRig) -> None:
     assert not any(device.has_slots for device in rig.devices)
     rig.replica.engines.resume()
     rig.train(2)
-    assert alike(rig, twin(new_rig, rig, [2, 2]))
+    assert alike(rig, twin(new_rig, [2, 2]))
 
 
 def test_one_that_fails_keeps_nothing_of_the_others(

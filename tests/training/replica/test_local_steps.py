@@ -18,10 +18,7 @@ from atom.plan.footprint import Footprint
 from atom.swap.engine import PassCancelled
 from atom.swap.state_form import StateForm
 from atom.swarm.state.arenas import state_digest
-from atom.training.replica.local_steps import (
-    WARM_UP_STEPS,
-    LocalSteps,
-)
+from atom.training.replica.local_steps import WARM_UP_STEPS, LocalSteps
 from atom.training.replica.replica import Replica
 from atom.training.run_optimizer import ReplicaTerms
 from atom.training.storage.run_storage import write_snapshot
@@ -383,7 +380,7 @@ def test_after_a_restart_it_is_still_there(coarse_replica: NewReplica) -> None:
     take(first, whole / first.sequences, 1)
     own = {name: tensor.clone() for name, tensor in first.own_state().items()}
     second.load_state(first.state_arenas(), 1)
-    second.adopt_own(own, is_here=True)
+    second.adopt_own(own, at_same_state=True)
     assert not torch.equal(weights_in_place(second), theta(second))
     assert torch.equal(weights(second), weights(first))
     assert first.evaluate([batch(9, 9, 9)]) == second.evaluate([batch(9, 9, 9)])
@@ -400,7 +397,7 @@ def test_it_goes_on_where_it_was(new_replica: NewReplica, form: StateForm) -> No
     train(first, 2, 0, 2)
     own = {name: tensor.clone() for name, tensor in first.own_state().items()}
     second.load_state(first.state_arenas(), 1)
-    second.adopt_own(own, is_here=True)
+    second.adopt_own(own, at_same_state=True)
     assert torch.equal(weights(second), weights(first))
     assert (second.sequences, second.loss_sum) == (first.sequences, first.loss_sum)
     assert second.sequences == 2 * SEQUENCES
@@ -417,7 +414,7 @@ def test_at_another_head_only_its_optimizer_goes_on(new_replica: NewReplica) -> 
     train(first, 2, 0, 2)
     own = {name: tensor.clone() for name, tensor in first.own_state().items()}
     second.load_state(first.state_arenas(), 1)
-    second.adopt_own(own, is_here=False)
+    second.adopt_own(own, at_same_state=False)
     assert torch.equal(weights_in_place(second), theta(second))
     again = dict(second.own_state())
     assert again.keys() == own.keys() - {"master"}, "its weights are the shared ones"
@@ -437,7 +434,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(new_replica: NewReplic
         {name: tensor for name, tensor in own.items() if name != "exp_avg"},
     ):
         with pytest.raises(ValueError, match="does not fit"):
-            replica.adopt_own(wrong, is_here=True)
+            replica.adopt_own(wrong, at_same_state=True)
     assert torch.equal(weights(replica), before)
 
 
@@ -472,7 +469,7 @@ def test_a_mean_that_is_not_finite_changes_nothing(new_replica: NewReplica) -> N
     with pytest.raises(ValueError, match="norm"):
         replica.begin_step(torch.zeros(replica.elements), float("inf"), 1)
     assert state_digest(replica.state_arenas()) == before
-    assert replica.round == 0
+    assert replica.step_count == 0
 
 
 def test_dropped_work_leaves_the_shared_weights(new_replica: NewReplica) -> None:

@@ -80,7 +80,7 @@ def test_a_loaded_state_is_not_stepped_on(replica: Replica, whole: Replica) -> N
     replica.load_state({n: arena + 1 for n, arena in whole.state_arenas().items()}, 7)
     for name, arena in whole.state_arenas().items():
         assert torch.equal(replica.state_arenas()[name], arena + 1)
-    assert replica.round == 7
+    assert replica.step_count == 7
 
 
 @pytest.mark.usefixtures("open_when_waited_for")

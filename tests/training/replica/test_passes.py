@@ -90,15 +90,6 @@ def test_one_pass_now_and_then_is_recorded() -> None:
     assert (figures["pass_seconds"], figures["computing"]) == (4.0, 0.5)
 
 
-def test_a_pass_that_was_not_sound_is_not_kept() -> None:
-    watch = PassWatch(ManualClock())
-    assert watched(watch, sound=False)
-    assert watch.figures() is None
-    assert watched(watch), "the next one is looked at"
-    assert watch.figures() is not None
-    assert not watched(watch), "not so soon again"
-
-
 def test_the_optimizers_work_under_a_pass_is_part_of_it() -> None:
     watch = PassWatch(ManualClock())
     watch.stepped(OptimizerStep(0), 0.0, 5.0)

@@ -176,11 +176,7 @@ def test_what_does_not_fit_or_follow_changes_nothing(device: CpuDevice) -> None:
         with pytest.raises(ValueError, match=why):
             call()
     assert same(replica, untouched)
-    assert replica.round == 0
-    for _ in range(2):
-        apply(replica, mean, 1)
-    apply(untouched, mean, 1)
-    assert same(replica, untouched), "a step that is repeated is taken once"
+    assert replica.step_count == 0
 
 
 def test_a_program_of_another_precision_or_model_is_refused(device: CpuDevice) -> None:

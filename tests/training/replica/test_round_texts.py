@@ -71,7 +71,7 @@ class Desk:
 
     def round(self) -> None:
         self.replica.reset_gradients()
-        for batch in batches(2, self.replica.round):
+        for batch in batches(2, self.replica.step_count):
             self.replica.run_pass([batch])
         self.replica.begin_own_step()
         self.replica.finish_step()

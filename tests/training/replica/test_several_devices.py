@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_rig import FORMS, HALF, WAIT_S, Moody, NewRig, alike, in_passes, twin
+from device_rig import FORMS, HALF, STAY, WAIT_S, Moody, NewRig, alike, in_passes, together, twin
 from torch import Tensor
 
 from atom.swap import host_sums
@@ -21,14 +21,22 @@ from atom.training.replica.local_steps import LocalSteps
 from atom.training.replica.work_sharing import FIRST_WAIT_S, LONGEST_WAIT_S, left_out, shared_out
 from tests.training.small_replica import batches
 
+ALONE = [(devices, 1, {}, form) for devices in (2, 3, 4) for form in FORMS]
+GROUPS = [
+    (devices, group, stay, form)
+    for devices, group in ((2, 2), (3, 3), (4, 2), (4, 4))
+    for stay in ({}, STAY)
+    for form in ("float32", "bfloat16", "gradients-too")
+]
 
-@FORMS
-@pytest.mark.parametrize("devices", [2, 3, 4])
-def test_the_same_micro_batches_give_the_same_bits(
-    new_rig: NewRig, devices: int, changes: dict[str, Any]
+
+@pytest.mark.parametrize(("devices", "group", "stay", "form"), ALONE + GROUPS)
+def test_every_grid_gives_the_bits_of_one_device(
+    new_rig: NewRig, devices: int, group: int, stay: dict[str, Any], form: str
 ) -> None:
     """Two rounds of two calls each, some with a remainder; with dropout."""
-    one, several = new_rig(1, **changes), new_rig(devices, **changes)
+    grid = {**FORMS[form], **together(group, **stay)}
+    one, several = new_rig(1, **FORMS[form]), new_rig(devices, **grid)
     random = torch.get_rng_state()
     for _ in range(2):
         for count in (2 * devices + 1, 2):
@@ -41,6 +49,7 @@ def test_the_same_micro_batches_give_the_same_bits(
     assert alike(one, several)
     assert torch.equal(random, torch.get_rng_state())
     assert not several.told
+    assert several.replica.evaluate(batches(7, 1)) == one.replica.evaluate(batches(7, 1))
 
 
 def test_a_slow_device_keeps_the_order(new_rig: NewRig) -> None:
@@ -50,34 +59,37 @@ def test_a_slow_device_keeps_the_order(new_rig: NewRig) -> None:
     slow.may_move.clear()
     threading.Timer(0.3, slow.may_move.set).start()
     rig.train(6)
-    assert alike(rig, twin(new_rig, rig, [6], **HALF))
+    assert alike(rig, twin(new_rig, [6], **HALF))
 
 
-@FORMS
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_what_a_device_leaves_the_others_do(
-    new_rig: NewRig, number: int, changes: dict[str, Any]
+LEFT_ALONE = [(number, form, 1) for number in range(3) for form in FORMS]
+LEFT_BY_GROUPS = [(number, "bfloat16", 2) for number in range(4)]
+
+
+@pytest.mark.parametrize(("number", "form", "group"), LEFT_ALONE + LEFT_BY_GROUPS)
+def test_what_a_device_or_group_leaves_the_others_do(
+    new_rig: NewRig, number: int, form: str, group: int
 ) -> None:
-    """The device fails at any of its moves: no pass is lost or counted twice."""
-    failed = 0
-    for moves in range(number, 16, 3):
-        rig = new_rig(3, **changes)
+    """A device fails at any of its moves: no pass is lost or counted twice."""
+    failed, changes = 0, FORMS[form]
+    name = f"cpu ({number + 1})" if group == 1 else f"cpu + cpu ({number // 2 + 1})"
+    whole = twin(new_rig, [6, 6], **changes)
+    for moves in range(number, 16, 3) if group == 1 else (0, 1, 2, 5, 8):
+        rig = new_rig(2 + group, is_late=group == 1, **changes, **together(group))
         rig.train(6)
         rig.replica.gradient_sums()
         moody = rig.devices[number]
         moody.fails_at = moody.moves + moves
-        loss = rig.train(6)
-        whole = twin(new_rig, rig, [6, 6], **changes)
-        assert loss == whole.replica.loss_sum
+        assert rig.train(6) == whole.replica.loss_sum
         if moody.has_slots:  # it may still fail, when all is counted
-            with suppress(PassVoided):
+            with suppress(PassVoided, torch.OutOfMemoryError):
                 assert alike(rig, whole)
             continue
         assert alike(rig, whole)
         failed += 1
-        assert rig.told == [f"cpu ({number + 1}) is excluded for 10 s: CUDA out of memory"]
-        assert rig.replica.micro_batches == 2 * 2
-        assert rig.left_out == {f"cpu ({number + 1})": "CUDA out of memory"}
+        assert rig.told == [f"{name} is excluded for 10 s: CUDA out of memory"]
+        assert rig.left_out == {name: "CUDA out of memory"}
+        assert rig.replica.micro_batches == 2 * len(rig.devices) // group - 2
     assert failed
 
 
@@ -143,7 +155,7 @@ def test_it_comes_back(new_rig: NewRig) -> None:
     assert moody.moves > before
     assert rig.told[2:] == ["cpu (2) is used again"]
     assert rig.replica.micro_batches == 4
-    assert alike(rig, twin(new_rig, rig, [4, 4, 4, 4]))
+    assert alike(rig, twin(new_rig, [4, 4, 4, 4]))
 
 
 def test_a_device_that_is_gone(new_rig: NewRig) -> None:
@@ -161,7 +173,7 @@ def test_a_device_that_is_gone(new_rig: NewRig) -> None:
 
     gone.drain = drain_what_is_gone  # type: ignore[method-assign]
     rig.train(8)
-    assert alike(rig, twin(new_rig, rig, [8]))
+    assert alike(rig, twin(new_rig, [8]))
 
 
 def test_the_last_device_fails_as_an_only_one_does(new_rig: NewRig) -> None:
@@ -218,7 +230,7 @@ def test_memory_that_another_program_has(new_rig: NewRig) -> None:
     rig.train(4)
     rig.clock.advance(LONGEST_WAIT_S)
     rig.train(4)
-    assert alike(rig, twin(new_rig, rig, [4, 4, 4, 4]))
+    assert alike(rig, twin(new_rig, [4, 4, 4, 4]))
 
 
 def test_one_that_is_due_comes_in_the_place_of_one_without_memory(new_rig: NewRig) -> None:
@@ -231,24 +243,32 @@ def test_one_that_is_due_comes_in_the_place_of_one_without_memory(new_rig: NewRi
     rig.devices[0].fails_at, rig.devices[1].fails_at = float("inf"), 0
     rig.train(4)
     assert list(rig.left_out) == ["cpu (2)"]
-    assert alike(rig, twin(new_rig, rig, [4, 4]))
+    assert alike(rig, twin(new_rig, [4, 4]))
 
 
-@FORMS
-def test_a_pause_at_any_event_changes_no_bit(new_rig: NewRig, changes: dict[str, Any]) -> None:
-    broken_off = 0
-    for events in range(0, 160, 29):
-        rig = new_rig(2, **changes)
+@pytest.mark.parametrize(
+    ("devices", "group", "form", "count", "events"),
+    [
+        *((2, 1, form, 6, range(0, 160, 29)) for form in FORMS),
+        *((devices, 2, "bfloat16", 2, range(0, 90, 13)) for devices in (2, 4)),
+    ],
+)
+def test_a_pause_at_any_event_changes_no_bit(
+    new_rig: NewRig, devices: int, group: int, form: str, count: int, events: range
+) -> None:
+    broken_off, whole = 0, twin(new_rig, [4, count], **FORMS[form])
+    for event in events:
+        rig = new_rig(devices, **FORMS[form], **together(group))
         rig.train(4)
-        broken_off += rig.train_with_a_pause(6, events)
-        assert alike(rig, twin(new_rig, rig, [4, 6], **changes))
+        broken_off += rig.train_with_a_pause(count, event)
+        assert alike(rig, whole)
     assert broken_off
 
 
 @pytest.mark.parametrize("number", range(2))
 def test_nonsense_voids_the_call(new_rig: NewRig, number: int) -> None:
     """Earlier counted passes are lost too if a part of the call had been added."""
-    lost = list[int]()
+    lost, whole = list[int](), twin(new_rig, [4])
     for moves in range(1, 14, 2):
         rig = new_rig(2, is_late=False)
         rig.train(4)
@@ -266,7 +286,7 @@ def test_nonsense_voids_the_call(new_rig: NewRig, number: int) -> None:
             rig.train(4)
             assert torch.isfinite(rig.replica.gradient_sums()).all()
         else:
-            assert alike(rig, twin(new_rig, rig, [4]))
+            assert alike(rig, whole)
     assert 8 in lost
     assert not rig.told
 
@@ -278,7 +298,7 @@ def test_what_only_waits_for_an_earlier_sub_model_has_its_turn_again(new_rig: Ne
     with pytest.raises(PassCancelled):
         rig.train(4, lambda: True)
     rig.train(4)
-    assert alike(rig, twin(new_rig, rig, [4, 4], head_is_apart=True, **HALF))
+    assert alike(rig, twin(new_rig, [4, 4], head_is_apart=True, **HALF))
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -311,7 +331,7 @@ def test_a_device_whose_gradients_never_land(new_rig: NewRig) -> None:
     rig.devices[0].gradients_out = failing(rig.devices[0])  # type: ignore[method-assign]
     rig.train(4)
     assert rig.told == ["cpu (1) is excluded for 10 s: CUDA out of memory"]
-    assert alike(rig, twin(new_rig, rig, [4, 4]))
+    assert alike(rig, twin(new_rig, [4, 4]))
 
 
 def test_what_did_not_land_is_told_after_a_pause_as_well(new_rig: NewRig) -> None:
@@ -341,9 +361,8 @@ def failing(device: Moody) -> Callable[..., None]:
     return gradients_out
 
 
-def test_evaluation(new_rig: NewRig) -> None:
+def test_an_evaluation_outlives_a_device(new_rig: NewRig) -> None:
     one, several = new_rig(1), new_rig(3)
-    assert several.replica.evaluate(batches(7, 1)) == one.replica.evaluate(batches(7, 1))
     several.devices[2].fails_at = several.devices[2].moves + 3
     assert several.replica.evaluate(batches(7, 1)) == one.replica.evaluate(batches(7, 1))
     assert several.left_out == {"cpu (3)": "CUDA out of memory"}

@@ -75,6 +75,13 @@ def trained(
     return replica, digests
 
 
+@cache
+def in_parts(precision: torch.dtype) -> tuple[Choice, Replica, list[str]]:
+    """Return the choice for a device that is too small, and the training with that choice."""
+    choice = cut_for(precision)
+    return choice, *trained(choice, precision)
+
+
 def all_of(parameters: Mapping[str, Tensor]) -> Tensor:
     """But for biases of keys: the same for all keys changes nothing, so rounding moves them."""
     kept = (name for name in sorted(parameters) if not name.endswith("qkv.bias"))
@@ -86,7 +93,7 @@ def test_only_what_does_not_fit_is_cut_and_in_few_parts(precision: torch.dtype) 
     least = least_uncut_bytes(precision)
     whole = choose(asked(precision).allowing(device_bytes=least))
     assert not whole.cut.matrix_parts
-    choice = cut_for(precision)
+    choice, _, _ = in_parts(precision)
     assert choice.cut.matrix_parts == {TABLE: 2}
     assert choice.memory.total_bytes <= choice.cut.limits.device_bytes < least
     assert not choice.trained_elements
@@ -99,7 +106,7 @@ def test_only_what_does_not_fit_is_cut_and_in_few_parts(precision: torch.dtype) 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_training_goes_as_that_of_the_whole(precision: torch.dtype) -> None:
-    parts, _ = trained(cut_for(precision), precision)
+    _, parts, _ = in_parts(precision)
     whole, _ = trained(choose(replace(asked(precision), graph=None)), precision, arrangement=PLAIN)
     found, expected = (all_of(each.export_parameters()) for each in (parts, whole))
     begun = {
@@ -111,11 +118,8 @@ def test_training_goes_as_that_of_the_whole(precision: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_arrangements_and_cuts_of_the_same_parts_give_the_same_bits(
-    precision: torch.dtype,
-) -> None:
-    choice = cut_for(precision)
-    _, digests = trained(choice, precision)
+def test_arrangements_and_cuts_of_the_same_parts_give_the_same_bits(precision: torch.dtype) -> None:
+    choice, _, digests = in_parts(precision)
     every = range(len(choice.cut.pieces))
     for arrangement in (
         PLAIN,

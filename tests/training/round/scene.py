@@ -41,19 +41,10 @@ from atom.swarm.chain.succession import (
 from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
-from atom.training.round import RoundMachine, RoundTerms
-from atom.training.round.events import (
-    Action,
-    Event,
-    Freeze,
-    Frozen,
-    Offence,
-    Received,
-    Report,
-    Send,
-    Tick,
-    View,
-)
+from atom.training.round import events
+from atom.training.round.events import Action, Event, View
+from atom.training.round.machine import RoundMachine
+from atom.training.round.round_state import RoundTerms
 
 US, THEM, NOBODY = (identity(number) for number in (2, 1, 3))  # the mate leads first
 KEYS = {key.peer_id: key for key in (US, THEM, NOBODY)}
@@ -213,16 +204,16 @@ class Scene:
         actions = self.machine.handle(event, self.now)
         self.all += actions
         for action in actions:
-            if isinstance(action, Freeze):
-                self.tell(Frozen(action.ballot, self.own, 1.0))
+            if isinstance(action, events.Freeze):
+                self.tell(events.Frozen(action.ballot, self.own, 1.0))
         return actions
 
     def hear(self, message: Message, sender: Voter = MATE) -> list[Action]:
-        return self.tell(Received(sender.peer_id, sender.incarnation, message))
+        return self.tell(events.Received(sender.peer_id, sender.incarnation, message))
 
     def tick(self, seconds: float = 0.1, **view: Any) -> list[Action]:
         self.now += seconds
-        return self.tell(Tick(View(fresh=self.leases, sequences=self.own, **view)))
+        return self.tell(events.Tick(View(fresh=self.leases, sequences=self.own, **view)))
 
     def show(self, voters: Iterable[Voter], sequences: int) -> None:
         """Let the directory show leases of these peers with a count."""
@@ -235,7 +226,7 @@ class Scene:
             self.tick()
             new, self._answered = self.all[self._answered :], len(self.all)
             for action in new:
-                if isinstance(action, Send) and action.to == MATE.peer_id:
+                if isinstance(action, events.Send) and action.to == MATE.peer_id:
                     self._answer(action.message)
 
     def _answer(self, message: Message) -> None:
@@ -251,7 +242,7 @@ class Scene:
         return [action for action in self.all if isinstance(action, kind)]
 
     def sent(self, kind: type[Kind]) -> list[Kind]:
-        messages = [action.message for action in self.done(Send)]
+        messages = [action.message for action in self.done(events.Send)]
         return [message for message in messages if isinstance(message, kind)]
 
     def until_sent(self, kind: type[Kind]) -> Kind:
@@ -264,10 +255,10 @@ class Scene:
 
     @property
     def offences(self) -> list[tuple[str, Reason]]:
-        return [(offence.peer_id, offence.reason) for offence in self.done(Offence)]
+        return [(offence.peer_id, offence.reason) for offence in self.done(events.Offence)]
 
     @property
     def reports(self) -> list[str]:
         """Kinds of the machine's reports, with their reasons."""
-        told = [(report.kind, report.fields.get("reason")) for report in self.done(Report)]
+        told = [(report.kind, report.fields.get("reason")) for report in self.done(events.Report)]
         return [f"{kind} {reason}" if reason else kind for kind, reason in told]

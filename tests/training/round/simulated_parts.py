@@ -208,7 +208,7 @@ class Fetch:
         process.later(process.dice.uniform(0.05, 0.4), lambda: self.try_holders(until))
 
     def deliver(self, norm: float) -> None:
-        self.process.handle(ResultFetched(self.wanted.digest, is_here=True, norm=norm))
+        self.process.handle(ResultFetched(self.wanted.digest, in_memory=True, norm=norm))
 
     def try_holders(self, until: float) -> None:
         """Ask all holders at once, so that one that gives it spares the wait for silent ones."""
@@ -222,9 +222,9 @@ class Fetch:
                 return
         if any(swarm.silent(process.peer_id, holder) for holder in holders):
             delay = process.dice.uniform(*SILENT_HOLDER_SECONDS)
-            process.later(delay, lambda: process.handle(ResultFetched(digest, is_here=False)))
+            process.later(delay, lambda: process.handle(ResultFetched(digest, in_memory=False)))
         elif process.now() >= until:
-            process.handle(ResultFetched(digest, is_here=False))
+            process.handle(ResultFetched(digest, in_memory=False))
         else:
             process.later(PAUSE_S, lambda: self.try_holders(until))
 

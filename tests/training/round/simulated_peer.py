@@ -19,29 +19,10 @@ from atom.swarm.chain.messages import CommitNotice, Ring
 from atom.swarm.records.lease import PeerState
 from atom.swarm.transport.limits import FIRST_HOLD_S, LONGEST_HOLD_S, Backoff, offend
 from atom.training.replica.pacing import count_swarm
-from atom.training.round import RoundMachine
-from atom.training.round.events import (
-    Action,
-    Apply,
-    CatchUp,
-    CaughtUp,
-    ChainFetched,
-    Event,
-    FetchChain,
-    FetchResult,
-    Freeze,
-    LeaveRequested,
-    Offence,
-    Received,
-    Report,
-    Send,
-    StartExchange,
-    Stepped,
-    Thaw,
-    Tick,
-    Unreachable,
-)
+from atom.training.round import events
+from atom.training.round.events import Action, Event
 from atom.training.round.head_candidates import AT_ONCE
+from atom.training.round.machine import RoundMachine
 
 if TYPE_CHECKING:
     from simulation import Swarm
@@ -60,12 +41,7 @@ class Process:
         self.chain = seat.disk
         self.dice = random.Random(incarnation)
         self.machine = RoundMachine(
-            self.me,
-            self.chain.head,
-            self.chain.state,
-            swarm.terms,
-            seat.identity.sign,
-            self.now(),
+            self.me, self.chain.head, self.chain.state, swarm.terms, seat.identity.sign, self.now()
         )
         self.results: dict[bytes, Result] = {}
         """Held in memory: others can fetch them."""
@@ -79,10 +55,10 @@ class Process:
         """Actions carried out so far."""
         self.backlog: list[Callable[[], None]] = []
         self.gradients = Gradients(self)
-        self.told: list[Report] = []
+        self.told: list[events.Report] = []
         self.offenders = Backoff(FIRST_HOLD_S, LONGEST_HOLD_S)
         self._lookout = Lookout(self)
-        self.ring: StartExchange | None = None
+        self.ring: events.StartExchange | None = None
         """Exchange that the process is in now."""
         self._syncing = False
         self._asked: set[str] = set()
@@ -132,7 +108,7 @@ class Process:
 
     def leave(self) -> None:
         self._goodbye.ask()
-        self.handle(LeaveRequested())
+        self.handle(events.LeaveRequested())
 
     def stay(self) -> None:
         """Does not leave after all: the machine says goodbye in its promises, but goes on."""
@@ -156,7 +132,7 @@ class Process:
             return False
 
         def arrival() -> None:
-            self.handle(Received(sender.peer_id, sender.incarnation, message))
+            self.handle(events.Received(sender.peer_id, sender.incarnation, message))
 
         self._when_running(arrival)
         return True
@@ -166,7 +142,7 @@ class Process:
         if not self.alive:
             return
         before = self.machine.head
-        if not isinstance(event, Tick):
+        if not isinstance(event, events.Tick):
             self.swarm.tell(self, event)
         actions = self.machine.handle(event, self.now())
         if actions or self.machine.head is not before:
@@ -192,11 +168,11 @@ class Process:
 
     def _check_head(self, before: Head, event: Event, actions: list[Action]) -> None:
         after = self.machine.head
-        applied = [action for action in actions if isinstance(action, Apply)]
+        applied = [action for action in actions if isinstance(action, events.Apply)]
         assert len(applied) <= 1, "two steps at once"
         if before.digest == after.digest:
             assert not applied
-        elif isinstance(event, CaughtUp):
+        elif isinstance(event, events.CaughtUp):
             assert after == event.head
             assert after.prefers(before), "a chain was replaced by one not preferred"
         else:
@@ -205,35 +181,38 @@ class Process:
             assert after == due
 
     def _carry_out(self, action: Action) -> None:
-        if isinstance(action, Freeze | Thaw | Apply) and self.ring is not None:
+        if isinstance(action, events.Freeze | events.Thaw | events.Apply) and self.ring is not None:
             self.swarm.rings.stop(self.peer_id, self.ring)
             self.ring = None
-        if isinstance(action, StartExchange | FetchResult) and action.keep is not None:
+        if (
+            isinstance(action, events.StartExchange | events.FetchResult)
+            and action.keep is not None
+        ):
             assert self.ring is None, "its result may be there already"
             self.results = kept(self.results, action.keep, self.machine.head.digest)
         match action:
-            case Send():
+            case events.Send():
                 self._send(action)
-            case Freeze():
+            case events.Freeze():
                 self.gradients.freeze(action)
-            case Thaw():
+            case events.Thaw():
                 self.gradients.thaw()
-            case StartExchange():
+            case events.StartExchange():
                 self._start_ring(action)
-            case FetchResult():
+            case events.FetchResult():
                 Fetch(self, action).start()
-            case FetchChain(donor=donor):
+            case events.FetchChain(donor=donor):
                 self._fetch_chain(donor)
-            case Apply():
+            case events.Apply():
                 self._apply(action)
-            case CatchUp():
+            case events.CatchUp():
                 self._catch_up(action)
-            case Offence(peer_id, reason):
+            case events.Offence(peer_id, reason):
                 offend(self.offenders, peer_id, reason, self.now())
-            case Report():
+            case events.Report():
                 self.told.append(action)
 
-    def _send(self, action: Send) -> None:
+    def _send(self, action: events.Send) -> None:
         assert action.to != self.peer_id, "a message to itself went to the wire"
         if isinstance(action.message, CommitNotice):
             self.swarm.witness.sees_commit(action.message.commit)
@@ -243,7 +222,7 @@ class Process:
 
         def refused() -> None:
             if self.swarm.network.passes(action.to, self.peer_id):
-                self._when_running(lambda: self.handle(Unreachable(action.to)))
+                self._when_running(lambda: self.handle(events.Unreachable(action.to)))
 
         self.swarm.network.send(
             self.peer_id,
@@ -255,7 +234,7 @@ class Process:
 
     # ---- ring and result
 
-    def _start_ring(self, action: StartExchange) -> None:
+    def _start_ring(self, action: events.StartExchange) -> None:
         assert self.ring is None, "two rings at once"
         assert self.gradients.frozen, "a ring over moving gradients"
         assert action.parent == self.machine.head.digest == self.chain.head.digest
@@ -269,7 +248,9 @@ class Process:
         self.ring = action
         self.swarm.rings.join(Runner(self, offered), action)
 
-    def end_ring(self, start: StartExchange, event: Event, result: Result | None = None) -> None:
+    def end_ring(
+        self, start: events.StartExchange, event: Event, result: Result | None = None
+    ) -> None:
         if result is not None:
             self.results[result.digest] = result
         if self.ring is not None and self.ring.ballot == start.ballot:
@@ -278,7 +259,7 @@ class Process:
 
     # ---- states
 
-    def _apply(self, action: Apply) -> None:
+    def _apply(self, action: events.Apply) -> None:
         assert not self._syncing, "a step while the state is being replaced"
         assert self.chain.head.digest == action.commit.value.parent
         head = self.chain.head.after(action.commit.value)
@@ -291,7 +272,7 @@ class Process:
 
     def _step(self, chain: Chain) -> None:
         self._adopt(chain)
-        self.handle(Stepped(chain.head.digest, chain.state))
+        self.handle(events.Stepped(chain.head.digest, chain.state))
 
     def _fetch_chain(self, donor: str) -> None:
         assert donor not in self._asked, "asked twice at once"
@@ -303,21 +284,21 @@ class Process:
         self._asked.remove(donor)
         chain = self._chain_of(donor)
         if chain is None:
-            self.handle(ChainFetched(donor, None))
+            self.handle(events.ChainFetched(donor, None))
         else:
-            self.handle(ChainFetched(donor, chain.head, self.chain.forks(chain)))
+            self.handle(events.ChainFetched(donor, chain.head, self.chain.forks(chain)))
 
     def _delay_s(self, donor: str, least_s: float) -> float:
         """Return the delay until the donor's answer is there, or known not to come."""
         silent = self.swarm.silent(self.peer_id, donor)
         return self.dice.uniform(least_s, 1.5) + SILENT_DONOR_SECONDS * silent
 
-    def _catch_up(self, action: CatchUp) -> None:
+    def _catch_up(self, action: events.CatchUp) -> None:
         assert not self._syncing, "two catch-ups at once"
         self._syncing = True
         self.later(self._delay_s(action.donors[0], 0.2), lambda: self._end_catch_up(action))
 
-    def _end_catch_up(self, action: CatchUp) -> None:
+    def _end_catch_up(self, action: events.CatchUp) -> None:
         """Catch up to the first donor that serves a better chain, as a replica does."""
         self._syncing = False
         ours = self.chain
@@ -337,7 +318,7 @@ class Process:
             self.gradients.drop(found.head, found.works if replayed else None)
         self._adopt(found or ours)
         failed = () if found else action.donors
-        self.handle(CaughtUp(self.chain.head, self.chain.state, failed))
+        self.handle(events.CaughtUp(self.chain.head, self.chain.state, failed))
 
     def _may_follow(self, chain: Chain, forks: frozenset[bytes] | None) -> bool:
         return forks is None or forks.issuperset(each.digest for each in self.chain.forks(chain))
@@ -362,7 +343,7 @@ class Process:
     def _tick(self) -> None:
         view = replace(self._lookout.view(), quarantined=self.offenders.held(self.now()))
         self.gradients.swarm = count_swarm(self.machine, view)
-        self.handle(Tick(view))
+        self.handle(events.Tick(view))
         if not self.alive:
             return
         self.gradients.start_pass()

@@ -74,11 +74,7 @@ class Rings:
     """All rings of one swarm, by parent and ballot."""
 
     def __init__(
-        self,
-        agenda: Agenda,
-        network: Network,
-        dice: random.Random,
-        seconds: tuple[float, float],
+        self, agenda: Agenda, network: Network, dice: random.Random, seconds: tuple[float, float]
     ) -> None:
         self._agenda = agenda
         self._network = network

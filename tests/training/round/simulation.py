@@ -24,7 +24,7 @@ from atom.swarm.chain import commit
 from atom.swarm.chain.commit import ChainRules, Voter, genesis
 from atom.swarm.chain.messages import Message
 from atom.swarm.exchange.choice import MOST_MEMBERS
-from atom.training.round import RoundPatience, RoundTerms
+from atom.training.round.round_state import RoundPatience, RoundTerms
 
 PATIENT = RoundPatience()
 HASTY = RoundPatience(

@@ -13,18 +13,19 @@ from simulated_seat import Seat
 from simulated_world import Weather, lose_nothing
 from simulation import Swarm
 
-from atom.swarm.chain.messages import (
-    Abort,
-    Accept,
-    AcceptedVote,
-    CommitNotice,
-    Message,
-    Prepare,
-    Promise,
-    Ring,
-)
+from atom.swarm.chain import messages
+from atom.swarm.chain.messages import Message
 
-_WEIGHTY = (Prepare, Promise, Ring, Accept, AcceptedVote, CommitNotice, CommitNotice, Abort)
+_WEIGHTY = (
+    messages.Prepare,
+    messages.Promise,
+    messages.Ring,
+    messages.Accept,
+    messages.AcceptedVote,
+    messages.CommitNotice,
+    messages.CommitNotice,
+    messages.Abort,
+)
 FREEZES_S = (0.5, 2.5, 6.0, 14.0)
 
 

@@ -24,12 +24,11 @@ from scene import (
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Voter
-from atom.swarm.chain.messages import Abort, Accept, Accepted, AcceptedVote, Nack, Prepare, Promise
-from atom.training.round import RoundTerms
+from atom.swarm.chain.messages import Accept, Accepted, Nack, Prepare, Promise
 from atom.training.round.attempt import value_to_finish
 from atom.training.round.electorate import ORDINARY
-from atom.training.round.events import Frozen, Phase, ResultFetched
-from atom.training.round.round_state import RoundContext, RoundState
+from atom.training.round.events import Frozen, ResultFetched
+from atom.training.round.round_state import RoundContext, RoundState, RoundTerms
 
 BEYOND = replace(HEAD, digest=b"n" * 32, round=HEAD.round + 1)
 VALUE = proposed(part(MATE, 64), part(GONE, 32))
@@ -90,24 +89,6 @@ def promised() -> Scene:
     return scene
 
 
-def test_a_promise_is_kept_when_its_attempt_is_over() -> None:
-    scene = promised()
-    scene.hear(Abort(HEAD.digest, ballot(5), Reason.NO_QUORUM))
-    assert scene.machine.phase is Phase.ACCUMULATING
-    scene.hear(Prepare(HEAD.digest, ballot(4, GONE)), GONE)
-    assert [(nack.promised, nack.reason) for nack in scene.sent(Nack)] == [
-        (ballot(5), Reason.BALLOT_TOO_LOW)
-    ]
-    assert len(scene.sent(Promise)) == 1
-
-
-def test_a_call_at_another_head_binds_nobody() -> None:
-    scene = promised()
-    scene.hear(Prepare(BEYOND.digest, ballot(6)))
-    assert [nack.reason for nack in scene.sent(Nack)] == [Reason.WRONG_HEAD]
-    assert len(scene.sent(Promise)) == 1
-
-
 def call_for_a_branch(scene: Scene, attempt: int = 7) -> None:
     scene.now += 2.0  # a leader that calls again at once is ignored
     scene.machine._context.state.overdue = 2.0  # so no peer objects
@@ -125,7 +106,7 @@ def test_counting_that_stands_still_for_another_ballot_is_no_promise() -> None:
 def test_what_was_accepted_is_said_with_every_promise_and_a_branch_hears_of_it() -> None:
     scene = promised()
     scene.hear(Accept(HEAD.digest, ballot(5), VALUE, AT_FIVE, ballot(5)))
-    scene.tell(ResultFetched(RESULT, is_here=True, norm=NORM))
+    scene.tell(ResultFetched(RESULT, in_memory=True, norm=NORM))
     scene.hear(Prepare(HEAD.digest, ballot(6, GONE)), GONE)
     call_for_a_branch(scene)
     told = [(said.accepted, said.accepted_before_branch) for said in scene.sent(Promise)]
@@ -137,7 +118,7 @@ def test_a_branch_call_below_the_ordinary_promise_gets_the_number_that_it_has_to
     """A promise would report a value of a higher ballot, which its coordinator takes for a lie."""
     scene = promised()
     scene.hear(Accept(HEAD.digest, ballot(5), VALUE, AT_FIVE, ballot(5)))
-    scene.tell(ResultFetched(RESULT, is_here=True, norm=NORM))
+    scene.tell(ResultFetched(RESULT, in_memory=True, norm=NORM))
     call_for_a_branch(scene, 3)
     assert [(nack.promised, nack.reason) for nack in scene.sent(Nack)] == [
         (ballot(5), Reason.BALLOT_TOO_LOW)
@@ -145,14 +126,6 @@ def test_a_branch_call_below_the_ordinary_promise_gets_the_number_that_it_has_to
     assert len(scene.sent(Promise)) == 1
     call_for_a_branch(scene, 6)
     assert scene.sent(Promise)[-1].accepted_before_branch == Accepted(ballot(5), VALUE, AT_FIVE)
-
-
-def test_a_result_that_arrives_after_a_higher_promise_is_not_voted_for() -> None:
-    scene = promised()
-    scene.hear(Accept(HEAD.digest, ballot(5), VALUE, AT_FIVE, ballot(5)))
-    scene.hear(Prepare(HEAD.digest, ballot(6, GONE)), GONE)
-    scene.tell(ResultFetched(RESULT, is_here=True, norm=NORM))
-    assert not scene.sent(AcceptedVote)
 
 
 def test_the_next_attempt_is_above_what_a_voter_has_promised_to_others() -> None:

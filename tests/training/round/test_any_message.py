@@ -21,7 +21,6 @@ from scene import (
     STATE,
     US,
     VOTERS,
-    Scene,
     lease,
     promise,
     signed,
@@ -30,6 +29,7 @@ from scene import (
 )
 
 from atom.base.errors import PeerRefused
+from atom.swarm.chain import messages
 from atom.swarm.chain.commit import (
     MAX_LOSS,
     MAX_SEQUENCES,
@@ -44,47 +44,12 @@ from atom.swarm.chain.commit import (
     vote_payload,
 )
 from atom.swarm.chain.commit_chain import parse_commits, record_of, verified_heads
-from atom.swarm.chain.messages import (
-    KINDS,
-    Abort,
-    Accept,
-    Accepted,
-    AcceptedVote,
-    CommitNotice,
-    Message,
-    Nack,
-    Prepare,
-    Prevote,
-    PrevoteAnswer,
-    Promise,
-    Ring,
-    Suspect,
-    Vouched,
-    decode,
-    encode,
-)
+from atom.swarm.chain.messages import Message
 from atom.swarm.chain.succession import Evidence, next_voters
-from atom.training.round import RoundMachine, RoundTerms
-from atom.training.round.events import (
-    Apply,
-    CatchUp,
-    CaughtUp,
-    ChainFetched,
-    Event,
-    ExchangeFailed,
-    ExchangeFinished,
-    FetchChain,
-    FetchResult,
-    Freeze,
-    Frozen,
-    Received,
-    ResultFetched,
-    Send,
-    StartExchange,
-    Stepped,
-    Tick,
-    View,
-)
+from atom.training.round import events
+from atom.training.round.events import Event, View
+from atom.training.round.machine import RoundMachine
+from atom.training.round.round_state import RoundTerms
 
 OFFERED, BATCH, LAST_ROUND = 32, 64, HEAD.round + 3
 RESTARTED = Voter(MATE.peer_id, b"r" * 16)
@@ -150,9 +115,9 @@ class Forger:
         true = supported(value, self.one(VOTERS, self.some()), self.one(ballot, value.origin))
         return self.one(true, Evidence(), replace(true, leaving=(MATE.peer_id,)))
 
-    def accepted(self) -> Accepted | None:
+    def accepted(self) -> messages.Accepted | None:
         value, ballot = self.value(), self.ballot()
-        return self.one(None, Accepted(ballot, value, self.evidence(value, ballot)))
+        return self.one(None, messages.Accepted(ballot, value, self.evidence(value, ballot)))
 
     def commit(self) -> Commit:
         """Draw true signatures, mostly of all voters, and perhaps a false one."""
@@ -165,7 +130,7 @@ class Forger:
         votes += self.one([], [Vote(self.voter(), b"f" * 64)])
         return Commit(value, ballot, tuple(votes))
 
-    def promise(self, sender: Voter) -> Promise:
+    def promise(self, sender: Voter) -> messages.Promise:
         """Draw a promise of the sender; its signature may be under another state."""
         count = self.count(sender)
         given = promise(
@@ -180,47 +145,47 @@ class Forger:
             leaving=self.one(False, True),
         )
 
-    def vouched(self, sender: Voter) -> Vouched:
+    def vouched(self, sender: Voter) -> messages.Vouched:
         given = vouched(self.ballot(), sender, self.value())
         return replace(given, parent=self.parent(), signature=self.one(given.signature, b"f" * 64))
 
     def message(self, sender: Voter) -> Message:
         parent, ballot, word = self.parent(), self.ballot(), self.dice.choice(WORDS)
         survivors = self.one((), self.some())
-        match self.dice.choice(KINDS).__name__:
+        match self.dice.choice(messages.KINDS).__name__:
             case "Prevote":
-                return Prevote(parent, survivors)
+                return messages.Prevote(parent, survivors)
             case "PrevoteAnswer":
-                return PrevoteAnswer(parent, word)
+                return messages.PrevoteAnswer(parent, word)
             case "Prepare":
-                return Prepare(parent, ballot, survivors)
+                return messages.Prepare(parent, ballot, survivors)
             case "Promise":
                 return self.promise(sender)
             case "Nack":
-                return Nack(parent, ballot, self.one(None, self.ballot()), word)
+                return messages.Nack(parent, ballot, self.one(None, self.ballot()), word)
             case "Ring":
-                return Ring(
+                return messages.Ring(
                     parent, ballot, self.members(), voters_next=self.one(VOTERS, self.some())
                 )
             case "Suspect":
-                return Suspect(parent, ballot, self.dice.choice(["", *KEYS]))
+                return messages.Suspect(parent, ballot, self.dice.choice(["", *KEYS]))
             case "Vouched":
                 return self.vouched(sender)
             case "Accept":
                 value = self.value()
                 at = self.one(ballot, value.origin, self.ballot())
-                return Accept(parent, ballot, value, self.evidence(value, at), at)
+                return messages.Accept(parent, ballot, value, self.evidence(value, at), at)
             case "AcceptedVote":
-                return AcceptedVote(parent, ballot, b"f" * 64)
+                return messages.AcceptedVote(parent, ballot, b"f" * 64)
             case "Abort":
-                return Abort(parent, ballot, word)
+                return messages.Abort(parent, ballot, word)
             case _:
-                return CommitNotice(self.commit())
+                return messages.CommitNotice(self.commit())
 
 
 def is_well_formed(message: Message) -> bool:
     try:
-        return decode(encode(message)) == message
+        return messages.decode(messages.encode(message)) == message
     except PeerRefused:
         return False
 
@@ -235,12 +200,12 @@ class Peer:
         self.applied = 0
 
     def hear(self, sender: Voter, message: Message) -> None:
-        self._handle(Received(sender.peer_id, sender.incarnation, message))
+        self._handle(events.Received(sender.peer_id, sender.incarnation, message))
 
     def tick(self, seconds: float) -> None:
         self._now += seconds
         fresh = {v.peer_id: lease(v, OFFERED) for v in VOTERS if v != ME}
-        self._handle(Tick(View(fresh=fresh, sequences=OFFERED)))
+        self._handle(events.Tick(View(fresh=fresh, sequences=OFFERED)))
 
     def _handle(self, event: Event) -> None:
         head = self.machine.head
@@ -250,23 +215,23 @@ class Peer:
     def _execute(self, action: Any, head: Head) -> None:
         works = self._dice.random() < 0.8
         match action:
-            case Send(_, message):
+            case events.Send(_, message):
                 assert is_well_formed(message), f"others refuse what it says: {message}"
-            case Freeze(ballot):
-                self._handle(Frozen(ballot, OFFERED, 1.0))
-            case StartExchange(_, ballot) if works:
-                self._handle(ExchangeFinished(ballot, RESULT, NORM))
-            case StartExchange(_, ballot):
-                self._handle(ExchangeFailed(ballot, "", "ring-broken"))
-            case FetchResult(digest):
-                self._handle(ResultFetched(digest, works, NORM))
-            case FetchChain(donor):
-                self._handle(ChainFetched(donor, None))
-            case CatchUp():
-                self._handle(CaughtUp(self.machine.head, STATE))
-            case Apply(commit):
+            case events.Freeze(ballot):
+                self._handle(events.Frozen(ballot, OFFERED, 1.0))
+            case events.StartExchange(_, ballot) if works:
+                self._handle(events.ExchangeFinished(ballot, RESULT, NORM))
+            case events.StartExchange(_, ballot):
+                self._handle(events.ExchangeFailed(ballot, "", "ring-broken"))
+            case events.FetchResult(digest):
+                self._handle(events.ResultFetched(digest, works, NORM))
+            case events.FetchChain(donor):
+                self._handle(events.ChainFetched(donor, None))
+            case events.CatchUp():
+                self._handle(events.CaughtUp(self.machine.head, STATE))
+            case events.Apply(commit):
                 self._check_applied(head, commit)
-                self._handle(Stepped(head.after(commit.value).digest, STATE))
+                self._handle(events.Stepped(head.after(commit.value).digest, STATE))
 
     def _check_applied(self, head: Head, commit: Commit) -> None:
         """Do what a peer that catches up, the journal and the ledger do with a commit."""
@@ -288,28 +253,3 @@ def test_any_message_from_any_voter_is_survived(seed: int) -> None:
                 peer.tick(forger.dice.choice([0.1, 1.0, 5.0, 30.0]))
             elif is_well_formed(message := forger.message(sender)):
                 peer.hear(sender, message)
-
-
-def test_a_commit_is_applied_only_if_catch_up_accepts_it() -> None:
-    """Certificates of arbitrary values, of which some are good ones."""
-    applied = 0
-    for seed in range(300):
-        forger = Forger(seed)
-        commit = forger.commit()
-        peer = Peer(random.Random(seed))
-        peer.hear(MATE, CommitNotice(commit))
-        applied += peer.applied
-    assert applied, "some of them are good"
-
-
-def test_no_ballot_is_so_high_that_none_can_follow_it() -> None:
-    """A voter calls with the highest number that fits: it is refused, and others lead all the
-    same, with numbers that a thousand such calls do not use up."""
-    scene = Scene()
-    highest = Ballot(FAR, MATE.peer_id, MATE.incarnation)
-    for _ in range(1000):
-        scene.hear(Prepare(HEAD.digest, highest))
-    assert scene.done(Freeze) == []
-    called = scene.until_sent(Prepare)
-    assert is_well_formed(called)
-    assert called.ballot.attempt < 2**31

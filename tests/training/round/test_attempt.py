@@ -126,10 +126,7 @@ def test_who_can_be_dialled_leads_first_and_of_these_who_has_work(
     ],
 )
 def test_owners_are_dialled_by_all_others(
-    hidden: set[Voter],
-    idle: set[Voter],
-    odds: tuple[tuple[Voter, Voter], ...],
-    owners: set[Voter],
+    hidden: set[Voter], idle: set[Voter], odds: tuple[tuple[Voter, Voter], ...], owners: set[Voter]
 ) -> None:
     members = [MemberCount(v.peer_id, v.incarnation, int(v not in idle), 0.0) for v in (A, B, C)]
     apart = [(one.peer_id, other.peer_id) for one, other in odds]

@@ -7,9 +7,10 @@ from scene import BATCH, HEAD, MATE, ME, STATE, US, Scene, lease, strangers
 
 from atom.swarm.chain.commit import Branch, Head, Voter
 from atom.swarm.chain.messages import Prevote
-from atom.training.round import RoundMachine, RoundPatience, RoundTerms
 from atom.training.round.events import CatchUp, CaughtUp, ChainFetched, FetchChain, Tick, View
 from atom.training.round.head_candidates import AT_ONCE, LONGEST_DOUBT_S
+from atom.training.round.machine import RoundMachine
+from atom.training.round.round_state import RoundPatience, RoundTerms
 
 NEXT = replace(HEAD, digest=b"n" * 32, round=HEAD.round + 1)
 FAR = replace(HEAD, digest=b"f" * 32, round=HEAD.round + 100)

@@ -7,15 +7,8 @@ from scene import BATCH, GONE, HEAD, MATE, STATE, Scene, certified, decided, str
 
 from atom.swarm.chain.commit import ChainRules, Commit, Head, MemberCount, genesis
 from atom.swarm.chain.messages import CommitNotice
-from atom.training.round.events import (
-    Apply,
-    CatchUp,
-    CaughtUp,
-    FetchResult,
-    Phase,
-    ResultFetched,
-    Stepped,
-)
+from atom.training.round import events
+from atom.training.round.events import Phase
 from atom.training.round.head_candidates import MOST_DONORS
 
 GENESIS = genesis(b"m" * 32, STATE, MATE, ChainRules(BATCH))
@@ -33,15 +26,15 @@ def chain(rounds: int) -> tuple[list[Commit], list[Head]]:
 def hear(scene: Scene, commit: Commit) -> list[bytes]:
     """Return the results that it asks for once it hears of a commit."""
     acts = scene.hear(CommitNotice(commit))
-    return [action.digest for action in acts if isinstance(action, FetchResult)]
+    return [action.digest for action in acts if isinstance(action, events.FetchResult)]
 
 
 def step(scene: Scene, commit: Commit) -> list[bytes]:
     """Deliver the result and take the step; return the results that it asks for next."""
-    fetched = scene.tell(ResultFetched(commit.value.result_digest, is_here=True))
-    assert [action.commit for action in fetched if isinstance(action, Apply)] == [commit]
-    acts = scene.tell(Stepped(scene.machine.head.digest, STATE))
-    return [action.digest for action in acts if isinstance(action, FetchResult)]
+    fetched = scene.tell(events.ResultFetched(commit.value.result_digest, in_memory=True))
+    assert [action.commit for action in fetched if isinstance(action, events.Apply)] == [commit]
+    acts = scene.tell(events.Stepped(scene.machine.head.digest, STATE))
+    return [action.digest for action in acts if isinstance(action, events.FetchResult)]
 
 
 def test_commits_said_while_catching_up_or_too_early_are_taken_up_in_their_turn() -> None:
@@ -49,8 +42,8 @@ def test_commits_said_while_catching_up_or_too_early_are_taken_up_in_their_turn(
     assert joiner.machine.phase is Phase.SYNCING
     for commit in commits[:3]:
         assert hear(joiner, commit) == []
-    arrived = joiner.tell(CaughtUp(heads[1], STATE))
-    wanted = [action.digest for action in arrived if isinstance(action, FetchResult)]
+    arrived = joiner.tell(events.CaughtUp(heads[1], STATE))
+    wanted = [action.digest for action in arrived if isinstance(action, events.FetchResult)]
     assert wanted == [commits[1].value.result_digest]
     assert hear(joiner, commits[3]) == []
     assert step(joiner, commits[1]) == [commits[2].value.result_digest]
@@ -77,7 +70,9 @@ def test_when_a_result_is_nowhere_few_of_its_members_are_asked_those_in_sight_fi
     scene.tick()
     [digest] = hear(scene, commit)
     [asked] = [
-        act for act in scene.tell(ResultFetched(digest, is_here=False)) if isinstance(act, CatchUp)
+        act
+        for act in scene.tell(events.ResultFetched(digest, in_memory=False))
+        if isinstance(act, events.CatchUp)
     ]
     assert (asked.donors[0], len(asked.donors)) == (MATE.peer_id, MOST_DONORS)
 
@@ -93,7 +88,7 @@ def followed(scene: Scene, *heard: Commit) -> Commit:
     """Let the machine hear these commits in order; return the commit that it steps to."""
     for commit in heard:
         hear(scene, commit)
-    [fetch] = scene.done(FetchResult)
+    [fetch] = scene.done(events.FetchResult)
     [commit] = [each for each in heard if each.value.result_digest == fetch.digest]
     assert set(fetch.holders) == {MATE.peer_id, *(vote.voter.peer_id for vote in commit.votes)}
     step(scene, commit)

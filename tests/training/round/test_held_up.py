@@ -5,8 +5,8 @@ from simulated_peer import Process
 from simulation import Setting, Swarm
 
 from atom.swarm.chain.messages import AcceptedVote, Message, PrevoteAnswer, Promise
-from atom.training.round import RoundPatience
 from atom.training.round.election import HOLD_OUT
+from atom.training.round.round_state import RoundPatience
 
 GRACE_S = RoundPatience().grace
 OVERDUE_S = 2 * HOLD_OUT * GRACE_S

@@ -4,21 +4,19 @@ long passes."""
 from dataclasses import replace
 
 import pytest
-from shown_leases import A, B, C, D, E, head_of, lease, view
+from shown_leases import A, B, C, D, head_of, lease, view
 
 from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import PeerState
-from atom.training.round import RoundTerms
 from atom.training.round.attempt import Pair, Stage
 from atom.training.round.election import HOLD_OUT, LeaderElection
 from atom.training.round.events import Phase, View
 from atom.training.round.faults import (
     FIRST_EXCLUSION_S,
-    FIRST_SUSPENSION_S,
     UnreliablePeers,
     culprits,
 )
-from atom.training.round.round_state import RoundContext, RoundState
+from atom.training.round.round_state import RoundContext, RoundState, RoundTerms
 
 HEAD = head_of(A, B, C)
 a, b, c = A.peer_id, B.peer_id, C.peer_id
@@ -236,50 +234,3 @@ def test_a_guest_is_waited_for_for_two_usual_passes_at_most() -> None:
     assert patience(22.0, 23.0, 23.0, guest=25.0) == 50.5
     assert patience(12.0, 12.0, 12.0, guest=1e9) == 48.5
     assert patience(30.0, 30.0, 30.0, guest=28.0) == 60.5
-
-
-# ---- newcomers
-
-
-def newcomers_that_answered(*newcomers: Voter) -> UnreliablePeers:
-    peers = UnreliablePeers(context_of(B, C, *newcomers))
-    for each in (*newcomers, B):
-        peers.has_answered(each.peer_id)
-    return peers
-
-
-def test_newcomers_that_broke_an_exchange_wait_and_then_enter_one_at_a_time() -> None:
-    peers = newcomers_that_answered(D, E)
-    context, both = peers._context, {D.peer_id, E.peer_id}
-    assert peers.answered == both | {b}
-    for seconds in (FIRST_SUSPENSION_S, 2 * FIRST_SUSPENSION_S):
-        assert peers.newcomers_broke([a, b, *both], [])
-        assert peers.newcomers_broke([a, b, *both], []), "as another member reports it"
-        assert peers.answered == {b}
-        context.now += seconds
-        assert peers.answered == {b, D.peer_id}, "the one that answered first"
-    peers.fail([D.peer_id], Stage.RING)
-    assert peers.answered == {b, E.peer_id}
-
-
-def test_newcomers_that_answered_once_are_waited_for_in_vain_once() -> None:
-    """Identities are free: a new one for each attempt would make each attempt wait."""
-    peers = newcomers_that_answered(D, E)
-    peers.fail([D.peer_id], Stage.PREPARE)
-    assert peers.answered == {b}
-    peers._context.now += FIRST_SUSPENSION_S
-    peers.forgive(D.peer_id, Stage.PREPARE)
-    assert peers.answered == {b, E.peer_id}, "one at a time, and the other one first"
-
-
-def test_a_newcomer_that_is_named_is_excluded_and_a_known_peer_is_not() -> None:
-    peers = newcomers_that_answered(D, E)
-    assert peers.newcomers_broke([a, b, c, D.peer_id, E.peer_id], [b, c, D.peer_id])
-    assert peers.excluded == {D.peer_id}
-
-
-def test_an_exchange_of_known_peers_does_not_keep_newcomers_out() -> None:
-    peers = newcomers_that_answered(D)
-    assert not peers.newcomers_broke([a, b, c], [b, c])
-    assert peers.answered == {b, D.peer_id}
-    assert peers.excluded == set()

@@ -10,13 +10,9 @@ import simulated_parts
 from simulated_world import lose_nothing
 from simulation import Setting, Swarm
 
+from atom.swarm.chain import messages
 from atom.swarm.chain.commit import MAX_VOTERS, Commit
-from atom.swarm.chain.messages import (
-    Accept,
-    Message,
-    Promise,
-    Ring,
-)
+from atom.swarm.chain.messages import Message
 
 GRACE_SECONDS = 12.0
 
@@ -108,10 +104,10 @@ def test_a_result_that_one_voter_accepted_reaches_those_who_were_not_in_its_ring
 
     def only_two_promise(source: str, target: str, message: Message) -> bool:
         nonlocal leader, dead
-        if isinstance(message, Promise):
+        if isinstance(message, messages.Promise):
             leader, dead = target, dead or source
             return source != dead
-        if isinstance(message, Accept):
+        if isinstance(message, messages.Accept):
             mate = swarm.process_of(dead)
             if mate is not None:
                 swarm.network.drop = lose_nothing
@@ -159,7 +155,7 @@ def test_a_peer_that_arrives_as_the_last_one_goes_can_go_on() -> None:
     swarm.run_until_agreed(30.0, 2)
     founder, joiner = swarm["A"], swarm.join()
     swarm.network.drop = lambda source, target, message: (
-        source == joiner.peer_id and isinstance(message, Promise)
+        source == joiner.peer_id and isinstance(message, messages.Promise)
     )
     founder.leave()
     swarm.run(12.0)
@@ -171,32 +167,6 @@ def test_a_peer_that_arrives_as_the_last_one_goes_can_go_on() -> None:
     assert swarm.living == [joiner]
     assert joiner.chain.head.round > before.round + 2, swarm.story(60)
     assert swarm.witness.branches == 1
-
-
-# ---- frozen processes
-
-
-def test_a_member_that_breaks_exchanges_is_left_out_and_comes_back() -> None:
-    swarm = calm_swarm(2)
-
-    def sever(source: str, target: str, message: Message) -> bool:
-        if isinstance(message, Ring):
-            swarm.cut("A", "B")
-            swarm.agenda.after(2.0, swarm.network.blocked.clear)
-        return False
-
-    swarm.network.drop = sever
-    before = len(commits(swarm))
-    swarm.run(40.0)
-    alone = commits(swarm)[before:]
-    assert alone
-    assert {len(commit.value.contributions) for commit in alone} == {1}
-    swarm.network.drop = lose_nothing
-    last = len(commits(swarm))
-    swarm.run_until(
-        lambda: any(len(c.value.contributions) == 2 for c in commits(swarm)[last:]), 60.0
-    )
-    assert swarm.witness.branches == 0
 
 
 # ---- more peers than voters: those without a vote do most of the work
