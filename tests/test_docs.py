@@ -112,7 +112,7 @@ def test_keys_of_info() -> None:
 
 
 def test_keys_of_contributions() -> None:
-    peer = returned_keys("atom/cli/look/contributions.py", "contributions")
+    peer = returned_keys("atom/cli/look/status.py", "contributions")
     text = section_of("volunteer.md", "### Contributions")
     assert peer | {"share", "peer_id"} <= set(re.findall(r"`(\w+)`", text))
 

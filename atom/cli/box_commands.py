@@ -5,16 +5,19 @@ from typing import Annotated
 
 import typer
 
+from atom.base.files import expand_home
+from atom.base.units import format_bytes
 from atom.cli.shell.options import (
     DaemonStateOption,
     JsonOption,
-    KeptOption,
     PeerOption,
     StateOption,
     TrustOption,
     parse_deadline,
+    parse_trust,
 )
-from atom.cli.shell.signals import end_at_once_on_signals
+from atom.cli.shell.signals import end_at_once_on_signals, raise_on_signals
+from atom.cli.shell.terminal import stderr_console
 
 commands = typer.Typer()
 
@@ -102,7 +105,7 @@ def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
 @commands.command()
 def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for the model.")],
-    state: KeptOption = None,
+    state: DaemonStateOption = None,
     precision: Annotated[
         str | None,
         typer.Option(
@@ -126,9 +129,28 @@ def export(
     atom export my-model
     atom export my-model --round best --precision bfloat16
     """
-    from atom.cli.box.export import export_model
+    from atom.cli.box.control import find_state
+    from atom.cli.shell.console import TerminalConsole
+    from atom.config.section import PRECISION_NAMES
 
-    export_model(folder, state, precision, trust, adapter, wanted)
+    if precision not in (None, *PRECISION_NAMES):
+        known = ", ".join(PRECISION_NAMES)
+        raise typer.BadParameter(f"{precision!r} is not one of {known}", param_hint="--precision")
+    if wanted not in ("best", "latest") and not (wanted.isdecimal() and len(wanted) < 12):
+        raise typer.BadParameter(f"{wanted!r} is no round, best or latest", param_hint="--round")
+    parse_trust(trust)
+    kept = find_state(state)
+    end_at_once_on_signals("interrupted: nothing was written")
+    console = TerminalConsole()
+    try:
+        with stderr_console().status("reading the run"):
+            from atom.daemon.model.exporting import export_run
+
+        export_run(folder, kept, console, precision, trust, raise_on_signals, adapter, wanted)
+    finally:
+        console.close()
+    for path in sorted(expand_home(folder).iterdir()):
+        typer.echo(f"{path}  {format_bytes(path.stat().st_size)}")
 
 
 @commands.command()

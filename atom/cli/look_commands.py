@@ -92,7 +92,7 @@ def contributions(
     atom contributions
     atom contributions ADDRESS --json
     """
-    from atom.cli.look.contributions import show_contributions
+    from atom.cli.look.status import show_contributions
 
     show_contributions(address, state, as_json)
 
@@ -132,8 +132,7 @@ def sample(
     """
     end_at_once_on_signals("interrupted")
     with stderr_console().status("loading PyTorch"):
-        from atom.cli.look.sample import SampleRequest, show_samples
+        from atom.cli.look.sample import show_samples
         from atom.models.sampling import Sampling
 
-    sampling = Sampling(temperature, seed)
-    show_samples(SampleRequest(folder, tuple(prompts), tokens, sampling, device, trust))
+    show_samples(folder, prompts, tokens, Sampling(temperature, seed), device, trust)

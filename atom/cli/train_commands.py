@@ -17,7 +17,8 @@ from atom.cli.shell.options import (
     PeersOption,
     StateOption,
     TrustOption,
-    below_home,
+    from_option,
+    parse_trust,
 )
 from atom.cli.shell.signals import end_at_once_on_signals, run_to_the_end
 from atom.cli.shell.terminal import stderr_console
@@ -34,12 +35,9 @@ def start(
     initial_peers: InitialPeersOption = None,
     weights: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            metavar="FOLDER",
-            callback=below_home,
-            help="Begin from these weights: a folder of transformers or `atom export`, or the state"
-            " directory of a run.",
+        from_option(
+            "Begin from these weights: a folder of transformers or `atom export`, or the state"
+            " directory of a run."
         ),
     ] = None,
 ) -> int:
@@ -57,11 +55,13 @@ def start(
     """
     end_at_once_on_signals()
     with stderr_console().status("loading PyTorch"):
-        from atom.cli.train.daemons import start_daemon
-        from atom.daemon.peer.box import StartOptions
+        from atom.cli.train.daemons import in_foreground
+        from atom.daemon.peer.setup import run_start
 
-    addresses = tuple(initial_peers or ())
-    return start_daemon(StartOptions(run_file, peer, state, listen, addresses, weights))
+    others = initial_peers or ()
+    return in_foreground(
+        lambda console: run_start(run_file, console, peer, state, listen, others, weights)
+    )
 
 
 @commands.command()
@@ -72,12 +72,7 @@ def join(
     trust: TrustOption = None,
     base: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            metavar="FOLDER",
-            callback=below_home,
-            help="Your copy of the run's frozen weights, which are then not fetched.",
-        ),
+        from_option("Your copy of the run's frozen weights, which are then not fetched."),
     ] = None,
 ) -> int:
     """Join a run: fetch its state, then train with its peers.
@@ -91,11 +86,12 @@ def join(
     atom join ADDRESS --peer my-box.toml
     """
     end_at_once_on_signals()
+    parse_trust(trust)
     with stderr_console().status("loading PyTorch"):
-        from atom.cli.train.daemons import join_daemon
-        from atom.daemon.peer.box import JoinOptions
+        from atom.cli.train.daemons import in_foreground
+        from atom.daemon.peer.setup import run_join
 
-    return join_daemon(JoinOptions(address, peer, state, trust, base))
+    return in_foreground(lambda console: run_join(address, console, peer, state, trust, base))
 
 
 @commands.command("id")
@@ -156,7 +152,7 @@ def plan(
 ) -> None:
     """Show whether a run fits this machine, and how fast it would train, alone and in a swarm.
 
-    The verdict comes first, then memory, sub-models, the time of a pass and of a round. Without
+    The verdict comes first, then memory, the time of a pass and of a round. Without
     --assume the model's layers are measured on this device. This may take minutes, but only once:
     the figures are kept in ~/.cache/atom.
 

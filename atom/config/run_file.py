@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from atom.base.errors import ConfigError
 from atom.config.address import RUN_NAME
 from atom.config.model_and_data import PINNED_KEYS, Data, Model, Name
 from atom.config.section import Count, Fraction, PeerId, Section, one_of, refuse
@@ -262,28 +261,6 @@ class RunFile(Section):
         if self.data.tokenizer == "bytes" and (vocabulary or BYTE_VOCABULARY) < BYTE_VOCABULARY:
             what = f"{vocabulary} is too few: the bytes tokenizer has {BYTE_VOCABULARY} tokens"
             refuse("model.vocabulary_size", what, "raise it, or leave it out")
-
-    def check_tokenizer(self, vocabulary_size: int, tokenizer_sha256: str) -> None:
-        """Check that the run can be trained with a tokenizer.
-
-        Args:
-            vocabulary_size: number of tokens of the tokenizer.
-            tokenizer_sha256: hex digest of the tokenizer.
-
-        Raises:
-            ConfigError: the run names another tokenizer, or its vocabulary is too small.
-        """
-        wanted = self.model.vocabulary_size or vocabulary_size
-        if wanted < vocabulary_size:
-            raise ConfigError(
-                f"model.vocabulary_size: {wanted} is less than the tokenizer's {vocabulary_size}",
-                "raise it, or leave it out",
-            )
-        if self.data.tokenizer_sha256 not in (None, tokenizer_sha256):
-            raise ConfigError(
-                "data.tokenizer: this is another tokenizer than the run's",
-                "get the tokenizer.json that the run's founder used",
-            )
 
     def unused_keys(self) -> dict[str, set[str]]:
         """Return section → keys without effect in this run, which `normalised_run_text` omits."""

@@ -5,9 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-BYTES = "bytes"
-"""Unit of progress that is shown as KiB, MiB and so on."""
-
 
 class Console(Protocol):
     """Output of a daemon for its owner. The command line decides how it looks."""
@@ -18,14 +15,13 @@ class Console(Protocol):
     def note(self, text: str) -> None:
         """Show one line."""
 
-    def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
+    def progress(self, what: str, done: int, total: int) -> None:
         """Show how far a long step is.
 
         Args:
             what: the step, such as "fetching the state".
-            done: units that are done; equal to `total` at the end of the step.
-            total: all units; 0 if the step was broken off.
-            unit: BYTES, or a plural noun.
+            done: part of `total` that is done; equal to `total` at the end of the step.
+            total: the whole step, in any unit; 0 if the step was broken off.
         """
 
 

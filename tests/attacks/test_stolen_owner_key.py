@@ -8,7 +8,6 @@ import pytest
 
 from atom.base.errors import TrustError
 from atom.cli.shell.options import parse_trust
-from atom.daemon.peer.box import JoinOptions
 from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from tests.daemon.model.kept_runs import CODE, WORDS, Folder, folder_in
@@ -47,8 +46,7 @@ def test_code_of_a_stolen_key_is_not_run(folder: Folder) -> None:
     def join(trust: str | None) -> object:
         parse_trust(trust)
         check_trust(owner, forged.run.model.module_sha256, trust)
-        options = JoinOptions(ADDRESS, trust=trust)
-        return obtain_code(forged.run, forged.manifest, options, box, OutOfReach())
+        return obtain_code(forged.run, forged.manifest, ADDRESS, trust, box, OutOfReach())
 
     for key_alone in (None, owner):
         with pytest.raises(TrustError, match="it was not executed") as refused:

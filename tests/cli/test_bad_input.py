@@ -25,13 +25,9 @@ SPOILT = {
     "unknown key": ("learning_rate", "learning_rat", "optimizer.learning_rat"),
     "a table": ('"python-stdlib"', '"text"\npaths = ["bad.jsonl"]', "bad.jsonl is packed"),
     "no config": (FAMILY, 'huggingface = "absent.json"\n', "absent.json"),
-    "a folder as config": (FAMILY, 'huggingface = "."\n', "Is a directory"),
-    "no JSON as config": (FAMILY, 'huggingface = "bad.jsonl"\n', "the config is not JSON"),
     "nobody's home": (FAMILY, 'huggingface = "~nobody-here/x.json"\n', "~nobody-here/x.json"),
     "no module": (FAMILY, 'module = "absent:make"\n', "module absent"),
     "no tokenizer": (TEXT, f'tokenizer = "absent.json"\n{TEXT}', "absent.json"),
-    "a folder as tokenizer": (TEXT, f'tokenizer = "."\n{TEXT}', "Is a directory"),
-    "no JSON as tokenizer": (TEXT, f'tokenizer = "bad.jsonl"\n{TEXT}', "bad.jsonl"),
 }
 """Text of a good run file, the text that replaces it, and words of the error."""
 

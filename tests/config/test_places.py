@@ -9,7 +9,6 @@ from atom.base.errors import StorageError
 from atom.config.places import (
     base_folder,
     default_state_directory,
-    named_state_directory,
 )
 
 
@@ -44,9 +43,3 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     with pytest.raises(StorageError, match="no home directory") as problem:
         base_folder("cache")
     assert "XDG_CACHE_HOME" in problem.value.hint
-
-
-def test_the_command_line_comes_before_the_peer_file() -> None:
-    assert named_state_directory(Path("asked"), "configured") == Path("asked")
-    assert named_state_directory(None, "configured") == Path("configured")
-    assert named_state_directory(None, None) is None

@@ -108,14 +108,6 @@ def test_numbers_and_rules_go_together(keys: dict[str, str], key: str) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("key", ["optimizer__state", "optimizer__gradients"])
-def test_sixteen_bits_are_for_bfloat16(key: str) -> None:
-    value = "half" if key.endswith("state") else "bfloat16"
-    keys = {key: f'"{value}"', "model__precision": '"bfloat16"', "swarm__codec": '"bfloat16"'}
-    optimizer = with_keys(**keys).optimizer
-    assert value in (optimizer.state, optimizer.gradients)
-
-
 def filled_in(run: RunFile, **sections: dict[str, object]) -> RunFile:
     """A copy of the run with other values in these sections."""
     changed = {
@@ -124,14 +116,7 @@ def filled_in(run: RunFile, **sections: dict[str, object]) -> RunFile:
     return run.model_copy(update=changed)
 
 
-def test_another_tokenizer_or_a_larger_one_is_refused(shakespeare: RunFile, small: RunFile) -> None:
-    pinned = filled_in(shakespeare, data={"tokenizer_sha256": "a" * 64})
-    for run in shakespeare, pinned:
-        run.check_tokenizer(256, "a" * 64)
-    with pytest.raises(ConfigError, match="another tokenizer"):
-        pinned.check_tokenizer(256, "b" * 64)
-    with pytest.raises(ConfigError, match="60000"):
-        small.check_tokenizer(60_000, "a" * 64)
+def test_paths_of_the_run_file_are_relative_to_its_folder(small: RunFile) -> None:
     sources = text_sources(small, PeerFile(), HERE)
     assert (sources.texts[""].paths, sources.tokenizer) == (("/runs/text",), "/runs/tokenizer.json")
 
@@ -177,13 +162,6 @@ def test_of_a_strangers_path_the_hint_shows_the_last_part(
     with pytest.raises(ConfigError) as caught:
         text_sources(run, PeerFile(), None)
     assert caught.value.hint.endswith(f'[data]\npath = "{shown}"')
-
-
-def test_the_peer_files_copy_goes_before_the_run_files(small: RunFile) -> None:
-    peer = parse_peer_text('[data]\npaths = ["m"]\ntokenizer = "t.json"\n', Path("/box"))
-    for folder in (None, HERE):
-        sources = text_sources(small, peer, folder)
-        assert (sources.texts[""].paths, sources.tokenizer) == (("/box/m",), "/box/t.json")
 
 
 def test_a_table_is_a_folder_here_or_a_name_of_the_hub(tmp_path: Path) -> None:
@@ -261,17 +239,6 @@ def test_an_open_run_may_trust_peers_from_the_start() -> None:
     assert run_from_text(normalised_run_text(run)) == run
     with pytest.raises(ConfigError, match=f"swarm.trusted: {ANN} is listed more than once"):
         with_keys(swarm__trusted=json.dumps([ANN, ANN]))
-
-
-def test_a_run_is_open_unless_it_lists_its_members() -> None:
-    run = parse_run_text(EXAMPLE)
-    assert run.swarm.members is None
-    text = normalised_run_text(run)
-    assert "members" not in text, "runs founded before have the same text"
-    assert "trusted" not in text
-    listed = listing([ANN, BOB])
-    assert listed.swarm.members == (ANN, BOB)
-    assert run_from_text(normalised_run_text(listed)) == listed
 
 
 @pytest.mark.parametrize(

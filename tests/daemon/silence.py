@@ -1,14 +1,24 @@
-"""A console that says nothing."""
-
-from atom.daemon.console import BYTES
+"""Consoles that print nothing."""
 
 
 class Silence:
+    """Console that ignores everything."""
+
     def join_address(self, address: str) -> None:
         pass
 
     def note(self, text: str) -> None:
         pass
 
-    def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
+    def progress(self, what: str, done: int, total: int) -> None:
         pass
+
+
+class Notes(Silence):
+    """Console that keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)

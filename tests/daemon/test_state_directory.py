@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.daemon.state_directory import StateDirectory, own_identity, write_atomically
+from atom.daemon.state_directory import StateDirectory, write_atomically
 from atom.swarm.identity import Identity
 
 
@@ -107,27 +107,6 @@ def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["a", "x" * 120])
-def test_the_control_socket_fits_whatever_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """The path of the temporary folder may be too long, too. A link to the directory also works."""
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
-    state, other = StateDirectory(tmp_path / name), StateDirectory(tmp_path / ("y" * 120))
-    (tmp_path / "link").symlink_to(name)
-    for each in (state, other):
-        each.lock()
-    socket, others = state.place_control_socket(), other.place_control_socket()
-    assert max(len(str(socket)), len(str(others))) < 108
-    assert socket != others
-    assert StateDirectory(tmp_path / "link").control_socket == socket
-    for each in (state, other):
-        each.remove_control_socket()
-        each.unlock()
-    assert not others.parent.exists()
-
-
 @pytest.mark.parametrize("mode", [0o700, 0o755])
 def test_the_control_socket_lies_in_the_runtime_folder_if_that_is_private(
     mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,16 +179,3 @@ def test_atomic_write_replaces_or_leaves_alone(
         write_atomically(path, b"three")
     assert path.read_bytes() == b"two"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_who_lives_there(tmp_path: Path) -> None:
-    state = StateDirectory(tmp_path / "state")
-    assert own_identity(state.root) is None
-    assert not state.root.exists()
-    made = Identity.load_or_create(state.identity)
-    found = own_identity(state.root)
-    assert found is not None
-    assert found.peer_id == made.peer_id
-    state.identity.write_bytes(b"no key")
-    with pytest.raises(StorageError, match="is not an Ed25519 identity"):
-        own_identity(state.root)

@@ -11,8 +11,7 @@ import torch
 from atom.base.errors import ConfigError, DeviceError, ModelError, TrustError
 from atom.config.load import load_peer_file, parse_run_text
 from atom.config.peer_file import PeerFile
-from atom.daemon.model.pinning import pin_for_plan
-from atom.daemon.model.run_plan import plan_run
+from atom.daemon.model.pinning import pin_for_plan, plan_run
 from atom.models.gpt3 import GPT3Config, parameter_shapes
 from atom.plan import devices, profiling
 from atom.plan.choice import Choice

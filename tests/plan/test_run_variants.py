@@ -8,7 +8,7 @@ import pytest
 
 from atom.config.load import parse_run_text
 from atom.config.run_file import RunFile
-from atom.daemon.model.run_plan import plan_run
+from atom.daemon.model.pinning import plan_run
 from atom.plan import planning
 from atom.plan.choice import Choice
 from atom.plan.planning import PlanRequest, recommend, run_variants, work_of_variant

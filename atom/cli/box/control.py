@@ -71,24 +71,22 @@ def ask_daemon(state: Path | None, command: str, *arguments: Any) -> Any:
     return ask(find_daemon(state), command, *arguments)
 
 
-def find_daemon(state: Path | None, home: Path | None = None) -> Path:
-    """Return the control socket of the daemon in `state`, else of the only one under `home`.
+def find_daemon(state: Path | None) -> Path:
+    """Return the control socket of the daemon in `state`, else of the only one that runs.
 
     Args:
         state: The daemon's state directory, if the user named it.
-        home: Folder of all state directories; None: the default one.
 
     Raises:
         ControlError: No daemon runs, several run, or another user may have made the socket.
     """
     if state is not None and not state.is_dir():
         raise ControlError(f"there is no state directory {state}", _START_HINT)
-    home = home or (base_folder("data") if state is None else state)
+    home = base_folder("data") if state is None else state
     folders = _state_directories(home) if state is None else [StateDirectory(state)]
     running = [folder.root for folder in folders if folder.in_use]
     if not running:
-        where = f"under {home}" if state is None else f"in {state}"
-        raise ControlError(f"no daemon of this user is running {where}", _START_HINT)
+        raise ControlError(f"no daemon of this user is running in {home}", _START_HINT)
     root = _the_one(running, "daemons are running on this machine", ControlError)
     path = StateDirectory(root).control_socket
     # Root may command the daemon of any user; all others only their own.
@@ -109,19 +107,18 @@ def _is_safe(path: Path, owners: set[int]) -> bool:
     return path.lstat().st_uid in owners and folder.st_uid in owners and not writable
 
 
-def find_state(state: Path | None, home: Path | None = None) -> Path:
+def find_state(state: Path | None) -> Path:
     """Return `state`, else the only state directory of a run; of several, the one in use.
 
     Args:
         state: State directory, if the user named it.
-        home: Folder of all state directories; None: the default one.
 
     Raises:
         StorageError: No run is kept here, or several are and none is named.
     """
     if state is not None:
         return state
-    home = base_folder("data") if home is None else home
+    home = base_folder("data")
     runs = [folder.root for folder in _state_directories(home) if folder.manifest.exists()]
     if not runs:
         raise StorageError(f"there is no run under {home}", "name its directory with --state DIR")

@@ -1,16 +1,17 @@
 """`atom demo`: start peers, kill one, start another, and check their event logs."""
 
+import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from atom.cli.demo.peer import DemoPeer, Event, PeerFailed, Stage
-from atom.cli.demo.verdict import Check, PeerResult, judge, rounds_of, sequences_of, sum_up
+from atom.cli.demo.peer import FINISHED, DemoPeer, Event, PeerFailed, Stage
 from atom.cli.shell.failures import ExitCode, say_error
 from atom.cli.shell.signals import raise_on_signals
 from atom.cli.shell.terminal import fitting, print_plainly, stdout_console
@@ -24,6 +25,28 @@ FIRST_PEERS, VICTIM = 3, 2
 STEP_S = 0.3
 TOLD_EVERY_ROUNDS = 10
 _CURVE_COLUMNS_PER_NAT = 5
+
+
+@dataclass(frozen=True)
+class PeerResult:
+    """Result of one peer."""
+
+    name: str
+    peer_id: str
+    fate: str
+    rounds: int
+    """Number of committed rounds that the peer contributed to."""
+    last: tuple[int, str, str]
+    """Round, head and digest (hexadecimal) of its last replica; (0, "", "") without any."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim, its result, and the figures behind the result."""
+
+    claim: str
+    passed: bool
+    figures: str
 
 
 def run_demo(directory: Path) -> ExitCode:
@@ -190,7 +213,7 @@ def results_table(results: Sequence[PeerResult]) -> Table:
             "peer": result.name,
             "id": short_id(result.peer_id) if result.peer_id else "-",
             "rounds": f"{result.rounds:,}",
-            "digest": result.digest[:12] or "-",
+            "digest": result.last[2][:12] or "-",
             "fate": result.fate,
         }
         for result in results
@@ -201,3 +224,71 @@ def results_table(results: Sequence[PeerResult]) -> Table:
 def _line(check: Check) -> Text:
     mark = ("✓ ", "good") if check.passed else ("✗ ", "bad")
     return Text.assemble(mark, check.claim, (f"   {check.figures}", "quiet"))
+
+
+# ---- checks of the claims, which are pure
+
+
+def rounds_of(events: Iterable[Event]) -> list[Event]:
+    """Return the events of committed rounds in order; of a repeated round, the later event."""
+    last = {int(event["round"]): event for event in events if event.get("event") == "round"}
+    return [last[number] for number in sorted(last)]
+
+
+def sequences_of(event: Event, peer_id: str) -> int:
+    """Return the number of sequences that a peer contributed to a round."""
+    parts = zip(event["members"], event["contributed"], strict=True)
+    return sum(sequences for member, sequences in parts if member == peer_id)
+
+
+def sum_up(
+    name: str, peer_id: str, fate: str, events: Sequence[Event], founder: Sequence[Event]
+) -> PeerResult:
+    """Return the result of one peer.
+
+    Args:
+        name: Name of the peer in the demo.
+        peer_id: Peer id.
+        fate: How the peer ended.
+        events: Events of the peer, for its last replica.
+        founder: Events of the founder, for the rounds that the peer contributed to.
+    """
+    rounds = sum(sequences_of(event, peer_id) > 0 for event in rounds_of(founder))
+    telling = ("started", "round", "caught-up", "left")
+    states = [
+        (int(event["round"]), str(event.get("head", "")), str(event["digest"]))
+        for event in events
+        if event["event"] in telling and event.get("digest")
+    ]
+    return PeerResult(name, peer_id, fate, rounds, states[-1] if states else (0, "", ""))
+
+
+def judge(results: Sequence[PeerResult], losses: Sequence[float]) -> list[Check]:
+    """Return the checks of all claims of the demo.
+
+    Args:
+        results: Result of each peer.
+        losses: Loss of each committed round, in order.
+    """
+    return [_loss_fell(losses), _identical([each for each in results if each.fate == FINISHED])]
+
+
+def _loss_fell(losses: Sequence[float]) -> Check:
+    claim = "the loss fell below half of its first value"
+    if not losses:
+        return Check(claim, False, "no round was committed")
+    first, last = losses[0], losses[-1]
+    passed = math.isfinite(last) and last < first / 2
+    return Check(claim, passed, f"{first:.4f} → {last:.4f}")
+
+
+def _identical(survivors: Sequence[PeerResult]) -> Check:
+    """Check that at least two peers survived, and that their last replicas are equal."""
+    claim, states = "all surviving replicas are bit-identical", {each.last for each in survivors}
+    if len(survivors) < 2:
+        return Check(claim, False, f"{len(survivors)} survived: nothing to compare")
+    round_, _, digest = survivors[0].last
+    if len(states) > 1 or round_ == 0:
+        ends = (f"{each.name} at round {each.last[0]}" for each in survivors)
+        return Check(claim, False, f"replicas differ: {', '.join(ends)}")
+    return Check(claim, True, f"{len(survivors)} after round {round_}: {digest[:12]}")

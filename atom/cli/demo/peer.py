@@ -182,11 +182,10 @@ class Stage:
 
     def _clear(self) -> None:
         """Empty the folder. Raises: OSError; StorageError if no demo wrote its content."""
-        content = list(self.root.iterdir())
-        if content and self.root / _MARKER not in content:
+        if any(self.root.iterdir()) and not (self.root / _MARKER).exists():
             what = f"{self.root} is not empty, and its content is not a demo's"
             raise StorageError(what, _ELSEWHERE)
-        for path in content:
+        for path in self.root.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != _MARKER:

@@ -182,18 +182,19 @@ async def looked_at(address: str, state: Path | None = None, chain: bool = False
         chain: If True, read the `ledger` too.
 
     Raises:
-        AddressError: The run cannot be read.
+        AddressError: The run or its chain cannot be read, or no peer is alive to serve the chain.
         TrustError: The chain was asked for, and the run answers only listed peers.
     """
     async with onlooking(address, state) as onlooker:
         if chain:
-            await certified(onlooker)
-        await onlooker.first_view()
+            await read_chain(onlooker)
+        else:
+            await onlooker.first_view()
         return onlooker
 
 
-async def certified(onlooker: Onlooker) -> Ledger:
-    """Read the ledger, with some retries; show the progress on the terminal.
+async def read_chain(onlooker: Onlooker) -> None:
+    """Read the leases and the ledger, with some retries; show the progress on the terminal.
 
     Retries help because peers serve their newest heads only, and a lease may name an older one.
 
@@ -202,7 +203,7 @@ async def certified(onlooker: Onlooker) -> Ledger:
         TrustError: The run answers only listed peers.
     """
     console = TerminalConsole()
-    on_progress = partial(console.progress, "checking the chain", unit="rounds")
+    on_progress = partial(console.progress, "checking the chain")
     try:
         for attempt in range(TRIES):
             if attempt:
@@ -221,7 +222,6 @@ async def certified(onlooker: Onlooker) -> Ledger:
         raise AddressError(unread, "try again in a moment; `atom status` shows live peers")
     if not onlooker.ledger.head.round and not onlooker.leases:
         raise AddressError("no peer of the run is alive to serve its chain", "try again later")
-    return onlooker.ledger
 
 
 def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None]:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,45 +23,43 @@ MOST_TEXTS = 8
 _LINES = "\n\t"
 
 
-@dataclass(frozen=True)
-class SampleRequest:
-    """Arguments of `atom sample`."""
-
-    folder: Path
-    """State directory of a peer, or a folder of `atom export`."""
-    prompts: tuple[str, ...]
-    tokens: int
-    sampling: Sampling
-    device: str
-    trust: str | None
-
-
-def show_samples(asked: SampleRequest) -> None:
+def show_samples(
+    folder: Path,
+    texts: Sequence[str],
+    tokens: int,
+    sampling: Sampling,
+    device: str,
+    trust: str | None,
+) -> None:
     """Print how a model continues each prompt.
 
     Args:
-        asked: Arguments of the command.
+        folder: State directory of a peer, or a folder of `atom export`.
+        texts: The prompts.
+        tokens: Most tokens to add to a prompt.
+        sampling: How the next token is chosen.
+        device: Device to compute on, as in the peer file.
+        trust: KEY:SHA256 of code that may be executed; None: no code.
 
     Raises:
         typer.BadParameter: An argument is not usable.
         StorageError: The folder does not exist, or holds no model.
         UserError: The model cannot be computed here.
     """
-    _check(asked)
+    parse_trust(trust)
+    _check(folder, texts, device)
     console = TerminalConsole()
     try:
-        sampled = sampled_folder(asked.folder, asked.trust, console.note)
-        prompts = sampled.read(asked.prompts)
-        window = min(sampled.sequence_tokens, max(map(len, prompts)) + asked.tokens - 1)
+        sampled = sampled_folder(folder, trust, console.note)
+        prompts = sampled.read(texts)
+        window = min(sampled.sequence_tokens, max(map(len, prompts)) + tokens - 1)
         weights = partial(console.progress, "loading the weights")
         try:
-            with answering(sampled, window, len(prompts), asked.device, weights) as (ask, known):
+            with answering(sampled, window, len(prompts), device, weights) as (ask, known):
                 known = min(known, sampled.tokenizer.vocabulary_size)
                 console.note(f"{sampled.title}; each token is a pass over {window:,} tokens")
                 console.close()
-                added = continuations(
-                    prompts, asked.tokens, window, known, sampled.ends, asked.sampling, ask
-                )
+                added = continuations(prompts, tokens, window, known, sampled.ends, sampling, ask)
                 _print(sampled.tokenizer, prompts, added)
         except SourceError as problem:
             raise StorageError(problem.message, problem.hint) from problem
@@ -70,20 +67,19 @@ def show_samples(asked: SampleRequest) -> None:
         console.close()
 
 
-def _check(asked: SampleRequest) -> None:
-    parse_trust(asked.trust)
-    if not re.fullmatch(DEVICE_PATTERN, asked.device):
-        what = f"{asked.device!r} is not auto, cpu, cuda or cuda:N"
+def _check(folder: Path, texts: Sequence[str], device: str) -> None:
+    if not re.fullmatch(DEVICE_PATTERN, device):
+        what = f"{device!r} is not auto, cpu, cuda or cuda:N"
         raise typer.BadParameter(what, param_hint="--device")
-    if not asked.folder.is_dir():
+    if not folder.is_dir():
         raise StorageError(
-            f"{asked.folder} is not a folder on this machine",
+            f"{folder} is not a folder on this machine",
             "name a peer's state directory, or a folder of `atom export`",
         )
-    if len(asked.prompts) > MOST_TEXTS:
-        what = f"{len(asked.prompts)} prompts, but at most {MOST_TEXTS} are possible"
+    if len(texts) > MOST_TEXTS:
+        what = f"{len(texts)} prompts, but at most {MOST_TEXTS} are possible"
         raise typer.BadParameter(what, param_hint="PROMPT...")
-    for prompt in asked.prompts:
+    for prompt in texts:
         if not prompt:
             raise typer.BadParameter("empty: write the start of a text", param_hint="PROMPT...")
         try:

@@ -1,10 +1,12 @@
-"""`atom status`: a swarm at one moment, from the DHT alone.
+"""`atom status` and `atom contributions`: a swarm at one moment, and the work of each peer so far.
 
-It shows a headline, a bar with the progress to the global batch, and a table of peers.
+The status comes from the DHT alone: a headline, a bar with the progress to the global batch, and a
+table of peers. The contributions come from the run's certified chain.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -12,11 +14,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atom.cli.look.onlooker import onlooking, run_meant
+from atom.cli.look.onlooker import looked_at, onlooking, run_meant
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import fitting, print_plainly, stderr_console, stdout_console
 from atom.models.data.corpus import Amount
+from atom.swarm.chain.commit_chain import Ledger
+from atom.swarm.identity import short_id
 from atom.swarm.records.lease import Lease
+from atom.swarm.records.manifest import Manifest
 from atom.swarm.records.view import (
     SwarmView,
     batch_text,
@@ -31,6 +36,7 @@ _FIRST_TO_GO = (
     "received", "sent", "seq/s", "lease age", "tokens/s", "digest", "utilisation", "round",
     "sequences",
 )  # fmt: skip
+_SHARE_COLUMNS = ("peer", "sequences", "share", "rounds", "first", "last")
 _STATE_STYLES = {
     "accumulating": "green",
     "reducing": "cyan",
@@ -141,3 +147,73 @@ def _cells(peer: Lease, view: SwarmView) -> dict[str, Text]:
     state = Text(peer.state, _STATE_STYLES.get(peer.state, "yellow"))
     cells["state"] = Text.assemble((trouble, "bad"), ", ", state) if trouble else state
     return cells
+
+
+def show_contributions(address: str | None, state: Path | None, as_json: bool) -> None:
+    """Print the contributions of all peers.
+
+    Args:
+        address: Join address of the run; None: the run of the daemon on this machine.
+        state: State directory of the daemon, or of the peer to ask as.
+        as_json: If True, print JSON instead of a table.
+
+    Raises:
+        ControlError: No address was given, and no daemon here knows one.
+        AddressError: The chain cannot be read.
+        TrustError: The peers answer only listed peers.
+    """
+    swarm = run_to_the_end(looked_at(*run_meant(address, state), chain=True))
+    manifest, ledger = swarm.manifest, swarm.ledger
+    if as_json:
+        typer.echo(json.dumps(contributions(manifest, ledger), indent=2))
+        return
+    head, console = ledger.head, stdout_console()
+    print_plainly(
+        f"{manifest.run}   {ledger.sequences:,} sequences in {head.round:,} "
+        f"round{'' if head.round == 1 else 's'}, certified up to head {head.digest.hex()[:12]}",
+        whole=True,
+    )
+    width = console.width if console.is_terminal else None
+    rows = [_share_cells(share, whole_id=width is None) for share in _shares(ledger)]
+    print_plainly(
+        fitting(_SHARE_COLUMNS, rows, width, words=("peer",), first_to_go=_SHARE_COLUMNS[:2:-1]),
+        True,
+    )
+
+
+def contributions(manifest: Manifest, ledger: Ledger) -> dict[str, Any]:
+    """Return the object that `atom contributions --json` prints."""
+    return {
+        "run": manifest.run,
+        "owner": manifest.owner,
+        "round": ledger.head.round,
+        "head": ledger.head.digest.hex(),
+        "sequences": ledger.sequences,
+        "peers": _shares(ledger),
+    }
+
+
+def _shares(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return the JSON of each peer, largest contribution first."""
+    return [
+        {
+            "peer_id": peer_id,
+            "sequences": share.sequences,
+            "share": round(share.sequences / ledger.sequences, 6),
+            "rounds": share.rounds,
+            "first_round": share.first_round,
+            "last_round": share.last_round,
+        }
+        for peer_id, share in ledger.by_share()
+    ]
+
+
+def _share_cells(share: dict[str, Any], whole_id: bool) -> dict[str, str]:
+    return {
+        "peer": share["peer_id"] if whole_id else short_id(share["peer_id"]),
+        "sequences": f"{share['sequences']:,}",
+        "share": f"{share['share']:.1%}",
+        "rounds": f"{share['rounds']:,}",
+        "first": f"{share['first_round']:,}",
+        "last": f"{share['last_round']:,}",
+    }

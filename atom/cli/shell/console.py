@@ -20,18 +20,13 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
-    ProgressColumn,
-    Task,
     TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.text import Text
 
-from atom.base.units import format_bytes
 from atom.cli.shell.terminal import draws, stderr_console
-from atom.daemon.console import BYTES
 
 MOST_WAITING = 1000
 """Capacity of the queue of outputs. More are dropped; the daemon's journal has all events."""
@@ -84,9 +79,9 @@ class TerminalConsole:
         """Print a line with the time of day on stderr."""
         self._give(_STDERR, partial(self._print, time.strftime("%H:%M:%S"), text))
 
-    def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
+    def progress(self, what: str, done: int, total: int) -> None:
         """Show the progress of one step on stderr: see `Console.progress`."""
-        self._give(_STDERR, partial(self._steps.show, what, done, total, unit))
+        self._give(_STDERR, partial(self._steps.show, what, done, total))
 
     def close(self) -> None:
         """Write everything that waits, then remove the bars. Later calls may draw again.
@@ -135,7 +130,7 @@ class TerminalConsole:
 
 
 class Steps:
-    """Progress of long steps: bars with rates on a terminal, elsewhere a line now and then.
+    """Progress of long steps: bars on a terminal, elsewhere a line now and then.
 
     One thread at a time may call the methods.
     """
@@ -147,7 +142,6 @@ class Steps:
             TextColumn("{task.description}"),
             BarColumn(),
             TaskProgressColumn(),
-            _Rate(),
             TimeRemainingColumn(),
             console=console,
             transient=True,
@@ -156,12 +150,12 @@ class Steps:
         self._rows: dict[str, TaskID] = {}
         self._next_line_at: dict[str, float] = {}
 
-    def show(self, what: str, done: int, total: int, unit: str) -> None:
+    def show(self, what: str, done: int, total: int) -> None:
         """Show the progress of one step; same arguments as `Console.progress`."""
         if what not in self._rows:
             # A step with a total of 1 has no fraction to show: its bar only moves.
             counted = None if total == 1 else total
-            self._rows[what] = self._progress.add_task(what, total=counted, unit=unit)
+            self._rows[what] = self._progress.add_task(what, total=counted)
             self._next_line_at[what] = self._clock() + FIRST_LINE_S
         self._progress.update(self._rows[what], completed=done)
         if draws(self._console):
@@ -182,17 +176,6 @@ class Steps:
         self._progress.remove_task(self._rows.pop(what))
         if not self._rows and draws(self._console):
             self._progress.stop()
-
-
-class _Rate(ProgressColumn):
-    """Column with the rate of a step, such as "12.3 MiB/s"; empty while the rate is unknown."""
-
-    def render(self, task: Task) -> Text:
-        if not task.speed:
-            return Text()
-        unit, digits = task.fields["unit"], ".0f" if task.speed >= 100 else ".3g"
-        per_s = format_bytes(task.speed) if unit == BYTES else f"{task.speed:,{digits}} {unit}"
-        return Text(f"{per_s}/s")
 
 
 def private_host(address: str) -> str:

@@ -92,7 +92,7 @@ def exit_code_of(error: UserError) -> ExitCode:
 class Terminated(BaseException):
     """SIGTERM or SIGHUP ended a command that cannot leave in good order."""
 
-    def __init__(self, number: int = signal.SIGTERM) -> None:
+    def __init__(self, number: int) -> None:
         """`number`: Number of the signal, SIGTERM or SIGHUP."""
         super().__init__(number)
         self.number = number

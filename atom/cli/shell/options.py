@@ -22,6 +22,11 @@ def _state(words: str) -> Any:
     return typer.Option("--state", metavar="DIR", help=words, callback=below_home)
 
 
+def from_option(words: str) -> Any:
+    """Return the option `--from FOLDER` with this help text."""
+    return typer.Option("--from", metavar="FOLDER", callback=below_home, help=words)
+
+
 PeerOption = Annotated[
     Path | None, typer.Option("--peer", metavar="PEER.toml", help="Settings of this machine.")
 ]
@@ -31,11 +36,7 @@ StateOption = Annotated[
 ]
 DaemonStateOption = Annotated[
     Path | None,
-    _state("The daemon's state directory, if several run."),
-]
-KeptOption = Annotated[
-    Path | None,
-    _state("The peer's state directory, if several are kept."),
+    _state("The peer's state directory, if there are several."),
 ]
 ListenOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Address that the DHT node listens on.")

@@ -11,14 +11,11 @@ from typing import Any
 
 from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.failures import ExitCode, Terminated
-from atom.cli.shell.options import parse_trust
 from atom.cli.shell.signals import run_to_the_end
 from atom.config.load import load_peer_file
 from atom.config.places import default_state_directory, named_state_directory
 from atom.daemon.peer.addresses import announced_multiaddrs
-from atom.daemon.peer.box import JoinOptions, StartOptions
 from atom.daemon.peer.lifecycle import Ending
-from atom.daemon.peer.setup import run_join, run_start
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.dht.directory import entrance
@@ -28,34 +25,20 @@ DEFAULT_LISTEN = "0.0.0.0:31337"
 """Address of a bootstrap node; its port is fixed, because people write the address down."""
 
 
-def start_daemon(options: StartOptions) -> ExitCode:
-    """Found or continue a run; block until the daemon ends.
+def in_foreground(daemon: Callable[[TerminalConsole], Ending]) -> ExitCode:
+    """Run a daemon, and block until it ends.
+
+    Args:
+        daemon: `run_start` or `run_join` with its arguments.
 
     Raises:
         UserError: The daemon cannot start or go on, for any reason.
     """
     console = TerminalConsole()
-    return _to_the_end(lambda: run_start(options, console), console)
-
-
-def _to_the_end(run: Callable[[], Ending], console: TerminalConsole) -> ExitCode:
     try:
-        ending = run()
+        return code_of(daemon(console))
     finally:
         console.close()
-    return code_of(ending)
-
-
-def join_daemon(options: JoinOptions) -> ExitCode:
-    """Join a run; block until the daemon ends.
-
-    Raises:
-        typer.BadParameter: `trust` is malformed.
-        UserError: The daemon cannot start or go on, for any reason.
-    """
-    parse_trust(options.trust)
-    console = TerminalConsole()
-    return _to_the_end(lambda: run_join(options, console), console)
 
 
 def code_of(ending: Ending) -> ExitCode:

@@ -8,29 +8,10 @@ import typer
 
 from atom.base.errors import DeviceError, StorageError
 from atom.base.units import format_bytes, parse_bits_per_s
-from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_console
+from atom.cli.shell.terminal import print_plainly, stderr_console
 from atom.cli.train.plan_text import plan_text
-from atom.daemon.model.run_plan import plan_run
+from atom.daemon.model.pinning import plan_run
 from atom.plan.planning import Plan, PlanRequest
-
-
-def make_plan(request: PlanRequest) -> Plan:
-    """Plan a run, and show on stderr which step is under way.
-
-    Raises:
-        ConfigError: The run file or the peer file cannot be used.
-        ModelError: The model cannot be trained faithfully.
-        DeviceError: The device is missing, or too small.
-        TrustError: The plan is for a swarm whose model is code of its owner.
-    """
-    console = stderr_console()
-    with console.status("reading the model") as status:
-
-        def note(text: str) -> None:
-            console.print(text, style="quiet")
-            status.update(text)
-
-        return plan_run(request, note)
 
 
 def show_plan(request: PlanRequest, as_json: bool) -> None:
@@ -41,15 +22,22 @@ def show_plan(request: PlanRequest, as_json: bool) -> None:
         as_json: If True, print JSON instead of a page.
 
     Raises:
-        ConfigError, ModelError, TrustError: Raised by `make_plan`.
-        DeviceError: Raised by `make_plan`, or, after printing, if host memory is too small.
+        ConfigError, ModelError, TrustError: Raised by `plan_run`.
+        DeviceError: Raised by `plan_run`, or, after printing, if host memory is too small.
         StorageError: After printing, if the disk is too small.
     """
-    plan = make_plan(request)
+    console = stderr_console()
+    with console.status("reading the model") as status:
+
+        def note(text: str) -> None:
+            console.print(text, style="quiet")
+            status.update(text)
+
+        plan = plan_run(request, note)
     if as_json:
         typer.echo(json.dumps(plan_json(plan), indent=2))
     else:
-        print_plainly(plan_text(plan, stdout_console().width))
+        print_plainly(plan_text(plan))
     _require_room(plan)
 
 

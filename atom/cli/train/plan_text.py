@@ -1,4 +1,4 @@
-"""A plan as text for a terminal: memory, sub-models and speed. Pure."""
+"""A plan as text for a terminal: memory and speed. Pure."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -9,34 +9,23 @@ from rich.table import Table
 from rich.text import Text
 
 from atom.base.units import format_bytes, format_seconds
-from atom.cli.shell.terminal import fitting
 from atom.plan.planning import Plan
 from atom.plan.prediction import RoundPrediction
 
-MAX_SUB_MODELS = 12
-"""Most sub-models in the table, the last one included."""
-_COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "output", "stays")
 _WAITS = {
     "link": "weights",
     "gradients": "copies of gradients",
     "values": "values between sub-models",
     "end": "the last gradients",
 }
-_FIRST_TO_GO = ("output", "backward", "forward", "activations", "stays", "weights")
 
 
-def plan_text(plan: Plan, columns: int) -> RenderableType:
-    """Return the page of a plan.
-
-    Args:
-        plan: Plan to show.
-        columns: Width of the terminal.
-    """
+def plan_text(plan: Plan) -> RenderableType:
+    """Return the page of a plan, which names the sub-models' number; `--json` has each of them."""
     return Group(
         _headline(plan),
         *_section("verdict", _verdict(plan)),
         *_section("requirements", _fit(plan)),
-        *_section(_cut_title(plan), _sub_models(plan, columns - 2)),
         *_section(_pass_title(plan), _pass(plan)),
         *_section(_round_title(plan), _round(plan)),
     )
@@ -76,8 +65,8 @@ def _verdict(plan: Plan) -> RenderableType:
     if len(plan.alone) > 1:
         each = ", ".join(f"{rate:,.0f} with {n}" for n, rate in enumerate(plan.alone, start=1))
         table.add_row("devices", f"{each}: {unit}/s of this machine alone")
-    if len(plan.shapes) > 1:
-        table.add_row("shape", _shape(plan, unit))
+    if plan.choice.group_devices > 1:
+        table.add_row("groups", f"{plan.choice.groups} of {plan.choice.group_devices} devices")
     table.add_row("passes", _share_of(round_))
     an_hour = _line_bytes(round_.line_bytes_per_day / 24)
     table.add_row("line", f"{an_hour} per hour up, and the same down")
@@ -88,24 +77,6 @@ def _verdict(plan: Plan) -> RenderableType:
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
     table.add_row("best mode", f"{keys}: {found.reason}")
     return table
-
-
-def _shape(plan: Plan, unit: str) -> str:
-    """Return the speed of each way to group the devices, the chosen way first."""
-    choice, work = plan.choice, plan.work
-    each = work.micro_batch_sequences * work.sequence_tokens
-
-    def said(size: int) -> str:
-        count = choice.devices // size
-        groups = f"{count} group{'' if count == 1 else 's'} of {size} devices"
-        return f"{groups if size > 1 else 'separately'} {each * plan.shapes[size]:,.0f}"
-
-    chosen, why = choice.group_devices, ""
-    if chosen > 1:
-        resident = len(choice.arrangement.resident) == len(choice.cut.pieces)
-        why = " (the model fits)" if resident else " (loads are shared)"
-    others = "".join(f"; {said(size)}" for size in plan.shapes if size != chosen)
-    return f"{said(chosen)}{why}{others}: {unit}/s, without the exchange"
 
 
 def _peers(plan: Plan) -> str:
@@ -127,33 +98,7 @@ def _fit(plan: Plan) -> RenderableType:
     ]
     for name, need, have, remark in rows:
         table.add_row(name, format_bytes(need), format_bytes(have), _fits(need, have, remark))
-    parts = [
-        (memory.slot_bytes, "swapped weights"),
-        (memory.resident_bytes, "weights that stay"),
-        (memory.trained_bytes, "state of weights trained there"),
-        (memory.gradient_bytes, "gradients"),
-        (memory.activation_bytes, "activations in use"),
-        (memory.kept_bytes, "stored activations"),
-        (memory.boundary_bytes, "values between sub-models"),
-    ]
-    held = ", ".join(f"{format_bytes(size)} {what}" for size, what in parts if size)
-    kept = f"{format_bytes(disk.snapshot_bytes)} snapshots, the current and the next"
-    if disk.checkpoint_bytes:
-        kept += f", {format_bytes(disk.checkpoint_bytes)} checkpoints"
-    kept += f", {format_bytes(disk.result_bytes)} averages of later rounds"
-    if disk.text_bytes:
-        kept += f", {format_bytes(disk.text_bytes)} training text"
-    if disk.joiners_bytes:
-        kept += f"; {format_bytes(disk.joiners_bytes)} more for joiners, if there is room"
-    lines = [Text(f"on the device: {held}", "quiet"), Text(f"on the disk: {kept}", "quiet")]
-    if plan.choice.host_bytes:
-        count = len(plan.choice.waiting)
-        waiting = (
-            f"{format_bytes(plan.choice.host_bytes)} of values between sub-models, "
-            f"the outputs of {count} of {len(plan.choice.cut.pieces)}"
-        )
-        lines.append(Text(f"on the host between uses: {waiting}", "quiet"))
-    return Group(table, *lines)
+    return table
 
 
 def _fits(need_bytes: int, have_bytes: int, remark: str) -> Text:
@@ -164,7 +109,8 @@ def _fits(need_bytes: int, have_bytes: int, remark: str) -> Text:
     return Text.assemble(verdict, (f"  {remark}" if remark else "", "quiet"))
 
 
-def _cut_title(plan: Plan) -> str:
+def _cut(plan: Plan) -> str:
+    """Say in how many sub-models the model is cut, and which of them stay on the device."""
     arrangement, count = plan.choice.arrangement, len(plan.choice.cut.pieces)
     title = f"{count} sub-model{'' if count == 1 else 's'}"
     if len(arrangement.resident) == count:
@@ -174,54 +120,21 @@ def _cut_title(plan: Plan) -> str:
     return f"{title}, swapped through {arrangement.slots} slots"
 
 
-def _sub_models(plan: Plan, columns: int) -> RenderableType:
-    """Return the table of sub-models; if there are many, of the first ones and the last."""
-    count = len(plan.choice.cut.pieces)
-    shown = [*range(min(count, MAX_SUB_MODELS) - 1), count - 1]
-    rows = [_cells(plan, s) for s in shown]
-    if count > MAX_SUB_MODELS:
-        left_out = f"{count - MAX_SUB_MODELS} more"
-        rows.insert(-1, dict.fromkeys(_COLUMNS, "") | {"#": "…", "what": left_out})
-    return fitting(_COLUMNS, rows, columns, words=("what", "stays"), first_to_go=_FIRST_TO_GO)
-
-
-def _cells(plan: Plan, s: int) -> dict[str, str]:
-    arrangement, piece = plan.choice.arrangement, plan.choice.cut.pieces[s]
-    stays = "with its activations" if s in arrangement.kept else "yes"
-    stays += ", trained" if s in arrangement.trained else ""
-    return {
-        "#": str(s),
-        "what": plan.program.sub_models[s].name,
-        "weights": format_bytes(piece.elements * plan.choice.cut.limits.element_bytes),
-        "forward": format_seconds(piece.forward_s),
-        "backward": format_seconds(piece.backward_s),
-        "activations": format_bytes(piece.activation_bytes),
-        "output": format_bytes(piece.out_bytes) if piece.out_bytes else "",
-        "stays": stays if s in arrangement.resident else "",
-    }
-
-
 def _pass_title(plan: Plan) -> str:
     count = plan.choice.micro_batches
     return f"a pass of {count} micro-batch{'' if count == 1 else 'es'}"
 
 
 def _pass(plan: Plan) -> RenderableType:
-    timeline, profile = plan.choice.timeline, plan.profile
+    timeline = plan.choice.timeline
     source = "measured once on this device, layer by layer: --measure-again"
-    if profile.source == "assumed":
+    if plan.profile.source == "assumed":
         source = f"estimated from the data sheet of {plan.device}"
     table = _grid()
+    table.add_row("model", "", _cut(plan))
     table.add_row("takes", format_seconds(timeline.seconds), f"times are {source}")
     busy = f"the device computes {timeline.computing:.0%} of the pass"
     table.add_row("computes", format_seconds(timeline.busy_s("compute")), busy)
-    rate, loads_s = profile.link.load_bytes_per_s, timeline.busy_s("load")
-    loaded = f"{format_bytes(int(loads_s * rate))} at {format_bytes(rate)}/s"
-    table.add_row("loads", format_seconds(loads_s), loaded)
-    table.add_row("gradients out", format_seconds(timeline.busy_s("gradients")), "")
-    if profile.link.adds_apart:
-        added = format_seconds(timeline.busy_s("sums"))
-        table.add_row("sums", added, "of gradients, on the host in parallel")
     waits_s = plan.choice.waits_s
     longest = sorted(waits_s, key=lambda reason: -waits_s[reason])
     words = (f"{format_seconds(waits_s[r])} for {_WAITS[r]}" for r in longest if waits_s[r] > 0)

@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer
 from atom.models.hub import CONFIG, WHOLE
 from atom.models.partly_trained import PartlyTrained
 from atom.models.source import ModelSource, Outside, Place, SourceError
-from atom.training.storage.run_storage import Snapshot
 
 ADAPTER = "adapter_model.safetensors"
 NO_CONFIG = (
@@ -82,36 +80,25 @@ def export_run(
     kept.chosen(wanted)  # raises now if there is none, and not only after libraries are loaded
     with source_errors(kept.run):
         source = kept.source(trust)
-        # Read again: the daemon may have replaced its snapshots while libraries were loaded. It may
-        # do so again while the model is traced, so `_opened` maps the chosen files before that.
+        # Read again: the daemon may have replaced its snapshots while libraries were loaded.
         kept = KeptRun.read(state)
         precision = precision or kept.run.model.precision
         snapshot = kept.chosen(wanted)
         console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
-        drawer, outside = _opened(kept, source, snapshot, PRECISIONS[precision], console, adapter)
-        pieces = _pieces(outside, drawer)
+        dtype = PRECISIONS[precision]
+        outside = _adapter(source) if adapter else source.outside(dtype)
+        if outside.config is None:
+            console.note(NO_CONFIG)
+        # Mapped before the model is traced, during which the daemon may delete the files.
+        arenas, frozen = kept.arenas(snapshot), None if adapter else kept.frozen()
+        weights = HeldWeights(kept.layout(source), arenas, frozen)
+        pieces = _pieces(outside, partial(_tensor_at, kept.run, source, weights, dtype), dtype)
         begins()
         with folder_aside(target) as folder:
             told, whole = partial(console.progress, "writing"), ADAPTER if adapter else WHOLE
             write_weights(folder, pieces, told, sys.maxsize if adapter else SHARD_BYTES, whole)
             _write_texts(folder, kept, outside, precision, adapter)
     return target
-
-
-def _opened(
-    kept: KeptRun,
-    source: ModelSource,
-    snapshot: Snapshot,
-    dtype: torch.dtype,
-    console: Console,
-    adapter: bool,
-) -> tuple["_Drawer", Outside]:
-    outside = _adapter(source) if adapter else source.outside(dtype)
-    arenas, frozen = kept.arenas(snapshot), None if adapter else kept.frozen()
-    if outside.config is None:
-        console.note(NO_CONFIG)
-    weights = HeldWeights(kept.layout(source), arenas, frozen)
-    return _Drawer(kept, source, weights, dtype), outside
 
 
 def _adapter(source: ModelSource) -> Outside:
@@ -121,57 +108,38 @@ def _adapter(source: ModelSource) -> Outside:
     return Outside(*source.adapter())
 
 
-@dataclass(frozen=True)
-class _Drawer:
-    """Reader of one tensor after the other from a snapshot, for a folder."""
+def _tensor_at(
+    run: PinnedRun, source: ModelSource, weights: HeldWeights, dtype: torch.dtype, place: Place
+) -> Tensor:
+    """Return the tensor that a folder has at this place.
 
-    kept: KeptRun
-    source: ModelSource
-    weights: HeldWeights
-    dtype: torch.dtype
-
-    def value(self, place: Place) -> Tensor:
-        """Return the tensor that a folder has at this place.
-
-        Raises:
-            ModelError: a number is too large for the dtype.
-        """
-        if place.parameter in self.weights.layout.by_name:
-            found = self._whole(place.parameter)
-        else:
-            found = self._untrained(place).to(self.dtype)
-        if not bool(torch.isfinite(found).all()):
-            raise ModelError(
-                f"{place.parameter} has numbers beyond {str(self.dtype).removeprefix('torch.')}",
-                "export with --precision float32",
-            )
-        return place.from_parameter(found)
-
-    def _whole(self, name: str) -> Tensor:
-        held = self.weights.value
-        added = self.source.added(name, lambda each: held(each, torch.float32))
+    Raises:
+        ModelError: a number is too large for the dtype.
+        SourceError: the value of a parameter that the loss does not use cannot be computed.
+    """
+    name = place.parameter
+    if name in weights.layout.by_name:
+        added = source.added(name, lambda each: weights.value(each, torch.float32))
         if added is None:
-            return held(name, self.dtype)
-        return (held(name, torch.float32) + added).to(self.dtype)
-
-    def _untrained(self, place: Place) -> Tensor:
-        """Return a parameter that the loss does not use: it still has its first value.
-
-        Raises:
-            SourceError: the value cannot be computed.
-        """
-        assert self.kept.run.model.weights is None, "such a folder is refused"
-        first = self.source.initial_values(self.kept.run.run.seed)
-        return first(place.parameter, place.shape)
-
-
-def _pieces(outside: Outside, drawer: _Drawer) -> list[Piece]:
-    pieces = [
-        Piece(
-            place.name,
-            size_bytes(place.shape, drawer.dtype),
-            lambda place=place: drawer.value(place),  # type: ignore[misc]
+            found = weights.value(name, dtype)
+        else:
+            found = (weights.value(name, torch.float32) + added).to(dtype)
+    else:  # it still has its first value
+        assert run.model.weights is None, "such a folder is refused"
+        found = source.initial_values(run.run.seed)(name, place.shape).to(dtype)
+    if not bool(torch.isfinite(found).all()):
+        raise ModelError(
+            f"{name} has numbers beyond {str(dtype).removeprefix('torch.')}",
+            "export with --precision float32",
         )
+    return place.from_parameter(found)
+
+
+def _pieces(
+    outside: Outside, tensor_at: Callable[[Place], Tensor], dtype: torch.dtype
+) -> list[Piece]:
+    pieces = [
+        Piece(place.name, size_bytes(place.shape, dtype), partial(tensor_at, place))
         for place in outside.places
     ]
     for name, buffer in outside.buffers.items():

@@ -116,14 +116,6 @@ class KeptRun:
             ) from problem
         return cls(state, manifest, pinned_run(manifest.run_file), journal)
 
-    def snapshots(self) -> list[Snapshot]:
-        """Return the snapshots of states on the chain, newest first."""
-        return list_snapshots(self.state.snapshots, self.journal)
-
-    def checkpoints(self) -> list[Snapshot]:
-        """Return the checkpoints, which hold weights alone, newest first."""
-        return list_snapshots(self.state.checkpoints, self.journal)
-
     def source(self, trust: str | None) -> ModelSource:
         """Return the source that builds the run's model, which may be code of its owner.
 
@@ -154,7 +146,8 @@ class KeptRun:
         Raises:
             StorageError: nothing is kept, or not the wanted round.
         """
-        found = [*self.snapshots(), *self.checkpoints()]
+        folders = self.state.snapshots, self.state.checkpoints
+        found = [each for folder in folders for each in list_snapshots(folder, self.journal)]
         if not found:
             raise StorageError(
                 f"{self.state.root} holds no snapshot yet",

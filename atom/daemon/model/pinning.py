@@ -1,39 +1,36 @@
 """Pinning of a run: the founder fills in the keys by which all peers build the same model and data.
 
-A joiner reads the pinned run from the manifest.
+A joiner reads the pinned run from the manifest. A plan needs a pinned run, too, but no texts.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-from atom.base.errors import ConfigError, MismatchError
-from atom.config.load import fill_in, pinned_run
+from atom.base.errors import ConfigError, MismatchError, TrustError
+from atom.config.load import check_checkpoints, fill_in, load_peer_file, pinned_run
 from atom.config.model_and_data import ANSWERS, Data, Model
 from atom.config.peer_file import PeerFile
-from atom.config.places import model_place
+from atom.config.places import default_state_directory, model_place, named_state_directory
 from atom.config.run_file import PinnedRun, RunFile
 from atom.config.sources import text_sources
-from atom.daemon.model.texts import Texts, pinned_tables, read_texts
+from atom.daemon.model.recipe import PRECISIONS, open_source, source_errors, trace_run
+from atom.daemon.model.texts import Texts, pinned_tables, read_texts, total_bytes
+from atom.daemon.state_directory import StateDirectory
+from atom.graph.profile.seconds import assumed_device
+from atom.graph.traced import Graph
 from atom.models.data.corpus import Progress
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.hub import fetch_config, newest_revision
 from atom.models.huggingface_config import canonical_config, config_text
 from atom.models.module_source import OwnCode, find_code
+from atom.plan.devices import set_arithmetic
+from atom.plan.footprint import Footprint
+from atom.plan.planning import Plan, PlanRequest, plan_traced
 from atom.swarm.records.manifest import Manifest
+from atom.training.run_optimizer import load_run
 
 MOST_SHARED_BYTES = 20 * 10**9
 """Size of the tokens up to which a run's text is shared, unless the run file says otherwise."""
-
-
-@dataclass(frozen=True)
-class Pinned:
-    """Founder's run with its keys filled in, and the facts that were read to fill them in."""
-
-    run: PinnedRun
-    code: OwnCode | None
-    """Source file of the model; None: the run has no own code."""
-    texts: Texts | None
-    """Texts of the run; None: it trains on the dataset of its module."""
 
 
 def pin(
@@ -44,7 +41,7 @@ def pin(
     progress: Progress,
     weights_given: bool = False,
     kept: PinnedRun | None = None,
-) -> Pinned:
+) -> tuple[PinnedRun, OwnCode | None, Texts | None]:
     """Fix a founder's run to one model, one commit of each table, and one tokenizer.
 
     Args:
@@ -55,6 +52,9 @@ def pin(
         progress: called while a text is tokenised.
         weights_given: True if the run begins from weights given with `--from`.
         kept: the run as it was founded, if it is continued; None for a new run.
+
+    Returns:
+        (pinned run, its own code or None, its texts or None for the dataset of its module).
 
     Raises:
         SourceError: the config or the code of the model cannot be read.
@@ -72,7 +72,7 @@ def pin(
         if model.family is not None:
             size = model.vocabulary_size or texts.tokenizer.vocabulary_size
             model = model.model_copy(update={"vocabulary_size": size})
-    return Pinned(fill_in(run, model, data), code, texts)
+    return fill_in(run, model, data), code, texts
 
 
 def pin_for_plan(run: RunFile, folder: Path, peer: PeerFile) -> tuple[PinnedRun, OwnCode | None]:
@@ -165,3 +165,61 @@ def _with_texts(data: Data, texts: Texts) -> Data:
         "share": data.share or ("swarm" if size <= MOST_SHARED_BYTES else "own-copy"),
     }
     return data.with_each("answer_share", shares).model_copy(update=found)
+
+
+# ---- plans
+
+
+def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
+    """Plan a run from its run file and the peer file.
+
+    Args:
+        request: Arguments of `atom plan`.
+        note: Receives lines of text about steps that take long and about unexpected facts.
+
+    Raises:
+        ConfigError: A file is not valid, or the vocabulary is not known.
+        ModelError: The model cannot be traced or measured.
+        DeviceError: The model does not fit the device. The message names the operation that needs
+            most memory.
+        TrustError: The run comes from a swarm and its model is its owner's code.
+    """
+    run: Path | RunFile = request.run
+    folder, peer = Path(), load_peer_file(request.peer_file)
+    if isinstance(run, Path):
+        folder, run = run.absolute().parent, load_run(run)
+    check_checkpoints(peer, run)
+    if request.assume is not None:
+        assumed_device(request.assume, PRECISIONS[run.model.precision])  # fail early
+    set_arithmetic(peer.device)
+    run, graph, model = _trace(run, peer, folder)
+    named = named_state_directory(None, peer.state.directory)
+    state = StateDirectory(named or default_state_directory(run.run.name))
+    text_bytes = 0 if request.text is None else total_bytes(request.text)
+    takes = peer, state.room_bytes, text_bytes, request.peers
+    footprint = Footprint.of_run(run, graph.layout, *takes)
+    return plan_traced(request, run, graph, model, peer, footprint, note)
+
+
+def _trace(run: RunFile, peer: PeerFile, folder: Path) -> tuple[PinnedRun, Graph, str]:
+    """Return the run as its founder pins it, its graph, and the name of its model.
+
+    Args:
+        run: The run; a pinned one comes from a manifest.
+        peer: Sources of text on this machine.
+        folder: Folder of the run file.
+
+    Raises:
+        TrustError: The run comes from a manifest and its model is its owner's code.
+    """
+    code: OwnCode | None = None
+    with source_errors(run):
+        if not isinstance(run, PinnedRun):
+            run, code = pin_for_plan(run, folder, peer)
+        elif run.model.module is not None:
+            said = "this run's model is code of its owner, which a plan does not execute"
+            raise TrustError(
+                said, "ask the owner for the run file and the code: atom plan RUN.toml"
+            )
+        source = open_source(run, code)
+        return run, trace_run(run, source), source.name

@@ -222,6 +222,7 @@ def verify_recipe(recipe: Recipe, samples: Samples, console: Console) -> None:
     run = recipe.run
     precision = PRECISIONS[run.model.precision]
     sequences = min(2, run.batch.micro_batch_sequences)
+    rows = _compared_on(samples, sequences)
     source, too_large = _compared(recipe, precision)
     if too_large:
         console.note(too_large)
@@ -229,10 +230,10 @@ def verify_recipe(recipe: Recipe, samples: Samples, console: Console) -> None:
     program = compile_program(source.build(precision), source.example_batch(sequences))
     source.inspect(run.run.seed)
     model = materialised(source, precision, run.run.seed)
-    batch = source.checked_batch(_compared_on(samples, sequences))
+    batch = source.checked_batch(rows)
 
     def told(done: int, total: int) -> None:
-        console.progress("checking the sub-models", done, total, "runs")
+        console.progress("checking the sub-models", done, total)
 
     verify_against_eager(model, program, batch, on_progress=told)
 

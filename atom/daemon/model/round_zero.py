@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,12 +68,11 @@ class RoundZero:
             return False
         try:
             with source_errors(self.recipe.run):
-                folder = self.weights or weights_of_hub(self.recipe, self.console)
-                given = None if folder is None else _values_in(folder, self.recipe)
+                given = _given_values(self.weights, self.recipe, self.console)
                 _fill(self.replica, self.recipe, True, self.console, given)
-            if folder and state_digest(self.replica.frozen) != self.manifest.frozen_digest:
+            if given and state_digest(self.replica.frozen) != self.manifest.frozen_digest:
                 raise MismatchError(
-                    f"{folder} does not hold the initial weights of the run",
+                    f"{self.weights or 'the hub'} does not hold the initial weights of the run",
                     "get the founder's weights, or omit --from: other peers have them",
                 )
         except UserError as problem:
@@ -83,20 +83,21 @@ class RoundZero:
         return True
 
 
-def begin(recipe: Recipe, replica: Replica, console: Console, folder: Path | None) -> None:
+def begin(recipe: Recipe, replica: Replica, console: Console, weights: Path | None) -> None:
     """Set the founder's replica to round 0, and its optimizer's state to zero.
 
     Args:
         recipe: the run and its model.
         replica: the replica to set.
         console: shows the progress.
-        folder: folder with all first values; None: the run's seed determines them.
+        weights: folder that `--from` names; None: the hub has the first values, if the run pins
+            them there, or the run's seed determines them.
 
     Raises:
         SourceError: a value cannot be computed.
         UserError: the values in the folder are not this model's, or cannot be used.
     """
-    given = None if folder is None else _values_in(folder, recipe)
+    given = _given_values(weights, recipe, console)
     for frozen in (True, False):
         _fill(replica, recipe, frozen, console, given)
 
@@ -126,31 +127,31 @@ def begins_from_given(folder: Path | None, kept: PinnedRun | None) -> bool:
     return folder is not None if kept is None else kept.model.weights == "given"
 
 
-def weights_of_hub(recipe: Recipe, console: Console) -> Path | None:
-    """Fetch the weights that the run pins on the hub, and return their folder; None: it pins none.
+def _given_values(weights: Path | None, recipe: Recipe, console: Console) -> InitialValue | None:
+    """Return the values in a folder or on the hub; None: the run's seed determines all values.
+
+    Args:
+        weights: folder with safetensors, or state directory of a run; None: no folder.
+        recipe: the run and its model.
+        console: shows the progress of a fetch.
 
     Raises:
-        DataError: the hub does not have them, or cannot be reached.
-    """
-    model, most_bytes = recipe.run.model, 8 * recipe.graph.layout.total_elements + (1 << 20)
-    if model.weights != "hub":
-        return None
-    assert model.huggingface is not None
-    assert model.revision is not None, "pinned with the weights"
-    told = partial(console.progress, f"fetching {model.huggingface} from the hub")
-    return fetch_weights(model.huggingface, model.revision, most_bytes, told)
-
-
-def _values_in(folder: Path, recipe: Recipe) -> InitialValue:
-    """Return the values in a folder, which holds safetensors or is a run's state directory.
-
-    Raises:
+        DataError: the hub does not have the weights, or cannot be reached.
         UserError: the values are not this model's.
     """
-    if is_state(folder):
-        return KeptRun.read(folder, with_chain=False).weights(recipe.graph.layout)
-    refuse_unused(recipe, folder)
-    return given_values(recipe.source, folder)
+    if weights is not None and is_state(weights):
+        return KeptRun.read(weights, with_chain=False).weights(recipe.graph.layout)
+    model = recipe.run.model
+    if weights is None and model.weights == "hub":
+        assert model.huggingface is not None
+        assert model.revision is not None, "pinned with the weights"
+        most_bytes = 8 * recipe.graph.layout.total_elements + (1 << 20)
+        told = partial(console.progress, f"fetching {model.huggingface} from the hub")
+        weights = fetch_weights(model.huggingface, model.revision, most_bytes, told)
+    if weights is None:
+        return None
+    refuse_unused(recipe, weights)
+    return given_values(recipe.source, weights)
 
 
 def _fill(
@@ -164,22 +165,25 @@ def _fill(
     several = given is not None or source.values_in_threads
     threads = min(len(os.sched_getaffinity(0)), MOST_THREADS) if several else 1
     value_of = source.beginning(given, seed) if given else source.initial_values(seed)
-    counted = _counted(value_of, sum(spec.numel for spec in specs), console)
+    on_progress = partial(console.progress, "making the first weights")
+    counted = _counted(value_of, sum(spec.numel for spec in specs), on_progress)
     fill = replica.fill_frozen if frozen else replica.initialise
     fill(counted, threads)
 
 
-def _counted(value_of: InitialValue, total: int, console: Console) -> InitialValue:
+def _counted(
+    value_of: InitialValue, total: int, on_progress: Callable[[int, int], None]
+) -> InitialValue:
     """Wrap a function of first values so that it also reports progress. Thread-safe."""
     lock, made = threading.Lock(), 0
-    console.progress("making the first weights", made, total, "parameters")
+    on_progress(made, total)
 
-    def told(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def counted(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         nonlocal made
         value = value_of(name, shape)
         with lock:
             made += value.numel()
-            console.progress("making the first weights", made, total, "parameters")
+            on_progress(made, total)
         return value
 
-    return told
+    return counted

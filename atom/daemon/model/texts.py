@@ -4,7 +4,6 @@ A shared text is one blob: the tokenizer.json and the tokens. Its digest is in t
 """
 
 import errno
-import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch
 
 from atom.base.errors import AddressError, ConfigError, MismatchError, StorageError, UserError
 from atom.base.files import disk_bytes, nearest_folder, why_not_written
-from atom.base.units import format_bytes, format_seconds
+from atom.base.units import format_bytes
 from atom.config.model_and_data import ANSWERS, Data, TextSource
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import PinnedRun, RunFile
@@ -50,8 +49,6 @@ SPLIT = "train"
 """Split of a table that is used, unless the run file names another."""
 TOKENIZER = "tokenizer"
 """Name of the blob's first arena; one arena for each token file follows, in order of names."""
-_USUAL_BITS_PER_S = 100e6
-"""Assumed speed of a line without a limit in the peer file."""
 
 
 @dataclass(frozen=True)
@@ -156,10 +153,20 @@ def check_copies(run: PinnedRun, sources: TextSources) -> None:
 
 
 def _tokenizer_of(run: RunFile, sources: TextSources) -> Tokenizer:
-    """Load the tokenizer, and check that it is the run's. Raises: ConfigError."""
+    """Load the tokenizer, and check that the run can be trained with it. Raises: ConfigError."""
     with _text_errors():
         coder = load_tokenizer(sources.tokenizer)
-    run.check_tokenizer(coder.vocabulary_size, coder.digest)
+    rows = run.model.vocabulary_size or coder.vocabulary_size
+    if rows < coder.vocabulary_size:
+        raise ConfigError(
+            f"model.vocabulary_size: {rows} is less than the tokenizer's {coder.vocabulary_size}",
+            "raise it, or leave it out",
+        )
+    if run.data.tokenizer_sha256 not in (None, coder.digest):
+        raise ConfigError(
+            "data.tokenizer: this is another tokenizer than the run's",
+            "get the tokenizer.json that the run's founder used",
+        )
     return coder
 
 
@@ -365,12 +372,11 @@ def total_bytes(text: SharedText) -> int:
     return sum(shape.byte_count for shape in shapes_of(text))
 
 
-def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
-    """Return a line for a joiner's owner about the size of the text and the time to fetch it.
+def what_comes(manifest: Manifest, folder: Path) -> str:
+    """Return a line for a joiner's owner about the size of the text that is fetched.
 
     Args:
         manifest: manifest of a run that shares its text.
-        peer: the peer file, whose limit on downloads determines the time.
         folder: folder for texts in the state directory, as for `open_store`.
 
     Raises:
@@ -387,12 +393,9 @@ def what_comes(manifest: Manifest, peer: PeerFile, folder: Path) -> str:
         )
     if not wanted:
         return f"the run's text is in {folder} already"
-    line = peer.network.download_bits_per_s or _USUAL_BITS_PER_S
-    takes = f"{format_seconds(math.ceil(wanted * 8 / line))} at {line / 1e6:g} Mbit/s"
     return (
         f"the run's text is fetched from the swarm: {format_bytes(total)}, of which "
-        f"{format_bytes(kept)} are in {folder}; the fetch takes {takes}. Training begins with "
-        "the first pieces"
+        f"{format_bytes(kept)} are in {folder}. Training begins with the first pieces"
     )
 
 

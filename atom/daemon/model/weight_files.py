@@ -222,7 +222,7 @@ def given_values(source: ModelSource, folder: Path) -> InitialValue:
     if outside.converted is not None and outside.loaded is not None:
         # The folder's tensors differ from the parameters by more than names: the library converts.
         return _loaded(folder, outside, outside.loaded(str(folder)))
-    return _matched(outside, files).value
+    return _matched(outside, files)
 
 
 def refuse_unused(recipe: Recipe, folder: Path) -> None:
@@ -257,41 +257,15 @@ def _loaded(folder: Path, outside: Outside, values: dict[str, Tensor]) -> Initia
     return lambda name, shape: _finite(folder, name, values[name])
 
 
-@dataclass(frozen=True)
-class _Given:
-    """Matching of the model's parameters with the tensors of a folder."""
-
-    files: WeightFiles
-    found: dict[str, list[tuple[str, Place]]]
-    """Parameter → (name in the folder, place in the format); several if the parameter is tied."""
-
-    def value(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        (first, place), *others = self.found[name]
-        value = self._read(first, place)
-        assert value.shape == shape, name
-        for other, its_place in others:
-            if not torch.equal(self._read(other, its_place), value):
-                raise ConfigError(
-                    f"{self.files.folder}: {first} and {other} differ, the model ties them",
-                    "set tie_word_embeddings = false in its config.json, and found the run again",
-                )
-        return value
-
-    def _read(self, name: str, place: Place) -> Tensor:
-        raw = self.files.value(name)
-        if not raw.dtype.is_floating_point:
-            raise ConfigError(f"{self.files.folder}: {name} holds {raw.dtype}, not weights")
-        return _finite(self.files.folder, name, place.to_parameter(raw).to(torch.float32))
-
-
-def _matched(outside: Outside, files: WeightFiles) -> _Given:
-    """Match parameters with tensors.
+def _matched(outside: Outside, files: WeightFiles) -> InitialValue:
+    """Match parameters with tensors, and return a function of values that reads the tensors.
 
     Raises:
         ConfigError: parameters and tensors do not match one to one.
     """
     in_folder = _by_full_name(outside, files)
     found: dict[str, list[tuple[str, Place]]] = {}
+    """Parameter → (name in the folder, place in the format); several if the parameter is tied."""
     misshaped = list[str]()
     for place in (*outside.places, *outside.aliases):
         found.setdefault(place.parameter, [])
@@ -314,7 +288,27 @@ def _matched(outside: Outside, files: WeightFiles) -> _Given:
             raise ConfigError(f"{files.folder} {what} {_some(names)}", hint)
     for name in buffers:
         _require_own(files.folder, name, files.value(in_folder[name]), outside.buffers[name])
-    return _Given(files, found)
+
+    def value(name: str, shape: tuple[int, ...]) -> Tensor:
+        (first, place), *others = found[name]
+        value = _parameter(files, first, place)
+        assert value.shape == shape, name
+        for other, its_place in others:
+            if not torch.equal(_parameter(files, other, its_place), value):
+                raise ConfigError(
+                    f"{files.folder}: {first} and {other} differ, the model ties them",
+                    "set tie_word_embeddings = false in its config.json, and found the run again",
+                )
+        return value
+
+    return value
+
+
+def _parameter(files: WeightFiles, name: str, place: Place) -> Tensor:
+    raw = files.value(name)
+    if not raw.dtype.is_floating_point:
+        raise ConfigError(f"{files.folder}: {name} holds {raw.dtype}, not weights")
+    return _finite(files.folder, name, place.to_parameter(raw).to(torch.float32))
 
 
 def _finite(folder: Path, name: str, value: Tensor) -> Tensor:

@@ -109,11 +109,16 @@ _FIGURES = (
 )  # fmt: skip
 
 
-class Metrics:
+class Metrics(Collector):
     """An event sink that counts events, and the server of all metrics. Thread-safe."""
 
     def __init__(self) -> None:
+        self.info: Info | None = None
+        """Function with the daemon's figures, called in the server's threads; None: no daemon."""
+        self._highest: dict[tuple[str, str], float] = {}
+        """(name, label) of a counter → the highest value that was shown."""
         self.registry = CollectorRegistry()
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
         self._events = Counter(
             "atom_events",
@@ -169,34 +174,15 @@ class Metrics:
         changed.handle_error = lambda request, client_address: None
         return server
 
-    def show(self, info: Info) -> Callable[[], None]:
-        """Add the figures of a daemon to every scrape.
-
-        Args:
-            info: Returns the figures of `atom info`; called from the server's threads.
-
-        Returns:
-            Function that removes the figures again.
-        """
-        collector = _InfoCollector(info)
-        self.registry.register(collector)
-        return lambda: self.registry.unregister(collector)
-
-
-class _InfoCollector(Collector):
-    """Collector that reads the figures of a daemon at each scrape."""
-
-    def __init__(self, info: Info) -> None:
-        self._info = info
-        self._highest: dict[tuple[str, str], float] = {}
-
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering does not ask a daemon that is still being built."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the daemon's current figures; figures that are unknown now are left out."""
-        info = self._info()
+        if (read := self.info) is None:
+            return
+        info = read()
         what = GaugeMetricFamily(
             "atom_info", "Version and run of this peer.", labels=["version", "run", "peer_id"]
         )
@@ -244,7 +230,8 @@ def open_metrics(
     stack.callback(server.shutdown)
 
     def begin(info: Info) -> None:
-        stack.callback(metrics.show(info))
+        metrics.info = info
+        stack.callback(setattr, metrics, "info", None)
         name = f"[{host}]" if ":" in host else host
         console.note(f"metrics: http://{name}:{server.server_port}/metrics")
 

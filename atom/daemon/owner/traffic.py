@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from atom.base.clock import BootClock, Clock
+from atom.base.clock import Clock
 from atom.base.errors import AllowanceError
 from atom.base.units import format_bytes
 from atom.daemon.state_directory import write_atomically
@@ -149,7 +149,7 @@ class TrafficCounter:
         self,
         path: Path,
         carried: Callable[[], int],
-        clock: Clock | None = None,
+        clock: Clock,
         wall: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Continue from the file.
@@ -157,11 +157,11 @@ class TrafficCounter:
         Args:
             path: file with the line's bytes.
             carried: returns the bytes of this process so far, both directions together.
-            clock: monotonic clock; None: the machine's.
+            clock: monotonic clock.
             wall: returns the local wall-clock time.
         """
         self._path, self._carried = path, carried
-        self._clock, self._wall = clock or BootClock(), wall
+        self._clock, self._wall = clock, wall
         self._lock = threading.Lock()
         self._traffic, self._counted, self._due = kept_traffic(path, wall()), 0, 0.0
 

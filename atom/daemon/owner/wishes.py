@@ -1,49 +1,48 @@
-"""Checks of the owner's conditions for work, every few seconds. `why_not` decides; it is pure."""
+"""Checks of the owner's conditions for work, every few seconds. `why_not` decides; it is pure.
+
+The kernel says whether this machine runs on battery, and logind since when it is idle.
+"""
 
 import math
+import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from atom.base.units import format_seconds
 from atom.config.hours import next_opening
 from atom.config.peer_file import PeerFile, Schedule
-from atom.daemon.owner.machine import on_battery, sessions_idle_s
+
+SUPPLIES = Path("/sys/class/power_supply")
+_STORES = ("Battery", "UPS")
+_SINCE = "IdleSinceHintMonotonic"
+_LOGINCTL = ("loginctl", "show-session", "--property=IdleHint", f"--property={_SINCE}")
+_LOGINCTL_S = 2.0
+LOOK_S = 2.0
+"""Seconds between two checks."""
 
 
-@dataclass(frozen=True)
-class Observations:
-    """Observations of this machine. By the defaults, which mean unknown, the peer may work."""
-
-    on_battery: bool = False
-    idle_s: float = math.inf
-    """Seconds since a person used the machine."""
-
-
-def why_not(now: datetime, wishes: Schedule, seen: Observations) -> str:
+def why_not(now: datetime, wishes: Schedule, is_on_battery: bool, idle_s: float) -> str:
     """Return why the peer may not work, and until when if that is known; empty if it may.
 
     Args:
         now: Local wall-clock time, without a time zone.
         wishes: [schedule] of the peer file.
-        seen: Observations of this machine.
+        is_on_battery: True if this machine runs on battery.
+        idle_s: Seconds since a person used this machine; infinite if unknown.
     """
     opens = next_opening(wishes.windows, now)
     if opens is not None:
         far = opens - now >= timedelta(days=1) or opens.date() != now.date()
         return f"outside its hours, until {opens:{'%a %H:%M' if far else '%H:%M'}}"
-    if wishes.pause_on_battery and seen.on_battery:
+    if wishes.pause_on_battery and is_on_battery:
         return "on battery"
-    if wishes.idle_for_s is not None and seen.idle_s < wishes.idle_for_s:
+    if wishes.idle_for_s is not None and idle_s < wishes.idle_for_s:
         wanted = format_seconds(wishes.idle_for_s)
         return f"the machine is in use, or idle for less than {wanted}"
     return ""
-
-
-LOOK_S = 2.0
-"""Seconds between two checks."""
 
 
 def wall_clock() -> datetime:
@@ -96,14 +95,9 @@ class OwnersWishes:
         """Check the conditions now, and report the result."""
         with self._lock:
             now, wishes = self._wall(), self._peer.schedule
-            self._on_reason(why_not(now, wishes, self.seen(wishes)))
-
-    def seen(self, wishes: Schedule) -> Observations:
-        """Return the observations that these conditions need."""
-        return Observations(
-            on_battery=wishes.pause_on_battery and on_battery(),
-            idle_s=math.inf if wishes.idle_for_s is None else sessions_idle_s(),
-        )
+            is_on_battery = wishes.pause_on_battery and on_battery()
+            idle_s = math.inf if wishes.idle_for_s is None else sessions_idle_s()
+            self._on_reason(why_not(now, wishes, is_on_battery, idle_s))
 
     def close(self) -> None:
         """Stop the checks, and wait for the thread."""
@@ -117,3 +111,55 @@ class OwnersWishes:
                 self.look()
         except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
             self._on_failure(failure)
+
+
+# ---- what this machine says
+
+
+def sessions_idle_s() -> float:
+    """Return the seconds since any session was in use, by logind; infinite without logind."""
+    try:
+        said = subprocess.run(_LOGINCTL, capture_output=True, text=True, timeout=_LOGINCTL_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return math.inf
+    return idle_hint_s(said.stdout, time.monotonic()) if said.returncode == 0 else math.inf
+
+
+def idle_hint_s(said: str, now_s: float) -> float:
+    """Return the idle seconds in logind's properties. Pure.
+
+    Args:
+        said: output of loginctl, one "Key=value" per line.
+        now_s: seconds of `time.monotonic`.
+    """
+    fields = dict(line.partition("=")[::2] for line in said.splitlines())
+    if fields.get("IdleHint") == "no":
+        return 0.0
+    since_us = fields.get(_SINCE, "0")
+    if fields.get("IdleHint") != "yes" or not since_us.isdigit() or int(since_us) == 0:
+        return math.inf
+    return now_s - int(since_us) / 1e6
+
+
+def on_battery(supplies: Path = SUPPLIES) -> bool:
+    """Return True if no supply feeds the machine and one of its batteries discharges.
+
+    Return False if this is unknown. The kernel is asked directly, because psutil mistakes the
+    battery of a wireless mouse for the machine's.
+    """
+    try:
+        own = [each for each in supplies.iterdir() if _said(each / "scope") != "Device"]
+    except OSError:  # none exists, or one is being unplugged
+        return False
+    if any(_said(each / "online") == "1" for each in own if _said(each / "type") not in _STORES):
+        return False
+    emptied = (each for each in own if _said(each / "status") == "Discharging")
+    return any(_said(each / "type") in _STORES for each in emptied)
+
+
+def _said(file: Path) -> str:
+    """Return the content of the file; empty if it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,16 +1,11 @@
-"""Options of a daemon's command, and this machine's side of a peer: its peer file, state directory
-and identity, and the run that the directory belongs to."""
+"""Side of a peer that belongs to this machine: peer file, state directory and identity."""
 
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from atom.base.errors import (
-    AddressError,
     ConfigError,
-    MismatchError,
-    PeerRefused,
-    StorageError,
     TrustError,
 )
 from atom.base.events import EventLog, EventSink
@@ -22,33 +17,7 @@ from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.swarm.addresses import check_run_name, parse_join_address
 from atom.swarm.chain.commit import Voter
 from atom.swarm.identity import Identity
-from atom.swarm.records.manifest import Listed, Manifest, decode_manifest
-
-
-@dataclass(frozen=True)
-class StartOptions:
-    """Options of `atom start`."""
-
-    run_file: Path
-    peer_file: Path | None = None
-    state: Path | None = None
-    listen: str | None = None
-    initial_peers: tuple[str, ...] = ()
-    weights: Path | None = None
-    """Folder with weights, or state directory of a run, to begin from; None: the run's seed."""
-
-
-@dataclass(frozen=True)
-class JoinOptions:
-    """Options of `atom join`."""
-
-    address: str
-    peer_file: Path | None = None
-    state: Path | None = None
-    trust: str | None = None
-    """KEY:SHA256 of the owner and the code that may run here."""
-    weights: Path | None = None
-    """Folder with the weights that the run began from, to read the frozen ones; None: no folder."""
+from atom.swarm.records.manifest import Listed
 
 
 @dataclass(frozen=True)
@@ -163,9 +132,6 @@ def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> 
         directory.unlock()
 
 
-# ---- the run that a state directory belongs to
-
-
 def check_member(listed: Listed, owner: str, peer_id: str) -> None:
     """Refuse a peer that the run's owner has not listed.
 
@@ -182,56 +148,4 @@ def check_member(listed: Listed, owner: str, peer_id: str) -> None:
             f"this run is open to listed peers only, and this peer is not listed: {peer_id}",
             f"ask its owner {owner} to list it in their next run; "
             "if they have listed the peer of another state directory, name that with --state DIR",
-        )
-
-
-def read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes] | None:
-    """Return the manifest in the state directory, and its record signed by the run's owner.
-
-    Returns:
-        (manifest, record), or None if the directory belongs to no run yet.
-
-    Raises:
-        StorageError: the file cannot be read, or it is not the manifest of `run_name`.
-    """
-    try:
-        record = box.state.manifest.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as problem:
-        raise StorageError(
-            f"{box.state.manifest} cannot be read: {problem.strerror or problem}",
-            "check its permissions and its disk, or choose another directory with --state DIR",
-        ) from problem
-    try:
-        return decode_manifest(record, run_name), record
-    except PeerRefused as refused:
-        raise StorageError(
-            f"{box.state.root} holds another run than {run_name!r} ({refused})",
-            "choose another directory with --state DIR",
-        ) from refused
-
-
-def check_same_run(manifest: Manifest, run_text: str, box: Box, path: Path) -> None:
-    """Raise unless this peer founded the run in the state directory from the same run file.
-
-    Args:
-        manifest: the manifest in the state directory.
-        run_text: normalised text of the run file that was given now.
-        box: this machine's side.
-        path: path of the run file, for the message.
-
-    Raises:
-        AddressError: another peer founded the run.
-        MismatchError: the run file, or the model that it names, has changed.
-    """
-    if manifest.owner != box.identity.peer_id:
-        raise AddressError(
-            f"the run in {box.state.root} was founded by another peer",
-            "take part with `atom join ADDRESS`, or found a new run with another --state DIR",
-        )
-    if manifest.run_file != run_text:
-        raise MismatchError(
-            f"{path} or its model has changed since the run was founded in {box.state.root}",
-            "undo the change, or found a new run with another name or --state DIR",
         )

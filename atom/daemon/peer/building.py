@@ -15,9 +15,9 @@ from atom.base.usable_memory import usable_memory
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.daemon.console import Console
-from atom.daemon.model.recipe import Recipe, answering_graph, evaluation_graph, verify_recipe
+from atom.daemon.model.recipe import Recipe, answering_graph
 from atom.graph.profile.seconds import Profile
-from atom.models.data.samples import Samples
+from atom.graph.traced import Graph
 from atom.plan.choice import Choice
 from atom.plan.choosing import choose
 from atom.plan.devices import (
@@ -38,7 +38,7 @@ from atom.training.run_optimizer import ReplicaTerms, new_update_rule, rate_sett
 
 def build_replica(
     recipe: Recipe,
-    samples: Samples,
+    evaluation: Graph | None,
     peer: PeerFile,
     dropout_seed: int,
     folder: Path,
@@ -47,13 +47,12 @@ def build_replica(
 ) -> Replica:
     """Build the replica of a run; its state is not initialised yet.
 
-    The traced program is checked against eager execution before the model is cut. The checks for
-    enough memory come before the replica is allocated; memory can still run out later if other
-    programs take it.
+    The checks for enough memory come before the replica is allocated; memory can still run out
+    later if other programs take it.
 
     Args:
         recipe: Run and traced model.
-        samples: Samples of the run, for the check.
+        evaluation: Graph for validation; None: the training graph serves, or there is none.
         peer: Devices and limits of this peer.
         dropout_seed: Seed of this peer's dropout.
         folder: Folder for the generated source.
@@ -62,7 +61,6 @@ def build_replica(
 
     Raises:
         ConfigError: The run file or the peer file asks for something impossible.
-        ModelError: The program differs from eager execution.
         DeviceError: This machine has too little memory.
         ShortageError: This machine has enough memory, but other programs use it.
     """
@@ -72,15 +70,13 @@ def build_replica(
     terms = ReplicaTerms.of(run, graph.layout)
     footprint = Footprint.of(terms, free_host_bytes(cap_bytes))
     require_host_memory(footprint.host, cap_bytes)
-    verify_recipe(recipe, samples, console)
     devices = open_devices(peer.device.use, terms.precision, peer.device.memory_bytes)
     named = [each.torch_device for each in devices]
     kind = named[0]
-    evaluation = evaluation_graph(recipe) if run.validation is not None else None
 
     def measuring(done: int, total: int) -> None:
         # A note has already said what is measured and why, so the progress line does not repeat it.
-        console.progress("layers measured", done, total, "layers")
+        console.progress("layers measured", done, total)
 
     profile = profile_or_guess(graph, kind, note, measuring)
     kernels, left_bytes = has_kernels(kind, note), footprint.host.left_bytes

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atom.base.errors import (
+    AddressError,
     ConfigError,
     MismatchError,
     ModelError,
+    PeerRefused,
     StorageError,
 )
 from atom.config.load import normalised_run_text, pinned_run
@@ -21,12 +23,14 @@ from atom.daemon.model.pinning import agreed_run, pin
 from atom.daemon.model.recipe import (
     Recipe,
     check_recipe,
+    evaluation_graph,
     open_source,
     refuse_versions,
     source_errors,
+    verify_recipe,
     write_recipe,
 )
-from atom.daemon.model.round_zero import begin, begins_from_given, weights_of_hub
+from atom.daemon.model.round_zero import begin, begins_from_given
 from atom.daemon.model.sampled import wanted_prompts
 from atom.daemon.model.texts import (
     Texts,
@@ -40,7 +44,7 @@ from atom.daemon.model.texts import (
     what_comes,
 )
 from atom.daemon.model.weight_files import WeightFiles
-from atom.daemon.peer.box import Box, StartOptions, check_same_run, read_manifest
+from atom.daemon.peer.box import Box
 from atom.daemon.peer.building import build_replica
 from atom.daemon.state_directory import write_atomically
 from atom.models.data.samples import Samples
@@ -50,6 +54,7 @@ from atom.swarm.records.manifest import (
     DataAmount,
     Manifest,
     PackageVersion,
+    decode_manifest,
     encode_manifest,
     first_head,
     manifest_digest,
@@ -97,13 +102,15 @@ class Membership:
         return first_head(self.manifest)
 
 
-def found_run(options: StartOptions, box: Box, run: RunFile) -> Membership:
+def found_run(run: RunFile, folder: Path, box: Box, weights: Path | None = None) -> Membership:
     """Found the run, or continue it if it was founded in this state directory.
 
     Args:
-        options: options of `atom start`.
-        box: this machine's side, whose state directory is locked.
         run: the run file's content, not yet pinned.
+        folder: folder of the run file.
+        box: this machine's side, whose state directory is locked.
+        weights: folder with weights, or state directory of a run, to begin from; None: the run's
+            seed.
 
     Raises:
         ConfigError: the run file, the peer file or the weights cannot be used.
@@ -112,16 +119,22 @@ def found_run(options: StartOptions, box: Box, run: RunFile) -> Membership:
         ModelError: the model cannot be traced, or its sub-models compute something else.
         DeviceError: a device does not exist or cannot be used.
     """
-    folder, known = options.run_file.absolute().parent, read_manifest(box, run.run.name)
-    weights, tokens, progress = options.weights, box.state.tokens, box.console.progress
-    kept = None if known is None else pinned_run(known[0].run_file)
+    kept, known = None, read_manifest(box)
+    if known is not None:
+        check_founder(known[0], run.run.name, box)
+        kept = pinned_run(known[0].run_file)
     given = begins_from_given(weights, kept)  # raises now, and not after hours of tokenising
     with source_errors(run):
-        pinned = pin(run, folder, box.peer, tokens, progress, given, kept)
-        run_text = normalised_run_text(pinned.run)
-        if known is not None:
-            check_same_run(known[0], run_text, box, options.run_file)
-        return _member(pinned.run, pinned.texts, pinned.code, box, weights, known)
+        pinned, code, texts = pin(
+            run, folder, box.peer, box.state.tokens, box.console.progress, given, kept
+        )
+        if kept not in (None, pinned):
+            raise MismatchError(
+                f"the run file or its model has changed since the run was founded in "
+                f"{box.state.root}",
+                "undo the change, or found a new run with another name or --state DIR",
+            )
+        return _member(pinned, texts, code, box, weights, known)
 
 
 def enter_run(
@@ -159,6 +172,52 @@ def enter_run(
     return member
 
 
+def read_manifest(box: Box) -> tuple[Manifest, bytes] | None:
+    """Return the manifest in the state directory, and its record signed by the run's owner.
+
+    Returns:
+        (manifest, record), or None if the directory belongs to no run yet.
+
+    Raises:
+        StorageError: the file cannot be read, or is damaged.
+    """
+    path = box.state.manifest
+    try:
+        record = path.read_bytes()
+        return decode_manifest(record, None), record
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise StorageError(
+            f"{path} cannot be read: {problem.strerror or problem}",
+            "check its permissions and its disk, or choose another directory with --state DIR",
+        ) from problem
+    except PeerRefused as problem:
+        raise StorageError(
+            f"{path} is damaged, or was written by another version of Atom ({problem})",
+            "delete it, then join the run again, or choose another directory with --state DIR",
+        ) from problem
+
+
+def check_founder(manifest: Manifest, run_name: str, box: Box) -> None:
+    """Raise unless this peer founded the run `run_name`, whose manifest its state directory has.
+
+    Raises:
+        StorageError: the manifest is of a run with another name.
+        AddressError: another peer founded the run.
+    """
+    if manifest.run != run_name:
+        raise StorageError(
+            f"{box.state.root} holds the run {manifest.run!r}, not {run_name!r}",
+            "choose another directory with --state DIR",
+        )
+    if manifest.owner != box.identity.peer_id:
+        raise AddressError(
+            f"the run in {box.state.root} was founded by another peer",
+            "take part with `atom join ADDRESS`, or found a new run with another --state DIR",
+        )
+
+
 def run_of(manifest: Manifest, box: Box) -> PinnedRun:
     """Return the run that a (verified) manifest describes.
 
@@ -167,7 +226,7 @@ def run_of(manifest: Manifest, box: Box) -> PinnedRun:
         MismatchError: the manifest contradicts its run file.
         StorageError: this state directory belongs to another run.
     """
-    known = read_manifest(box, manifest.run)
+    known = read_manifest(box)
     if known is not None and manifest_digest(known[0]) != manifest_digest(manifest):
         raise StorageError(
             f"{box.state.root} belongs to another run named {manifest.run!r}",
@@ -186,7 +245,7 @@ def _joiners_texts(run: PinnedRun, manifest: Manifest, box: Box) -> Texts:
     shared, tokens = manifest.text, box.state.tokens
     if shared is None or not comes_through_the_swarm(run, manifest, box.peer):
         return read_texts(run, text_sources(run, box.peer, None), tokens, box.console.progress)
-    box.console.note(what_comes(manifest, box.peer, tokens))
+    box.console.note(what_comes(manifest, tokens))
     return shared_texts(run, shared, open_store(shared, tokens))
 
 
@@ -232,8 +291,11 @@ def _member(
                 "ask the run's owner to found it again: frozen weights could differ between peers",
             )
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
+    verify_recipe(recipe, samples, console)
+    evaluation = evaluation_graph(recipe) if run.validation is not None else None
     prompts = wanted_prompts(box.peer.sample, recipe, box.state.tokenizer, console.note)
-    replica = build_replica(recipe, samples, box.peer, seed, box.state.program, console, prompts)
+    program = box.state.program
+    replica = build_replica(recipe, evaluation, box.peer, seed, program, console, prompts)
     manifest, record = known or _founded(recipe, samples, replica, weights, box)
     store = None if texts is None else texts.store
     return Membership(manifest, record, recipe, samples, replica, prompts, code, weights, store)
@@ -243,8 +305,7 @@ def _founded(
     recipe: Recipe, samples: Samples, replica: Replica, weights: Path | None, box: Box
 ) -> tuple[Manifest, bytes]:
     """Compute round 0, write it and the signed manifest to disk, and return (manifest, record)."""
-    folder = weights or weights_of_hub(recipe, box.console)
-    begin(recipe, replica, box.console, folder)
+    begin(recipe, replica, box.console, weights)
     run, state, frozen = recipe.run, replica.state_arenas(), replica.frozen
     manifest = Manifest(
         run=run.run.name,
@@ -260,7 +321,7 @@ def _founded(
         text=described(samples) if run.data.share == "swarm" else None,
     )
     record = encode_manifest(manifest, box.identity)
-    if folder is not None:
+    if run.model.weights is not None:
         # No peer can compute this state again, so it must be on disk before the manifest is.
         digest = manifest.initial_state_digest
         write_snapshot(box.state.snapshots, 0, first_head(manifest).digest, digest, state)

@@ -73,20 +73,21 @@ class DirectoryThread:
         Raises:
             AddressError: the DHT stayed unavailable. Other exceptions of `question` pass through.
         """
+        give_up_at = self._clock.now() + PATIENCE_S
+
+        async def repeat() -> T:
+            while True:
+                try:
+                    return await question()
+                except DirectoryUnavailable:
+                    if self._clock.now() >= give_up_at:
+                        raise
+                await asyncio.sleep(ASK_AGAIN_S)
+
         try:
-            return self.call(self._asked(question), PATIENCE_S + 2 * CALL_S)
+            return self.call(repeat(), PATIENCE_S + 2 * CALL_S)
         except (DirectoryUnavailable, TimeoutError) as problem:
             raise no_answer(problem) from problem
-
-    async def _asked(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        give_up_at = self._clock.now() + PATIENCE_S
-        while True:
-            try:
-                return await question()
-            except DirectoryUnavailable:
-                if self._clock.now() >= give_up_at:
-                    raise
-            await asyncio.sleep(ASK_AGAIN_S)
 
     def close(self) -> None:
         """Close the directory and end the thread."""

@@ -108,19 +108,6 @@ def peer_state(facts: Facts) -> PeerState:
     return PeerState.PAUSED if facts.paused else PeerState.ACCUMULATING
 
 
-def may_begin(ahead: int, believed: int, phase: Phase, waited_s: float) -> bool:
-    """Return True if a new peer may begin to work although it may be behind.
-
-    Args:
-        ahead: number of peers that claim a better head.
-        believed: number of these peers whose claims are not doubted now.
-        phase: phase of our round machine.
-        waited_s: seconds since the first look at the swarm.
-    """
-    heeded_s = LONGEST_HEEDED_S if believed else HEEDED_S
-    return ahead == 0 or (phase is not Phase.SYNCING and waited_s >= heeded_s)
-
-
 def ending(facts: Facts) -> Ending | None:
     """Return why the peer should end now; None if it should go on."""
     busy = facts.phase not in (Phase.ACCUMULATING, Phase.SYNCING)
@@ -217,10 +204,16 @@ class Life:
         return insists
 
     def may_begin(self, ahead: int, believed: int) -> bool:
-        """Return True if this new peer may begin to work: see the function `may_begin`."""
-        facts = self.facts
+        """Return True if this new peer may begin to work although it may be behind.
+
+        Args:
+            ahead: number of peers that claim a better head.
+            believed: number of these peers whose claims are not doubted now.
+        """
+        facts, heeded_s = self.facts, LONGEST_HEEDED_S if believed else HEEDED_S
         self._looked_since = min(self._looked_since, facts.now)
-        return may_begin(ahead, believed, facts.phase, facts.now - self._looked_since)
+        waited_s = facts.now - self._looked_since
+        return ahead == 0 or (facts.phase is not Phase.SYNCING and waited_s >= heeded_s)
 
     def stays_for_others(self) -> str:
         """Return a line for the owner, once, when only the other peers' need delays the leave.

@@ -16,7 +16,7 @@ from functools import partial
 from atom.base.errors import AddressError, PeerRefused, TrustError
 from atom.config.run_file import PinnedRun
 from atom.daemon.peer.addresses import dialled_by
-from atom.daemon.peer.box import Box, JoinOptions
+from atom.daemon.peer.box import Box
 from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.state_directory import write_atomically
 from atom.models.module_source import MAX_CODE_BYTES, OwnCode, kept_code
@@ -61,7 +61,8 @@ def check_trust(owner: str, sha256: str | None, trusted: str | None) -> None:
 def obtain_code(
     run: PinnedRun,
     manifest: Manifest,
-    options: JoinOptions,
+    address: str,
+    trust: str | None,
     box: Box,
     directory: DirectoryThread,
 ) -> OwnCode | None:
@@ -70,7 +71,8 @@ def obtain_code(
     Args:
         run: the run.
         manifest: manifest of the run, which names owner and code.
-        options: options of `atom join`, with the value of `--trust`.
+        address: address of the run, for a command that the user can copy.
+        trust: the value of `--trust`; None: not given.
         box: this machine's settings and state directory.
         directory: directory of the run, to find peers that have the code.
 
@@ -89,11 +91,11 @@ def obtain_code(
         write_atomically(box.state.own_code, content)
         code = OwnCode(run.model.module, content, box.state.own_code)
     wanted = code.trust_of(manifest.owner)
-    if options.trust != wanted:
+    if trust != wanted:
         raise TrustError(
             f"this run's model is code of its owner {manifest.owner}, with the sha256 "
             f"{code.sha256}; it was not executed, but saved in {code.path}",
-            f"read it, and if you trust it: `atom join {options.address} --trust {wanted}`",
+            f"read it, and if you trust it: `atom join {address} --trust {wanted}`",
         )
     return code
 

@@ -1,12 +1,13 @@
 """One peer of a run: its life, from rebuilding its state to leaving, and its owner's commands.
 
 The peer has two large parts: `Training` works on the replica, and `Reach` connects it to the swarm.
-Both report to the main loop here through one queue of events.
+Both send their failures, and lines for the owner, to the main loop here through one queue.
 """
 
 import math
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from signal import Signals
 from typing import Any
 
@@ -18,15 +19,6 @@ from atom.daemon.owner.settings import Settings
 from atom.daemon.owner.traffic import TrafficCounter, most_round_bytes
 from atom.daemon.owner.wishes import OwnersWishes
 from atom.daemon.peer.box import Box
-from atom.daemon.peer.events import (
-    Changed,
-    Event,
-    Failed,
-    LeasesRead,
-    PeerEvents,
-    Said,
-    Settled,
-)
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.peer.lifecycle import (
@@ -72,22 +64,27 @@ class Peer:
         """
         clock = clock or BootClock()
         self._box, self._life = box, Life(clock)
-        self._events = events = PeerEvents()
-        storage = run_storage(box, member)
-        self._reach = reach = Reach(box, member, directory, storage, entrance, clock, events)
+        self._reports = queue.SimpleQueue[str | BaseException]()
+        """Lines for the owner, and failures of parts, which end the peer; an empty line only wakes
+        the main loop."""
+        self._news = News(box.me.peer_id, clock.now())
+        report, storage = self._reports.put, run_storage(box, member)
+        self._reach = reach = Reach(
+            box, member, directory, storage, entrance, clock, report, self._news
+        )
         line = reach.transport.bandwidth
         self._training = training = Training(
-            box, member, storage, reach.transport, reach.inbox, clock, entrance.head, events
-        )
+            box, member, storage, reach.transport, reach.inbox, clock, entrance.head, report,
+            self._change,
+        )  # fmt: skip
         self._status = Status(box, member, training, reach.outreach, self._life)
         self._traffic = TrafficCounter(box.state.traffic, line.total_bytes, clock)
         self._pauses = Pauses(training.worker.gate, box.events, box.state.paused)
-        self._wishes = OwnersWishes(box.peer, self._pauses.wish, events.fail)
+        self._wishes = OwnersWishes(box.peer, self._pauses.wish, report)
         self._settings = Settings(
             box.peer_file, box.peer, self._wishes, line, training.worker.submit
         )
         self._control = ControlServer(self, box.state)
-        self._news = News(box.me.peer_id, clock.now())
 
     # ---- the main loop
 
@@ -111,8 +108,7 @@ class Peer:
         with noted_signals() as signals:
             self._enter_rounds(digest)
             while True:
-                for event in self._next_events():
-                    self._react(event)
+                self._take_reports()
                 self._box.state.require_there()
                 self._obey(signals)
                 self._watch_allowance()
@@ -121,29 +117,25 @@ class Peer:
                     return self._say_goodbye(verdict)
                 self._reach.keep_contacts(self._training.shared.storage.room)
 
-    def _next_events(self) -> Iterator[Event]:
-        """Yield all waiting events; if there are none, wait up to `_LOOK_S` for the first."""
-        try:
-            yield self._events.get(timeout=_LOOK_S)
-            while True:
-                yield self._events.get_nowait()
-        except queue.Empty:
-            pass
+    def _change(self) -> None:
+        """Renew our lease soon, and let the main loop look at once. Thread-safe."""
+        self._reach.nudge()
+        self._reports.put("")
 
-    def _react(self, event: Event) -> None:
-        match event:
-            case Changed():
-                self._reach.nudge()
-            case LeasesRead():
-                self._news.hear(self._life.now())
-            case Settled():
-                self._life.settled()
-            case Said(line):
-                self._say(line)
-            case Failed(failure):
-                # Parts fail of the loss of the state directory, too, but cannot name the cause.
-                self._box.state.require_there()
-                raise failure
+    def _take_reports(self) -> None:
+        """Handle all waiting reports; if there are none, wait up to `_LOOK_S` for the first.
+
+        Raises:
+            BaseException: the failure of a part, which cannot go on.
+        """
+        with suppress(queue.Empty):
+            report = self._reports.get(timeout=_LOOK_S)
+            while isinstance(report, str):
+                self._say(report)
+                report = self._reports.get_nowait()
+            # Parts fail of the loss of the state directory, too, but cannot name the cause.
+            self._box.state.require_there()
+            raise report
 
     def _enter_rounds(self, digest: bytes) -> None:
         """Start the parts that work on rounds.
@@ -200,6 +192,8 @@ class Peer:
         """Update the facts, show what is new, and return why the peer ends; None: it goes on."""
         training, head = self._training, self._training.machine.head
         self._pauses.look()
+        if training.has_settled:
+            self._life.settled()
         if training.machine.finished and self._life.finished():
             training.worker.hold("finished")
         view, reason = training.loop.view, training.worker.gate.why_not
@@ -263,13 +257,13 @@ class Peer:
     def pause(self) -> str:
         """Pause until `resume`, and return the outcome as text for the owner."""
         outcome = self._pauses.pause()
-        self._events.change()
+        self._change()
         return outcome
 
     def resume(self) -> str:
         """End the owner's pause, and return the outcome as text for the owner."""
         outcome = self._pauses.resume()
-        self._events.change()
+        self._change()
         return outcome
 
     def reload(self) -> Sequence[Mapping[str, Any]]:
@@ -284,7 +278,7 @@ class Peer:
         changed = self._settings.reload()
         if changed:
             self._box.events.emit("reloaded", keys=[each["key"] for each in changed])
-            self._events.change()
+            self._change()
         return changed
 
     def leave(self, deadline_s: float | None) -> str:
@@ -310,12 +304,12 @@ class Peer:
         if needs_no_state:
             self._say("the fetch is stopped; the received data is kept for the next start")
         self._box.events.emit("leaving", deadline_s=seconds)
-        self._events.change()
+        self._change()
         return f"leaving once the counted work is committed, in at most {seconds:.0f} s"
 
     def _leave_sooner(self, deadline_s: float | None) -> str:
         sooner, left_s = self._life.leave_sooner(deadline_s)
         if sooner:
             self._box.events.emit("leaving", deadline_s=deadline_s)
-            self._events.change()
+            self._change()
         return f"already leaving, {'now ' * sooner}in at most {left_s:.0f} s"

@@ -2,19 +2,17 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atom.base.clock import Clock
 from atom.base.errors import IdentityError
 from atom.daemon.peer.addresses import KeptContacts, data_place, dialled_by
 from atom.daemon.peer.box import Box
-from atom.daemon.peer.events import LeasesRead, PeerEvents
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.heartbeat import DirectoryThread, Heartbeat
-from atom.daemon.peer.news import ClockWatch
-from atom.daemon.peer.status import Status
+from atom.daemon.peer.news import ClockWatch, News
 from atom.swarm.addresses import JoinAddress, format_join_address, with_entrances, with_head
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.lease import (
@@ -37,6 +35,9 @@ from atom.training.loop import Inbox
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.run_storage import RunStorage
 
+if TYPE_CHECKING:
+    from atom.daemon.peer.status import Status
+
 TWIN_S = 20.0
 """Seconds after its start in which a process that sees another with its key counts as the later."""
 TWIN_WORDS = "another process uses this peer's key, so the swarm cannot rely on either of them"
@@ -55,7 +56,8 @@ class Reach:
         storage: RunStorage,
         entrance: JoinAddress,
         clock: Clock,
-        events: PeerEvents,
+        report: Callable[[str | BaseException], None],
+        news: News,
     ) -> None:
         """Build the parts, and start none.
 
@@ -64,10 +66,12 @@ class Reach:
             storage: files that the transport serves.
             entrance: address of the run.
             clock: monotonic clock.
-            events: queue of the main loop.
+            report: takes lines for the owner, and the failure of a part, which cannot go on.
+            news: is told whenever leases were read.
         """
         self._me, self._identity, self._log = box.me, box.identity, box.events
-        self._entrance, self._clock, self._events = entrance, clock, events
+        self._entrance, self._clock, self._report = entrance, clock, report
+        self._news = news
         self.inbox = Inbox(lambda sender, leases: self._heartbeat.hear(sender, leases))
         self.transport = transport_of(box, member, self.inbox, storage)
         wish = _REACHABLE[box.peer.network.reachable]
@@ -77,16 +81,16 @@ class Reach:
         self._exchange = LeaseExchange(box.me.peer_id, place, self.transport.public_hosts)
         self.transport.set_neighbours(lambda: self._exchange.neighbours(clock.now()))
         self._heartbeat = Heartbeat(
-            directory, self._take, events.fail, box.events, clock, self._exchange,
+            directory, self._take, report, box.events, clock, self._exchange,
             self.transport.send,
         )  # fmt: skip
         self._contacts = KeptContacts(box.state.known_addresses, clock)
-        self._clock_watch = ClockWatch(box.me.peer_id, box.events, events.say)
+        self._clock_watch = ClockWatch(box.me.peer_id, box.events, report)
         self._twins, self._has_twin = TwinWatch(), False
         self._watching_since, self._serial = math.inf, 0
         self._other_versions = ""
 
-    def start(self, own: Status) -> None:
+    def start(self, own: "Status") -> None:
         """Begin to publish leases of `own`, and to read the other peers' leases."""
         self._own, self._watching_since = own, self._clock.now()
         self._heartbeat.start(self._next_lease, own.reading_pause_s)
@@ -132,7 +136,7 @@ class Reach:
         others = versions_text(leases.values())
         if others and others != self._other_versions:
             words = "they are ignored until both sides run the same version"
-            self._events.say(f"{others}, this peer runs {PROTOCOL_VERSION}: {words}")
+            self._report(f"{others}, this peer runs {PROTOCOL_VERSION}: {words}")
             self._log.emit("other-versions", peers=others)
         self._other_versions = others
         leases = of_our_version(leases)
@@ -143,7 +147,7 @@ class Reach:
         self.outreach.know(leases)
         # Not through the queue: a main loop that waits for the disk must not make us blind.
         self._own.training.read(leases)
-        self._events.put(LeasesRead())
+        self._news.hear(self._clock.now())
 
     def _beside_a_twin(self) -> None:
         """End this process if it is the later of two with one key; else warn its owner once.
@@ -155,9 +159,9 @@ class Reach:
         self._has_twin = True
         self._log.emit("same-identity")
         if self._clock.now() - self._watching_since <= TWIN_S:
-            self._events.fail(IdentityError(TWIN_WORDS, TWIN_HINT))
+            self._report(IdentityError(TWIN_WORDS, TWIN_HINT))
         else:
-            self._events.say(f"{TWIN_WORDS}; {TWIN_HINT}")
+            self._report(f"{TWIN_WORDS}; {TWIN_HINT}")
 
 
 def transport_of(box: Box, member: Membership, inbox: Inbox, storage: RunStorage) -> Transport:

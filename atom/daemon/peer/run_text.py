@@ -8,15 +8,15 @@ from itertools import islice
 from atom.base.clock import Clock
 from atom.daemon.model.texts import TOKENIZER, piece_of, tokenizer_pieces, validation_pieces
 from atom.daemon.peer.box import Box
-from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import write_atomically
-from atom.models.data.samples import Piece, PiecesMissing
+from atom.models.data.samples import Piece, PiecesMissing, Samples
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.state import arenas
 from atom.swarm.state.arenas import bytes_of
 from atom.swarm.state.fetch import Watch
 from atom.swarm.state.piece_feed import STRETCH, FeedCallbacks, PieceFeed
+from atom.swarm.state.piece_store import PieceStore
 from atom.swarm.transport.limits import offend
 from atom.swarm.transport.transport import Transport
 from atom.training.storage.disk import DiskRoom
@@ -32,7 +32,8 @@ class RunText(PieceFeed):
     def __init__(
         self,
         box: Box,
-        member: Membership,
+        samples: Samples,
+        store: PieceStore,
         transport: Transport,
         room: DiskRoom,
         clock: Clock,
@@ -42,26 +43,25 @@ class RunText(PieceFeed):
         """Prepare the feed without starting its thread.
 
         Args:
-            member: the run's side, which has a store for the text.
+            samples: samples of the run.
+            store: store of the text.
             room: reports a full disk.
             on_ready: called when samples that were missing have arrived.
             on_failure: gets the exception that ended the feed.
         """
-        store = member.text
-        assert store is not None, "peers with a copy fetch no text"
-        self._box, self._samples, self._room, self._clock = box, member.samples, room, clock
+        self._box, self._samples, self._room, self._clock = box, samples, room, clock
         self._offenders = offenders = transport.offenders
         self._head: Head | None = None
         self._tokenizer = tokenizer_pieces(store)
         """Pieces of the tokenizer; empty once they are written as a file for `atom export`."""
-        self._validation = validation_pieces(member.samples)
+        self._validation = validation_pieces(samples)
         watch = Watch(
             events=box.events,
             on_lie=lambda peer, reason: offend(offenders, peer, reason, clock.now()),
         )
         callbacks = FeedCallbacks(watch, on_ready, partial(room.attempt, TEXT), on_failure)
         super().__init__(transport, store, self._order_of_need, callbacks)
-        self.samples = replace(member.samples, need=self._need)
+        self.samples = replace(samples, need=self._need)
         """Samples of the run; using pieces that are missing raises PiecesMissing."""
 
     def figures(self) -> Mapping[str, int]:

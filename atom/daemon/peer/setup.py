@@ -5,10 +5,11 @@ Cheap checks come first, so that a mistake is reported before anything that take
 
 import contextlib
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 from atom.base.events import EventFan
 from atom.config.load import check_checkpoints, check_listen
@@ -16,18 +17,8 @@ from atom.daemon.console import Console
 from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.owner.metrics import Info, open_metrics
 from atom.daemon.owner.traffic import require_allowance
-from atom.daemon.peer.addresses import (
-    announced_multiaddrs,
-    data_place,
-    known_contacts,
-)
-from atom.daemon.peer.box import (
-    Box,
-    JoinOptions,
-    StartOptions,
-    check_member,
-    open_box,
-)
+from atom.daemon.peer.addresses import announced_multiaddrs, data_place, known_contacts
+from atom.daemon.peer.box import Box, check_member, open_box
 from atom.daemon.peer.founding import enter_run, found_run, run_of
 from atom.daemon.peer.heartbeat import DirectoryThread, enter_dht
 from atom.daemon.peer.lifecycle import Ending
@@ -51,12 +42,26 @@ from atom.training.run_optimizer import load_run
 __all__ = ["run_join", "run_start"]
 
 
-def run_start(options: StartOptions, console: Console) -> Ending:
+def run_start(
+    run_file: Path,
+    console: Console,
+    peer_file: Path | None = None,
+    state: Path | None = None,
+    listen: str | None = None,
+    initial_peers: Sequence[str] = (),
+    weights: Path | None = None,
+) -> Ending:
     """Found a run, or continue the one founded in this state directory, and train until it ends.
 
     Args:
-        options: options of `atom start`.
+        run_file: path of the run file.
         console: shows messages and progress to the owner.
+        peer_file: path of the peer file; None: the one in the state directory, if it exists.
+        state: the state directory; None: as the peer file says, or the run's default.
+        listen: HOST:PORT that replaces the peer file's; None: as the peer file says.
+        initial_peers: addresses of DHT nodes to enter through; empty: this node is the first.
+        weights: folder with weights, or state directory of a run, to begin from; None: the run's
+            seed.
 
     Returns:
         Why the daemon ended.
@@ -64,18 +69,18 @@ def run_start(options: StartOptions, console: Console) -> Ending:
     Raises:
         UserError: the owner has to change something.
     """
-    run = load_run(options.run_file)
-    name, initial = run.run.name, parse_multiaddrs(options.initial_peers)
-    if options.listen is not None:
-        parse_listen(options.listen)  # all arguments are checked before any file is written
-    box = open_box(name, options.peer_file, options.state, console, options.listen)
+    run = load_run(run_file)
+    name, initial = run.run.name, parse_multiaddrs(tuple(initial_peers))
+    if listen is not None:
+        parse_listen(listen)  # all arguments are checked before any file is written
+    box = open_box(name, peer_file, state, console, listen)
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
         check_checkpoints(box.peer, run)
         address = JoinAddress(initial, name, box.identity.peer_id)
         box, begin_metrics, thread = _opened(stack, box, address)
         require_devices(box.peer.device.use, PRECISIONS[run.model.precision])
-        member = found_run(options, box, run)
+        member = found_run(run, run_file.absolute().parent, box, weights)
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         entrance = initial or thread.ask(thread.directory.visible_addresses)
         address = replace(address, bootstrap=tuple(entrance[:1]))
@@ -90,12 +95,24 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         return peer.run()
 
 
-def run_join(options: JoinOptions, console: Console) -> Ending:
+def run_join(
+    join_address: str,
+    console: Console,
+    peer_file: Path | None = None,
+    state: Path | None = None,
+    trust: str | None = None,
+    weights: Path | None = None,
+) -> Ending:
     """Join a run by its address, and train until it ends.
 
     Args:
-        options: options of `atom join`.
+        join_address: address of the run.
         console: shows messages and progress to the owner.
+        peer_file: path of the peer file; None: the one in the state directory, if it exists.
+        state: the state directory; None: as the peer file says, or the run's default.
+        trust: KEY:SHA256 of the owner and the code that may run here; None: no code may.
+        weights: folder with the weights that the run began from, to read the frozen ones; None: no
+            folder.
 
     Returns:
         Why the daemon ended.
@@ -103,21 +120,21 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
     Raises:
         UserError: the owner has to change something.
     """
-    address = parse_join_address(options.address)
-    box = open_box(address.run, options.peer_file, options.state, console)
+    address = parse_join_address(join_address)
+    box = open_box(address.run, peer_file, state, console)
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
         box, begin_metrics, thread = _opened(stack, box, address)
         manifest, record = thread.ask(thread.directory.read_manifest)
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
         run = run_of(manifest, box)
-        check_trust(manifest.owner, run.model.module_sha256, options.trust)
+        check_trust(manifest.owner, run.model.module_sha256, trust)
         check_checkpoints(box.peer, run)
         listed = listed_peers(manifest.owner, run.swarm.members)
         check_member(listed, manifest.owner, box.identity.peer_id)
         require_devices(box.peer.device.use, PRECISIONS[run.model.precision])
-        code = obtain_code(run, manifest, options, box, thread)
-        member = enter_run(manifest, record, code, box, options.weights)
+        code = obtain_code(run, manifest, join_address, trust, box, thread)
+        member = enter_run(manifest, record, code, box, weights)
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         entrance = tuple(thread.ask(thread.directory.visible_addresses)[:1]) or address.bootstrap
         ours = replace(address, bootstrap=entrance)
@@ -165,10 +182,10 @@ def _opened(
         contacts=known_contacts(state.known_addresses),
         log_path=str(state.dht_log),
     )
-    box.console.progress("entering the DHT", 0, 1, "nodes")
+    box.console.progress("entering the DHT", 0, 1)
     thread = enter_dht(address.run, address.owner, node, box.events)
     stack.callback(thread.close)
-    box.console.progress("entering the DHT", 1, 1, "nodes")
+    box.console.progress("entering the DHT", 1, 1)
     return box, begin_metrics, thread
 
 

@@ -4,13 +4,12 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atom.daemon.peer.addresses import data_addresses
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lifecycle import Life, peer_state
-from atom.daemon.peer.training import Training
 from atom.swarm.chain.commit import Head, Value
 from atom.swarm.records.lease import (
     MAX_LINKS,
@@ -24,6 +23,9 @@ from atom.training.replica.pacing import READ_S, reading_pause
 from atom.training.round.events import Phase
 from atom.training.storage.checkpoints import figures
 
+if TYPE_CHECKING:
+    from atom.daemon.peer.training import Training
+
 
 @dataclass(frozen=True)
 class Status:
@@ -31,7 +33,7 @@ class Status:
 
     box: Box
     member: Membership
-    training: Training
+    training: "Training"
     outreach: Outreach
     life: Life
 
@@ -53,12 +55,8 @@ class Status:
             serial: number of the lease, larger than any number before.
         """
         training, me = self.training, self.box.me
-        head, stats, worker = (
-            training.machine.head,
-            training.executor.stats,
-            training.worker,
-        )
-        rate = worker.rate()
+        head, stats = training.machine.head, training.executor.stats
+        rate = training.worker.rate()
         return Lease(
             peer_id=me.peer_id,
             incarnation=me.incarnation,
@@ -70,7 +68,7 @@ class Status:
             sequences=training.sequences,
             sequences_per_s=rate,
             tokens_per_s=rate * self.member.samples.tokens_per_sample,
-            pass_seconds=worker.pass_seconds,
+            pass_seconds=training.worker.pass_seconds,
             loss=_loss_of(stats.last, head.round),
             state_digest=training.machine.state_digest,
             addresses=self.addresses,
@@ -88,13 +86,9 @@ class Status:
 
     def info(self) -> Mapping[str, Any]:
         """Return the figures of `atom info` about the peer and its run, JSON-serialisable."""
-        training = self.training
-        run, stats, head, view = (
-            self.member.run,
-            training.executor.stats,
-            training.machine.head,
-            training.loop.view,
-        )
+        training, run = self.training, self.member.run
+        stats, head = training.executor.stats, training.machine.head
+        view = training.loop.view
         rate, engines = training.worker.rate(), training.shared.replica.engines
         return {
             "run": self.member.manifest.run,
@@ -133,15 +127,7 @@ class Status:
             "peer_names": {peer: each.name for peer, each in view.fresh.items() if each.name},
             "data_addresses": list(self.addresses),
             "reachable": self.outreach.reached.value or "unknown",
-            "links": {
-                peer_id: {
-                    "round_trip_ms": round(1e3 * link.round_trip_s, 1),
-                    "bytes_per_s": round(link.bytes_per_s)
-                    if math.isfinite(link.bytes_per_s)
-                    else None,
-                }
-                for peer_id, link in training.executor.exchange.speeds.links(MAX_LINKS).items()
-            },
+            "links": self._links(),
         }
 
     def reading_pause_s(self) -> float:
@@ -151,6 +137,16 @@ class Status:
             return READ_S
         counted = self.training.sequences
         return reading_pause(counted, worker.rate(), worker.swarm, machine.global_batch)
+
+    def _links(self) -> Mapping[str, Any]:
+        links = self.training.executor.exchange.speeds.links(MAX_LINKS)
+        return {
+            peer_id: {
+                "round_trip_ms": round(1e3 * link.round_trip_s, 1),
+                "bytes_per_s": round(speed) if math.isfinite(speed := link.bytes_per_s) else None,
+            }
+            for peer_id, link in links.items()
+        }
 
     def _state(self) -> PeerState:
         return peer_state(replace(self.life.facts, phase=self.training.machine.phase))

@@ -1,13 +1,12 @@
 """Training of a peer: replica, worker, storage, round machine and its loop, and the run's text."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from atom.base.clock import Clock
 from atom.daemon.model.round_zero import RoundZero
 from atom.daemon.model.texts import content_of
 from atom.daemon.peer.box import Box
-from atom.daemon.peer.events import PeerEvents, Settled
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.own_code import blob_name
 from atom.daemon.peer.run_text import RunText
@@ -50,7 +49,8 @@ class Training:
         inbox: Inbox,
         clock: Clock,
         pinned: RecentHead | None,
-        events: PeerEvents,
+        report: Callable[[str | BaseException], None],
+        on_change: Callable[[], None],
     ) -> None:
         """Build the parts in the order of their dependencies, and start none.
 
@@ -58,19 +58,21 @@ class Training:
             inbox: queue of the round loop, into which the transport puts messages.
             clock: monotonic clock.
             pinned: head that the join address names; None: the address names none.
-            events: queue of the main loop.
+            report: takes lines for the owner, and the failure of a part, which cannot go on.
+            on_change: called when head, phase or counted sequences have changed, so that our lease
+                should be renewed soon.
         """
         run, replica = member.run, member.replica
-        self._events, self._log = events, box.events
+        self._report, self._on_change, self._log = report, on_change, box.events
         self.terms = terms = round_terms(member, storage.results.codec)
         self.shared, recovery = recovery_of(box, member, transport, storage, clock, pinned)
         self.text = None if member.text is None else RunText(
-            box, member, transport, storage.room, clock,
-            lambda: self.worker.text_came(), events.fail,
+            box, member.samples, member.text, transport, storage.room, clock,
+            lambda: self.worker.text_came(), report,
         )  # fmt: skip
         samples = member.samples if self.text is None else self.text.samples
         loader = BatchLoader(samples, box.me.peer_id, run.batch.micro_batch_sequences)
-        tells = self._on_pass, self._on_void, events.fail
+        tells = self._on_pass, self._on_void, report
         self.worker = worker = Worker(replica, loader, terms.global_batch, clock, *tells)
         texts = RoundTexts(member.prompts, replica, worker, clock, self._on_text)
         self.executor = RoundExecutor(
@@ -81,9 +83,11 @@ class Training:
         self.machine = RoundMachine(
             box.me, member.genesis, b"", terms, box.identity.sign, clock.now()
         )
-        self.loop = RoundLoop(self.machine, self.executor, inbox, events.change, events.fail)
+        self.loop = RoundLoop(self.machine, self.executor, inbox, on_change, report)
         self._dropped_before: int | None = None
         """Counted sequences that were lost before the request to leave; None: no such request."""
+        self.has_settled = False
+        """True once a leaving peer has no uncommitted work left; no pass begins any more."""
 
     # ---- state, from any thread
 
@@ -114,7 +118,7 @@ class Training:
         self.loop.start(CaughtUp(head, digest) if digest else None)
 
     def leave(self) -> bool:
-        """Begin no new work, and post `Settled` once the counted work is committed. Thread-safe.
+        """Begin no new work, and set `has_settled` once the counted work is committed. Thread-safe.
 
         Returns:
             True if fetching a state was ended: a peer without counted work needs none to leave.
@@ -150,19 +154,19 @@ class Training:
     def _on_pass(self) -> None:
         self.executor.stats.pass_counted()
         self.loop.pass_ended()
-        self._events.change()
+        self._on_change()
 
     def _on_void(self, void: PassVoided) -> None:
         """Record a pass without result, with which gradients of earlier passes may be lost."""
         if self.executor.voided(void):
-            self._events.say(f"{void.message}; {void.hint}")
-        self._events.change()
+            self._report(f"{void.message}; {void.hint}")
+        self._on_change()
 
     def _on_text(self, sample: SampleText, seconds: float) -> None:
         """Publish a text that the model wrote within `seconds`."""
         self.executor.stats.sample = sample
         self._log.emit("sample", round=sample.round, text=sample.text, seconds=round(seconds, 3))
-        self._events.say(f"round {sample.round:,} writes, in {seconds:.1f} s: {sample.text}")
+        self._report(f"round {sample.round:,} writes, in {seconds:.1f} s: {sample.text}")
 
     def _on_round_begun(self) -> None:
         if self._dropped_before is not None:  # a leaving peer must not start new work
@@ -172,7 +176,8 @@ class Training:
         """Hold a leaving peer if all its counted work is committed. On the worker's thread."""
         if not self.shared.replica.sequences:
             self.worker.hold("leaving")
-            self._events.put(Settled())
+            self.has_settled = True
+            self._on_change()
 
 
 def run_storage(box: Box, member: Membership) -> RunStorage:
@@ -248,6 +253,6 @@ def recovery_of(
         ),
         box.events,
         donors.stop,
-        partial(box.console.progress, "replaying missed rounds", unit="rounds"),
+        partial(box.console.progress, "replaying missed rounds"),
     )
     return shared, Recovery(shared, donors, box.events, pinned)

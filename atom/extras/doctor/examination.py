@@ -156,7 +156,7 @@ def data(manifest: Manifest, peer: PeerFile, folder: Path, has_it: bool) -> Find
     try:
         run = agreed_run(manifest)
         if not has_it and comes_through_the_swarm(run, manifest, peer):
-            return ok(topic, what_comes(manifest, peer, StateDirectory(folder).tokens))
+            return ok(topic, what_comes(manifest, StateDirectory(folder).tokens))
         if not has_it:
             check_copies(run, text_sources(run, peer, None))
     except UserError as problem:

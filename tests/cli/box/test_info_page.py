@@ -55,12 +55,6 @@ def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     assert not {"last round", "trouble", "paused", "void passes", "writes paused"} & set(shown)
 
 
-def test_what_no_text_gave_bears_no_unit_of_text() -> None:
-    own = dict(rows(info(data={"tokens": 0, "samples": 20, "held_back": 0})))
-    assert own["round"] == "1,076 of 10,000, loss 3.7321"
-    assert own["speed"] == "82.2 sequences/s"
-
-
 def test_what_the_last_round_took_what_is_held_back_and_when_it_ends() -> None:
     use = {"seconds": 30.0, "utilisation": 0.75, "sent_bytes": 3 << 20, "received_bytes": 5 << 20}
     validation = {"round": 1070, "loss": 3.5, "texts": {"a": {"loss": 3.0, "perplexity": 20.1}}}

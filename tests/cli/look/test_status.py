@@ -59,32 +59,6 @@ def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
     assert text.count("(you)") == 1
 
 
-def test_names_stand_beside_ids() -> None:
-    shown = sight(name="kitchen")
-    text = drawn(shown, 160)
-    for peer in shown.view.peers:
-        assert f"kitchen {short_id(peer.peer_id)}" in text, "two may bear the same name"
-    assert shown.view.to_json()["peers"][0]["name"] == "kitchen"
-
-
-def test_what_the_last_round_took_of_a_peer_gives_way_on_a_narrow_screen() -> None:
-    shown = sight(last_round=RoundUse(10.0, 0.75, 3 << 29, 5 << 29))
-    wide = drawn(shown, width=160)
-    assert all(words in wide for words in ("utilisation", "75%", "1.5 GiB", "2.5 GiB"))
-    narrow = drawn(shown, width=100)
-    assert "75%" in narrow
-    assert "GiB" not in narrow
-
-
-def test_of_samples_that_are_no_text_no_tokens_are_told() -> None:
-    shown = sight()
-    own = replace(shown, view=replace(shown.view, data_amount=(0, 20, 0)))
-    for columns in (60, 120):
-        text = drawn(own, columns)
-        assert "200 samples/s" in text
-        assert "tokens" not in text
-
-
 def test_plain_text_where_nobody_asked_for_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in drawn(sight())
     monkeypatch.setenv("NO_COLOR", "1")

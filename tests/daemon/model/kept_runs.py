@@ -11,7 +11,7 @@ from atom.config.load import load_run_file
 from atom.config.run_file import RunFile
 from atom.daemon.console import Console
 from atom.daemon.model.round_zero import RoundZero
-from atom.daemon.peer.box import Box, StartOptions, open_box
+from atom.daemon.peer.box import Box, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
 from atom.models.module_source import read_code
 from atom.swarm.identity import Identity
@@ -102,7 +102,7 @@ class Folder:
         """Found the run or continue it, and unlock its state directory again."""
         run, box = self.run(model, data, more), self.box(name)
         try:
-            return found_run(StartOptions(self.root / "run.toml", weights=weights), box, run)
+            return found_run(run, self.root, box, weights)
         finally:
             box.state.unlock()
 

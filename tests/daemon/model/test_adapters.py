@@ -13,7 +13,7 @@ from atom.base.errors import ConfigError, MismatchError
 from atom.daemon.model.exporting import export_run
 from atom.graph.ir import padded_elements
 from atom.swarm.state.arenas import state_digest
-from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in, round_zero
+from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in, round_zero
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import LLAMA
 
@@ -62,14 +62,6 @@ def test_a_joiner_makes_the_adapters_and_fetches_the_base(folder: Folder) -> Non
     with pytest.raises(ConfigError, match=r"holds no model\.safetensors"):
         folder.enter(member, "d", folder.root / "empty")
     assert folder.found(LLAMA, weights=path, more=ADAPTERS).weights == path, "for a damaged file"
-
-
-def test_a_part_that_is_not_there_is_refused(folder: Folder) -> None:
-    with pytest.raises(ConfigError, match="'nothing' names none"):
-        folder.found(LLAMA, more=ADAPTERS.replace("q_proj", "nothing"))
-    with pytest.raises(ConfigError, match="names none") as caught:
-        folder.found(WORDS, more=ADAPTERS)
-    assert caught.value.hint == "the model has none"
 
 
 def test_a_state_directory_with_adapters_is_no_beginning(folder: Folder) -> None:

@@ -13,21 +13,13 @@ from atom.base.errors import AddressError, ConfigError
 from atom.config.load import normalised_run_text
 from atom.daemon.model.pinning import agreed_run
 from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in, round_zero
-from tests.daemon.silence import Silence
+from tests.daemon.silence import Notes
 from tests.daemon.tiny_run import LLAMA
 from tests.hub_stand_in import REVISION, Hub, played_hub
 
 ADAPTERS = '[train]\nwhat = "adapters"\nrank = 2'
 MODEL = 'huggingface = "owner/llama"\nsequence_tokens = 8'
 OF_HUB = f'{MODEL}\nweights = "hub"'
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.fixture

@@ -26,8 +26,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.model.kept_runs import WORDS, Folder, folder_in
-from tests.daemon.peer.small_peer import Notes
-from tests.daemon.silence import Silence
+from tests.daemon.silence import Notes, Silence
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 
 TOKENS = torch.randint(256, (2, 8), generator=torch.Generator().manual_seed(1))
@@ -162,12 +161,6 @@ def test_another_tokenizer_never_takes_the_place_of_the_run_s(
     kept.write_text("{}")
     with pytest.raises(StorageError, match=r"is not a tokenizer\.json"):
         exported(tmp_path)
-
-
-def test_precision_is_a_choice(kept: Kept, tmp_path: Path) -> None:
-    kept.founded(SPLIT, tmp_path)
-    path = exported(tmp_path, precision="float16")
-    assert {value.dtype for value in loaded(path).parameters()} == {torch.float16}
 
 
 def test_numbers_beyond_the_format_are_named(kept: Kept, tmp_path: Path) -> None:
@@ -337,14 +330,3 @@ def test_nothing_half_written_is_left_but_by_who_is_killed(
         exported(tmp_path)
     left.rmdir()
     assert exported(tmp_path).is_dir()
-
-
-def test_a_large_model_lies_in_several_files(
-    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    member = kept.founded(GPT3, tmp_path)
-    monkeypatch.setattr(exporting, "SHARD_BYTES", 20_000)
-    path = exported(tmp_path)
-    assert (path / weight_files.INDEX).exists()
-    table = loaded(path).state_dict()["transformer.wte.weight"]
-    assert torch.equal(table, member.replica.export_parameters()["embedding.tokens.weight"])

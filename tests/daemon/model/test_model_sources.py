@@ -4,17 +4,15 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from atom.base.errors import ConfigError, MismatchError, ModelError, TrustError
-from atom.config.load import run_from_text
 from atom.config.peer_file import PeerFile
 from atom.daemon.model import recipe as recipes
 from atom.daemon.model.pinning import pin_for_plan
-from atom.daemon.peer.founding import Membership, enter_run, run_of
+from atom.daemon.peer.founding import Membership, enter_run
 from atom.daemon.peer.own_code import ask_for_code, blob_name, check_trust
 from atom.models.module_source import MAX_CODE_BYTES
 from atom.models.source import SourceError
@@ -152,33 +150,6 @@ def test_a_joiner_has_the_founder_s_model(folder: Folder, model: str, data: str)
     assert founder.samples.tokens_per_sample == (1 if "circle" in model else 8)
 
 
-def test_long_steps_tell_how_far_they_are(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[str, list[tuple[int, int, str]]] = {}
-
-    def progress(what: str, *step: Any) -> None:
-        told.setdefault(what, []).append(step)  # type: ignore[arg-type]
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.root / "cache"))
-    folder.console = Silence()
-    monkeypatch.setattr(folder.console, "progress", progress)
-    member = folder.found(GPT3)
-    assert told["checking the sub-models"] == [(done, 3, "runs") for done in range(4)]
-    layers = len(told["layers measured"]) - 1
-    assert told["layers measured"] == [(done, layers, "layers") for done in range(layers + 1)]
-    sizes = [value.numel() for value in member.replica.export_parameters().values()]
-    done = [step[0] for step in told["making the first weights"]]
-    assert done == sorted(set(done))
-    assert (done[-1], len(done)) == (sum(sizes), 1 + len(sizes)), "one by one"
-
-
-def test_a_founder_takes_its_run_up_again(folder: Folder) -> None:
-    first = folder.found(own("words"))
-    assert folder.found(own("words")).manifest == first.manifest
-    (folder.root / "own_models.py").write_text(CODE + "\n# changed\n")
-    with pytest.raises(MismatchError, match="or its model has changed"):
-        folder.found(own("words"))
-
-
 def test_validation_is_without_dropout(folder: Folder) -> None:
     for number, model in enumerate((LLAMA, own("words"))):
         member = folder.found(model, f"v{number}", data=HELD, more=VALIDATED)
@@ -254,18 +225,6 @@ def test_another_version_of_the_library_is_named(folder: Folder) -> None:
         enter_run(manifest, founder.record, None, folder.box("b"))
     assert caught.value.hint.endswith("-m pip install transformers==9.9`")
     assert "llama9" in caught.value.message
-
-
-@pytest.mark.parametrize("model", [LLAMA, GPT3, own("words")])
-def test_a_manifest_that_pins_nothing_is_refused(folder: Folder, model: str) -> None:
-    founder = folder.found(model)
-    text = json.loads(founder.manifest.run_file)
-    for key in ("huggingface_config", "module_sha256", "vocabulary_size"):
-        text["model"].pop(key, None)
-    manifest = dataclasses.replace(founder.manifest, run_file=json.dumps(text))
-    assert run_from_text(manifest.run_file)
-    with pytest.raises(ConfigError, match=r"manifest: model\.\w+: is missing"):
-        run_of(manifest, folder.box("b"))
 
 
 def test_a_model_too_large_to_be_checked_is_told(

@@ -27,7 +27,7 @@ from atom.models.data.tokenizer import ByteTokenizer, byte_level_tokenizer
 from atom.models.source import DataUnreachable, NoRoomForData
 from atom.swarm.identity import Identity
 from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in
-from tests.daemon.tiny_run import GPT3, LLAMA
+from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 from tests.models.chat_tokenizer import chat_tokenizer
 from tests.swarm.swarm_samples import a_manifest
 
@@ -112,21 +112,17 @@ def test_several_texts_are_mixed_alike_by_everybody(folder: Folder) -> None:
 def test_the_founder_has_the_run_that_joiners_read(folder: Folder) -> None:
     for vocabulary, wanted in (("", 256), ("vocabulary_size = 300", 300)):
         run = folder.run(f"{GPT3}\n{vocabulary}", MIX)
-        found = pin(run, folder.root, PeerFile(), folder.root / "tokens", silent)
-        assert found.run.model.vocabulary_size == wanted
-        assert found.run.data.tokenizer_sha256 == ByteTokenizer.digest
-        assert found.run == pinned_run(normalised_run_text(found.run))
+        found, _, _ = pin(run, folder.root, PeerFile(), folder.root / "tokens", silent)
+        assert found.model.vocabulary_size == wanted
+        assert found.data.tokenizer_sha256 == ByteTokenizer.digest
+        assert found == pinned_run(normalised_run_text(found))
 
 
-def test_with_another_text_of_several_nobody_enters(folder: Folder) -> None:
-    member = folder.found(GPT3, data=MIX.replace(TABLE, 'paths = ["text.txt"]'))
-    (folder.root / "other.txt").write_text("another text " * 99)
-    copies = (
-        "[data.sources.talk]\npaths = ['other.txt']\n[data.sources.words]\npaths = ['text.txt']\n"
-    )
-    with pytest.raises(MismatchError, match="the training data on this machine differ") as refused:
-        enter_run(member.manifest, member.record, None, folder.box("b", copies))
-    assert "get the founder's data" in refused.value.hint
+def test_a_tokenizer_larger_than_the_model_is_refused(folder: Folder) -> None:
+    (folder.root / "tokenizer.json").write_text(byte_level_tokenizer())
+    data = f'{TEXT}\ntokenizer = "tokenizer.json"'
+    with pytest.raises(ConfigError, match="100 is less than the tokenizer's 25"):
+        folder.found(f"{GPT3}\nvocabulary_size = 100", data=data)
 
 
 def test_only_what_is_of_the_hub_gets_a_revision(folder: Folder) -> None:

@@ -37,7 +37,7 @@ ROUND = {"round": 7, "tokens_per_s": 3000.0, "reduce_seconds": 0.25}
 def scraped(info: dict[str, Any]) -> Iterator[tuple[Metrics, Callable[[], str]]]:
     """Metrics that are served, and what a scrape brings."""
     metrics = Metrics()
-    metrics.show(lambda: info)
+    metrics.info = lambda: info
     server = metrics.serve("127.0.0.1", 0)
 
     def scrape() -> str:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from atom.config.load import parse_peer_text
 from atom.daemon.owner.metrics import Metrics, open_metrics
 from tests.daemon.owner.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
-from tests.daemon.silence import Silence
+from tests.daemon.silence import Notes
 
 ROOT = Path(__file__).parents[3]
 SCRAPE = a_whole_scrape()
@@ -54,7 +54,7 @@ def test_a_scrape_has_what_the_daemon_knows_and_what_happened() -> None:
 
 def test_a_better_branch_that_takes_rounds_back_lets_no_counter_fall() -> None:
     metrics, info = Metrics(), dict(INFO)
-    metrics.show(lambda: info)
+    metrics.info = lambda: info
     counted = []
     for given in (320, 300, 330):
         info["sequences_committed"] = given
@@ -81,27 +81,19 @@ def test_every_metric_is_documented_and_no_other() -> None:
     assert documented == plain
 
 
-def test_the_dashboard_for_grafana_asks_for_metrics_that_exist() -> None:
+def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
     board = json.loads((ROOT / "docker" / "grafana-dashboard.json").read_text(encoding="utf-8"))
     queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"atom_\w+", query)}
     assert len(board["panels"]) >= 8
     assert asked <= OURS
     assert all('atom_info{run="$run"}' in query for query in queries)
-
-
-class Said(Silence):
-    """A console."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    alerts = (ROOT / "docker" / "alerts.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"\batom_\w+", alerts)) <= OURS
 
 
 def test_nothing_listens_and_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:
-    said = Said()
+    said = Notes()
     with ExitStack() as stack:
         sinks, begin = open_metrics(parse_peer_text("", tmp_path), stack, said)
         begin(lambda: INFO)
@@ -111,7 +103,7 @@ def test_nothing_listens_and_nothing_is_written_unless_asked_for(tmp_path: Path)
 
 
 def test_metrics_are_served_when_the_peer_file_asks_for_them(tmp_path: Path) -> None:
-    said, peer = Said(), parse_peer_text("[metrics]\nport = 0\n", tmp_path)
+    said, peer = Notes(), parse_peer_text("[metrics]\nport = 0\n", tmp_path)
     with ExitStack() as stack:
         sinks, begin = open_metrics(peer, stack, said)
         begin(lambda: INFO)

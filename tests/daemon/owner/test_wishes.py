@@ -4,15 +4,17 @@ import json
 import math
 import threading
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from atom.config.peer_file import PeerFile, Schedule
-from atom.daemon.owner import machine, wishes
-from atom.daemon.owner.machine import idle_hint_s, sessions_idle_s
+from atom.daemon.owner import wishes
 from atom.daemon.owner.wishes import (
-    Observations,
     OwnersWishes,
+    idle_hint_s,
+    on_battery,
+    sessions_idle_s,
     wall_clock,
     why_not,
 )
@@ -27,8 +29,8 @@ def schedule(**keys: object) -> Schedule:
     return Schedule.model_validate_json(json.dumps(keys))
 
 
-BUSY = Observations(on_battery=True, idle_s=0.0)
-QUIET = Observations()
+BUSY = True, 0.0
+QUIET = False, math.inf
 
 
 @pytest.mark.parametrize(
@@ -41,39 +43,15 @@ QUIET = Observations()
         ({"hours": ["tue 18:00-19:00"]}, QUIET, "outside its hours, until Tue 18:00"),
         ({"hours": ["mon 08:00-18:00"]}, QUIET, None),
         ({"hours": ["mon 18:00-19:00"]}, BUSY, "outside its hours, until 18:00"),
-        ({"idle_for": "10 min"}, Observations(idle_s=599.0), "idle for less than 10 min"),
-        ({"idle_for": "10 min"}, Observations(idle_s=600.0), None),
+        ({"idle_for": "10 min"}, (False, 599.0), "idle for less than 10 min"),
+        ({"idle_for": "10 min"}, (False, 600.0), None),
         ({"idle_for": "10 min"}, BUSY, "on battery"),
     ],
 )
-def test_what_is_said(given: dict[str, object], seen: Observations, said: str | None) -> None:
-    refusal = why_not(NOON, schedule(**given), seen)
+def test_what_is_said(given: dict[str, object], seen: tuple[bool, float], said: str | None) -> None:
+    refusal = why_not(NOON, schedule(**given), *seen)
     assert refusal.endswith(said or "")
     assert bool(refusal) == (said is not None)
-
-
-def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wishes, "LOOK_S", 0.001)
-    monkeypatch.setattr(wishes, "on_battery", lambda: False)
-    told, thrice = list[str](), threading.Event()
-
-    def tell(reason: str) -> None:
-        told.append(reason)
-        if len(told) > 3:
-            thrice.set()
-
-    looking = OwnersWishes(
-        PeerFile(schedule=Schedule(hours=("tue 01:00-02:00",))),
-        tell,
-        lambda failure: None,
-        lambda: NOON,
-    )
-    looking.keep_looking()
-    assert told[0] == "outside its hours, until Tue 01:00"
-    assert thrice.wait(WAIT_S)
-    looking.change(PeerFile())
-    looking.close()
-    assert told[-1] == ""
 
 
 def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,14 +71,17 @@ def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_only_what_is_wished_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wishes, "on_battery", lambda: True)
-    observer = OwnersWishes(PeerFile(), str, repr)
-    nothing = Schedule(pause_on_battery=False)
-    assert observer.seen(nothing) == Observations()
-    assert observer.seen(Schedule()).on_battery
-    monkeypatch.setattr(wishes, "sessions_idle_s", lambda: 9.0)
-    assert observer.seen(Schedule(idle_for="1 s")).idle_s == 9.0
-    assert observer.seen(nothing).idle_s == math.inf
+    asked = list[str]()
+    monkeypatch.setattr(wishes, "on_battery", lambda: asked.append("battery"))
+    monkeypatch.setattr(wishes, "sessions_idle_s", lambda: asked.append("idle") or 9.0)
+    for keys, looked_at in (
+        (Schedule(pause_on_battery=False), []),
+        (Schedule(), ["battery"]),
+        (Schedule(idle_for="1 s"), ["battery", "idle"]),
+    ):
+        OwnersWishes(PeerFile(schedule=keys), str, repr).look()
+        assert asked == looked_at
+        asked.clear()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +99,7 @@ def test_what_a_desktop_tells(said: str, idle_s: float) -> None:
 
 
 def test_without_logind_the_desktop_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_LOGINCTL", ("/nowhere/loginctl",))
+    monkeypatch.setattr(wishes, "_LOGINCTL", ("/nowhere/loginctl",))
     assert sessions_idle_s() == math.inf
 
 
@@ -147,3 +128,40 @@ def test_the_clock_on_the_wall_follows_the_zone(monkeypatch: pytest.MonkeyPatch)
     assert (east - west).total_seconds() > 9 * 3600
     monkeypatch.undo()
     wall_clock()
+
+
+Supplies = dict[str, dict[str, str]]
+BATTERY = {"type": "Battery", "status": "Discharging"}
+FULL = {"type": "Battery", "status": "Full"}
+PLUG, NO_PLUG = {"type": "Mains", "online": "1"}, {"type": "Mains", "online": "0"}
+MOUSE = {**BATTERY, "scope": "Device", "online": "1"}
+
+
+@pytest.mark.parametrize(
+    ("supplies", "on"),
+    [
+        ({}, False),
+        ({"BAT0": BATTERY, "ADP1": NO_PLUG}, True),
+        ({"BAT0": BATTERY, "ADP1": PLUG}, False),
+        ({"BAT0": BATTERY, "ucsi": {"type": "USB", "online": "1"}}, False),
+        ({"BAT0": FULL, "ADP1": NO_PLUG}, False),
+        ({"BAT0": FULL, "BAT1": {**BATTERY, "online": "1"}}, True),
+        ({"BAT0": {"type": "Battery", "status": "Not charging"}}, False),
+        ({"ups": {"type": "UPS", "status": "Discharging"}}, True),
+        ({"hidpp_battery_0": MOUSE}, False),
+        ({"hidpp_battery_0": MOUSE, "BAT0": BATTERY}, True),
+        ({"odd": {}}, False),
+    ],
+)
+def test_only_its_own_battery_counts(supplies: Supplies, on: bool, tmp_path: Path) -> None:
+    for name, said in supplies.items():
+        (tmp_path / name).mkdir()
+        for key, value in said.items():
+            (tmp_path / name / key).write_text(f"{value}\n")
+    assert on_battery(tmp_path) is on
+
+
+def test_where_the_kernel_says_nothing_nobody_stands_still(tmp_path: Path) -> None:
+    assert not on_battery(tmp_path / "absent")
+    (tmp_path / "BAT0" / "status").mkdir(parents=True)  # any file that cannot be read
+    assert not on_battery(tmp_path)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from atom.config.peer_file import Schedule
 from atom.daemon.console import Console
-from atom.daemon.peer.box import StartOptions, open_box
+from atom.daemon.peer.box import open_box
 from atom.daemon.peer.founding import Membership, found_run
 from atom.daemon.peer.heartbeat import DirectoryThread
 from atom.daemon.peer.peer import Peer
@@ -21,14 +21,6 @@ from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
 from tests.manual_clock import ManualClock
 
 SMALL_BOX = TINY_PEER.format(device="") + '[network]\nlisten = "127.0.0.1:0"\n'
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 ENTRANCE = JoinAddress((EXAMPLE_MULTIADDR,), "tiny", EXAMPLE_PEER)
@@ -83,7 +75,7 @@ def found_in(
     run = load_run(root / "run.toml")
     box = open_box(run.run.name, root / "peer.toml", root / "state", console or Silence())
     try:
-        return found_run(StartOptions(root / "run.toml"), box, run)
+        return found_run(run, root, box)
     finally:
         box.state.unlock()
 

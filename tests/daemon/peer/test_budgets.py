@@ -12,7 +12,7 @@ from atom.base.units import format_bytes
 from atom.base.usable_memory import UsableMemory
 from atom.config.load import load_run_file
 from atom.daemon.peer import building
-from atom.daemon.peer.box import Box, StartOptions, open_box
+from atom.daemon.peer.box import Box, open_box
 from atom.daemon.peer.building import require_host_memory
 from atom.daemon.peer.founding import Membership, enter_run, found_run
 from atom.plan import devices
@@ -53,9 +53,8 @@ class Folder:
         return self.boxes[-1]
 
     def found(self, name: str, device: str = "", host: str = "") -> Membership:
-        options = StartOptions(self.root / "run.toml")
-        run = load_run_file(options.run_file)
-        return found_run(options, self.box(name, device, host), run)
+        run = load_run_file(self.root / "run.toml")
+        return found_run(run, self.root, self.box(name, device, host))
 
     def enter(self, member: Membership, device: str = "", host: str = "") -> Membership:
         box = self.box("joiner", device, host)

@@ -12,7 +12,6 @@ from atom.daemon.peer.lifecycle import (
     Facts,
     Life,
     ending,
-    may_begin,
     peer_state,
 )
 from atom.swarm.records.lease import PeerState
@@ -85,7 +84,13 @@ def test_the_deadline_ends_it_either_way() -> None:
 def test_claims_that_nobody_can_prove_keep_nobody_from_work_for_ever(
     ahead: int, believed: int, phase: Phase, waited_s: float, begins: bool
 ) -> None:
-    assert may_begin(ahead, believed, phase, waited_s) is begins
+    clock = ManualClock()
+    life = Life(clock)
+    life.update(phase=phase)
+    life.may_begin(1, 1)
+    clock.advance(waited_s)
+    life.update()
+    assert life.may_begin(ahead, believed) is begins
 
 
 def test_who_stays_for_the_others_sake_says_so_once() -> None:
@@ -106,8 +111,3 @@ def test_a_leave_is_settled_when_the_last_counted_work_is_committed() -> None:
         clock.advance(1.0)
         life.settled()
     assert life.facts.settled_at == 1.0
-
-
-def test_a_run_is_finished_once() -> None:
-    life = Life(ManualClock())
-    assert [life.finished(), life.finished()] == [True, False]

@@ -29,7 +29,8 @@ from atom.swap.voided import Cause, PassVoided
 from atom.swarm.addresses import RecentHead, parse_join_address
 from atom.swarm.records.lease import PeerState
 from atom.training.round.events import CaughtUp
-from tests.daemon.peer.small_peer import SMALL_BOX, Notes, found_in, small_peer
+from tests.daemon.peer.small_peer import SMALL_BOX, found_in, small_peer
+from tests.daemon.silence import Notes
 from tests.daemon.tiny_run import TINY_RUN
 from tests.manual_clock import ManualClock
 
@@ -58,12 +59,6 @@ def peer(tmp_path: Path, member: Membership, notes: Notes, clock: ManualClock) -
 def counted(peer: Peer, sequences: int) -> None:
     shared = peer._training.shared
     shared.replica = SimpleNamespace(sequences=sequences, watch=shared.replica.watch)  # type: ignore[assignment]
-
-
-def react(peer: Peer) -> None:
-    """Handle the events that wait for the main loop."""
-    while not peer._events.empty():
-        peer._react(peer._events.get())
 
 
 def events_of(root: Path) -> list[dict[str, Any]]:
@@ -157,10 +152,10 @@ def test_what_a_part_fails_with_ends_the_peer_and_it_says_goodbye(tmp_path: Path
     with small_peer(tmp_path / "state", found_in(tmp_path, TINY_RUN), notes) as peer:
         directory: Any = peer._reach._directory
         fault = StorageError("the disk is gone", "look for it")
-        notes.note = lambda text: peer._events.fail(fault)  # type: ignore[method-assign]
+        notes.note = lambda text: peer._reports.put(fault)  # type: ignore[method-assign]
         with pytest.raises(StorageError) as raised:
             peer.run()
-        peer._events.fail(ShortageError("what follows from it"))
+        peer._reports.put(ShortageError("what follows from it"))
     assert raised.value is fault
     assert directory.published[-1].state is PeerState.LEFT
     assert not [each for each in events_of(tmp_path / "state") if each["event"] == "left"]
@@ -190,12 +185,11 @@ def test_a_leaving_peer_settles_once_its_work_is_committed_and_knows_what_was_lo
     counted(peer, 4)
     peer.leave(None)
     peer._training._on_round_begun()
-    react(peer)
+    peer._look()
     assert peer._life.facts.settled_at is None
     peer._training.executor.stats.sequences_dropped += 4
     counted(peer, 0)
     peer._training._on_round_begun()
-    react(peer)
     peer._look()
     assert peer._life.facts.settled_at is not None
     assert peer._life.facts.work_dropped
@@ -207,18 +201,6 @@ def test_an_earlier_deadline_holds_and_a_later_one_does_not(peer: Peer) -> None:
     assert peer.leave(5.0) == "already leaving, now in at most 5 s"
     assert peer.leave(50.0) == peer.leave(None) == "already leaving, in at most 5 s"
     assert peer._life.facts.leave_by == 5.0
-
-
-def test_a_leave_ends_the_rebuilding_of_the_last_state(
-    peer: Peer, notes: Notes, tmp_path: Path
-) -> None:
-    """The control API answers during the rebuilding, which ends between two of its steps."""
-    peer.leave(5.0)
-    assert peer.run() is Ending.LEFT
-    assert notes.notes[1:] == ["ended at round 0: left; all counted work is committed"]
-    peer.close()
-    assert "started" not in [each["event"] for each in events_of(tmp_path)]
-    assert not list(tmp_path.glob("snapshots/*")), "nothing half-rebuilt is kept"
 
 
 def test_who_leaves_before_its_state_is_rebuilt_ends_at_the_round_it_had(tmp_path: Path) -> None:
@@ -288,7 +270,7 @@ def test_who_began_later_ends_and_who_was_there_is_told_once(
         peer._reach._take({peer._box.me.peer_id: twin})  # type: ignore[dict-item]
     assert [each["event"] for each in events_of(tmp_path)] == ["same-identity"]
     with pytest.raises(IdentityError, match=TWIN_WORDS) if is_new else nullcontext():
-        react(peer)
+        peer._take_reports()
     assert notes.notes == ([] if is_new else [f"{TWIN_WORDS}; {TWIN_HINT}"])
 
 
@@ -308,7 +290,7 @@ def test_of_many_void_passes_for_one_cause_few_are_said(peer: Peer, notes: Notes
         peer._training._on_void(
             PassVoided(Cause.MEMORY, "no room", hint=f"at most {most} per pass")
         )
-    react(peer)
+    peer._take_reports()
     assert notes.notes == [
         f"the pass is void, out-of-memory: no room; at most {most} per pass" for most in (4, 2)
     ]
@@ -331,16 +313,3 @@ def test_only_the_owner_s_peer_signs_the_head_in_its_address(peer: Peer) -> None
     assert signed is not None
     assert signed[:2] == head[:2]
     assert len(signed.signature) == 64
-
-
-@pytest.mark.parametrize("tokens", [8, 1])
-def test_rates_count_what_a_sample_has(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch, tokens: int
-) -> None:
-    """A dataset of one's own has samples, whatever its run file says of tokens (see its test)."""
-    status = replace(peer._status, member=replace(peer._status.member, samples=replace(
-        peer._status.member.samples, tokens_per_sample=tokens)))  # fmt: skip
-    monkeypatch.setattr(peer._training.worker, "rate", lambda: 12.5)
-    peer._reach.transport.start()
-    assert status.lease(1).tokens_per_s == 12.5 * tokens
-    assert status.info()["tokens_per_s"] == 12.5 * tokens

@@ -50,10 +50,11 @@ class Joiner:
         box = folder.box("joiner", "")
         member = enter_run(founder.manifest, founder.record, None, box)
         assert member.text is not None
+        samples, store = member.samples, member.text
         self.kept_tokenizer, self.failures = box.state.tokenizer, list[BaseException]()
         self.ready, events, clock = threading.Event(), EventList(), ManualClock()
         room, fail = DiskRoom(folder.root, events), self.failures.append
-        self.text = RunText(box, member, me, room, clock, self.ready.set, fail)
+        self.text = RunText(box, samples, store, me, room, clock, self.ready.set, fail)
 
     def await_ready(self) -> None:
         assert self.ready.wait(SOON)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import AllowanceError, ConfigError, PortInUseError, StorageError
-from atom.daemon.peer.box import JoinOptions, StartOptions, open_box, read_manifest
-from atom.daemon.peer.founding import run_of
+from atom.daemon.peer.box import open_box
+from atom.daemon.peer.founding import check_founder, read_manifest, run_of
 from atom.daemon.peer.setup import run_join, run_start
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import JoinAddress, format_join_address
@@ -36,12 +36,10 @@ def test_a_taken_port_is_said_first(tmp_path: Path, settings: str, said: str, hi
     nowhere = JoinAddress((f"/ip4/127.0.0.1/tcp/9/p2p/{owner}",), "tiny", owner)
     with socket.create_server(("127.0.0.1", 0)) as other:
         box = peer_file(tmp_path, settings.format(other.getsockname()[1]))
-        start = StartOptions(tmp_path / "run.toml", box, state)
         with pytest.raises(PortInUseError, match=said) as started:
-            run_start(start, Silence())
-        join = JoinOptions(format_join_address(nowhere), box, state)
+            run_start(tmp_path / "run.toml", Silence(), box, state)
         with pytest.raises(PortInUseError, match=said):
-            run_join(join, Silence())
+            run_join(format_join_address(nowhere), Silence(), box, state)
     assert hint in started.value.hint
     assert sorted(path.name for path in state.iterdir()) == ["daemon.lock", "identity.key"]
 
@@ -50,13 +48,11 @@ def test_one_number_for_two_ports_is_said_first(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     box = peer_file(tmp_path, f"data_port = {port}")
-    options = StartOptions(
-        tmp_path / "run.toml", box, tmp_path / "state", listen=f"127.0.0.1:{port}"
-    )
+    run_file, state = tmp_path / "run.toml", tmp_path / "state"
     with pytest.raises(ConfigError, match="--listen") as twice:
-        run_start(options, Silence())
+        run_start(run_file, Silence(), box, state, f"127.0.0.1:{port}")
     assert "0 for any free one" in twice.value.hint
-    assert not (tmp_path / "state" / "manifest.bin").exists()
+    assert not (state / "manifest.bin").exists()
 
 
 def test_a_used_up_month_is_reported_first(tmp_path: Path) -> None:
@@ -64,15 +60,20 @@ def test_a_used_up_month_is_reported_first(tmp_path: Path) -> None:
     state.traffic.parent.mkdir()
     state.traffic.write_text('{"days": {}, "round_bytes": 900, "per_month": 1000}')
     with pytest.raises(AllowanceError, match="the allowance of 1000 B a month"):
-        run_start(StartOptions(tmp_path / "run.toml", box, state.root), Silence())
+        run_start(tmp_path / "run.toml", Silence(), box, state.root)
     assert not state.manifest.exists()
 
 
-def test_a_manifest_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_manifest_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     found_in(tmp_path)
     box = open_box("tiny", None, tmp_path / "state", Silence())
     try:
-        manifest, _ = read_manifest(box, "tiny") or pytest.fail("it is kept")
+        manifest, record = read_manifest(box) or pytest.fail("it is kept")
+        with pytest.raises(StorageError, match="holds the run 'tiny', not 'other'"):
+            check_founder(manifest, "other", box)
+        box.state.manifest.write_bytes(record[:-1])
+        with pytest.raises(StorageError, match=r"manifest.bin is damaged"):
+            run_of(manifest, box)
         box.state.manifest.unlink()
         box.state.manifest.mkdir()
         with pytest.raises(StorageError, match="cannot be read: Is a directory") as caught:
