@@ -24,7 +24,7 @@ from atom.config.load import parse_run_text
 from atom.daemon import control
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.chain import Machine
-from atom.graph.profile.seconds import typical_graph
+from atom.graph.costs.seconds import typical_graph
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source

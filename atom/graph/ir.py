@@ -42,7 +42,7 @@ class ParameterSpec:
     numel: int
     hidden_matrix: bool = False
     """True if the parameter maps activations of one layer to activations of the next, so it is
-    neither an embedding nor the output head. See `atom.graph.tracing.hidden_matrices`."""
+    neither an embedding nor the output head. See `atom.graph.tracing.reading`."""
     frozen: bool = False
     """True if the parameter takes no gradient and no optimizer step changes it."""
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
 
-from atom.models.installing import install_extra
-from atom.models.source import DataError, DataUnreachable
+from atom.models.source import DataError, DataUnreachable, install_extra
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _WAIT_S = 30

@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from atom.models.chunked_head import loss_in_chunks
-from atom.models.first_values import FirstValues, reset
 from atom.models.huggingface_config import DROPPED_KEYS, read_config
-from atom.models.installing import install_extra
-from atom.models.on_meta import parameters_on_meta
+from atom.models.on_meta import first_values, parameters_on_meta, reset
 from atom.models.source import (
     Answer,
     Batch,
@@ -27,6 +25,7 @@ from atom.models.source import (
     ModelSource,
     Outside,
     SourceError,
+    install_extra,
     materialised,
     meta_tokens,
     outside_of,
@@ -134,7 +133,7 @@ class HuggingFaceSource(ModelSource):
         return batch | {"position_ids": positions}
 
     def initial_values(self, seed: int) -> InitialValue:
-        return FirstValues(self.build(torch.float32), _own_initialisation, seed)
+        return first_values(self.build(torch.float32), _own_initialisation, seed)
 
     def outside(self, dtype: torch.dtype) -> Outside:
         """Return the folder format in which the library itself writes the model."""

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atom.models.first_values import FirstValues, reset, seeded
-from atom.models.on_meta import drop_values
+from atom.models.on_meta import drop_values, first_values, reset, seeded
 from atom.models.source import (
     Answer,
     Batch,
@@ -251,7 +250,7 @@ class ModuleSource(ModelSource):
     def initial_values(self, seed: int) -> InitialValue:
         module, *_ = self._built(seed)
         values = {name: value.detach() for name, value in module.named_parameters()}
-        initialised = FirstValues(module, reset, seed)
+        initialised = first_values(module, reset, seed)
 
         def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
             value = values.pop(name)

@@ -6,9 +6,18 @@ frequencies, masks), which in general cannot be recomputed. So only uninitialise
 there when it is registered as a parameter. Large tensors that are filled with numbers, or are
 products of others, also go to `meta`: sizes may come from another peer, and no buffer of a real
 model is that large. The number of parameters is limited too.
+
+Initial values come from the model's own initialisation, one module at a time (`first_values`). For
+each module that owns parameters, memory is allocated for these parameters only, the module is
+initialised from a random state that depends on the run's seed and the module's name, and the memory
+is released again. So values depend neither on the order of requests nor on the number of threads,
+and a model of any size needs memory for its largest module only. Operations of the initialisation
+on parameters without memory have no effect and draw no random numbers.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -18,7 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from atom.models.source import SourceError
+from atom.models.source import InitialValue, SourceError
 
 LARGE_BYTES = 64 * 2**20
 """Size in bytes above which a tensor counts as large."""
@@ -111,3 +120,97 @@ def drop_values(model: nn.Module, dtype: torch.dtype) -> None:
                 value = torch.empty(parameter.shape, device="meta", dtype=kind)
                 replaced[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
             module._parameters[key] = replaced[id(parameter)]
+
+
+Initialise = Callable[[nn.Module, Sequence[nn.Module]], None]
+"""Function (module, enclosing modules) that fills the parameters that the module itself owns.
+
+The enclosing modules are ordered from the innermost to the whole model.
+"""
+
+
+def first_values(model: nn.Module, initialise: Initialise, seed: int) -> InitialValue:
+    """Return the function that computes initial values of a model on `meta`. Not thread-safe.
+
+    If parameters are requested in the model's order, each module is initialised only once. The
+    function raises SourceError if the initialisation leaves a value unset.
+    """
+    values = dict[str, Tensor]()
+
+    def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
+        if name not in values:
+            values.clear()
+            values.update(_initialised(model, name.rpartition(".")[0], initialise, seed))
+        value = values.pop(name)
+        assert value.shape == shape, f"{name}: {tuple(value.shape)} is not {shape}"
+        if value.isnan().any():
+            raise SourceError(
+                f"the model's own initialisation gives {name} no value",
+                "set it in the module's reset_parameters (or in transformers' _init_weights)",
+            )
+        return value
+
+    return value_of
+
+
+def _initialised(
+    model: nn.Module, path: str, initialise: Initialise, seed: int
+) -> dict[str, Tensor]:
+    """Return name → value of the parameters that the module at `path` owns."""
+    owner = model.get_submodule(path)
+    around = [model.get_submodule(above) for above in _paths_above(path)]
+    saved = dict(owner._parameters)
+    try:
+        for key, parameter in saved.items():
+            if parameter is not None:
+                unset = torch.full(parameter.shape, torch.nan, dtype=torch.float32)
+                owner._parameters[key] = nn.Parameter(unset)
+        with seeded(f"{seed}:{path}"), torch.no_grad():
+            initialise(owner, around)
+        return {
+            f"{path}.{key}" if path else key: value.detach()
+            for key, value in owner._parameters.items()
+            if value is not None
+        }
+    finally:
+        owner._parameters.update(saved)
+
+
+def reset(owner: nn.Module, around: Sequence[nn.Module]) -> None:
+    """Initialise a module by its own `reset_parameters`, if it has one (an `Initialise`).
+
+    Args:
+        owner: the module, which keeps its present values if it has no such method.
+        around: the enclosing modules, which are not needed.
+    """
+    for name in ("reset_parameters", "_reset_parameters"):
+        method = getattr(owner, name, None)
+        if callable(method):
+            method()
+            return
+
+
+@contextmanager
+def seeded(key: str) -> Iterator[None]:
+    """Seed PyTorch's and Python's random numbers from `key` within the context, on one thread.
+
+    A single thread makes values reproducible: elementwise kernels round differently at the end of
+    each thread's share.
+    """
+    number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
+    state, threads = random.getstate(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number)
+            random.seed(number)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        random.setstate(state)
+
+
+def _paths_above(path: str) -> Iterator[str]:
+    while path:
+        path = path.rpartition(".")[0]
+        yield path

@@ -1,5 +1,7 @@
 """Common interface of all model sources: built-in family, Hugging Face config, or own code."""
 
+import shlex
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -273,3 +275,22 @@ def outside_of(model: nn.Module, tied: frozenset[str] = frozenset()) -> Outside:
 def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     state = model.state_dict(keep_vars=True)
     return {name: buffer.detach() for name, buffer in model.named_buffers() if name in state}
+
+
+# ---- commands that install missing packages into the running Python. They name its executable,
+# because the user's shell may not have activated its environment.
+
+
+def install_extra(extra: str) -> str:
+    """Return the command for one of the extras in pyproject.toml, such as "hf"."""
+    return install_package(f"atom-swarm[{extra}]")
+
+
+def install_package(wanted: str) -> str:
+    """Return the command for a package, such as "torch>=2.9"."""
+    return shlex.join([sys.executable or "python3", "-m", "pip", "install", wanted])
+
+
+def install_version(package: str, version: str) -> str:
+    """Return the command for exactly this version of a package."""
+    return install_package(f"{package}=={version}")

@@ -19,7 +19,6 @@ class FlatNumbers(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Either float32 or bfloat16."""
-        ...
 
     def numel(self) -> int:
         """Return the number of elements."""

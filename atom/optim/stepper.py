@@ -1,7 +1,8 @@
 """The optimizer's step on background threads, while the next pass already runs.
 
 Parts are updated in the order in which the next forward needs them. A part may be read as soon as
-it is done (`atom.swap.readiness`). The gradient and its norm are final before a step begins.
+it is done (`atom.swap.host_store.Readiness`). The gradient and its norm are final before a step
+begins.
 
 The gradient may be the same arena that the next pass adds to, as long as no caller clears it. A
 sub-model's gradients leave the device after its backward, which follows its load, and the load
@@ -29,8 +30,7 @@ from atom.optim.optimizer import (
 )
 from atom.swap.engine import Observer
 from atom.swap.host_kernels import host_kernels
-from atom.swap.host_store import HostStore
-from atom.swap.readiness import Readiness, StepFailed
+from atom.swap.host_store import HostStore, Readiness, StepFailed
 from atom.swap.schedule import OptimizerStep
 
 ALL_CORES = 8  # a machine with up to this many threads uses all of them for a step
@@ -219,7 +219,7 @@ class Stepper:
                 left[owner[index]] -= 1
                 if not left[owner[index]]:
                     now = clock.now()
-                    observer(OptimizerStep(owner[index]), began, now)
+                    observer(OptimizerStep(owner[index]), 0, began, now)
                     began = now
             finish(index)
 

@@ -21,9 +21,9 @@ from itertools import accumulate, pairwise
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
 from atom.graph.chain import Chain, Machine
+from atom.graph.costs.seconds import Profile
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.matrix_parts import Parts, in_parts, most_parts
-from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.plan.choice import Choice
 from atom.plan.cuts import Ends, fastest_cut, parts_of

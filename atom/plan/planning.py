@@ -21,8 +21,8 @@ from atom.base.units import format_bytes
 from atom.config.load import normalised_run_text, run_from_text
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import EVERY_STEP, LOCAL_STEPS, RunFile
+from atom.graph.costs.seconds import Profile, assume_graph, assumed_device
 from atom.graph.ir import ParameterLayout, Program
-from atom.graph.profile.seconds import Profile, assume_graph, assumed_device
 from atom.graph.traced import Graph
 from atom.plan.choice import Choice, HostStep
 from atom.plan.choosing import Question, choose_each, fastest

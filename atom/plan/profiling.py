@@ -15,16 +15,16 @@ from atom.base.units import format_bytes
 from atom.base.usable_memory import usable_memory
 from atom.config.places import base_folder
 from atom.graph.chain import Machine
-from atom.graph.ir import ParameterLayout
-from atom.graph.layers import layer_ends, layers_of
-from atom.graph.profile.measured import (
+from atom.graph.costs.measured import (
     Measurement,
     OnProgress,
     kept_profile,
     measure_layers,
     measure_link,
 )
-from atom.graph.profile.seconds import Profile, typical_graph
+from atom.graph.costs.seconds import Profile, typical_graph
+from atom.graph.ir import ParameterLayout
+from atom.graph.layers import layer_ends, layers_of
 from atom.graph.traced import Graph
 from atom.optim.optimizer import optimizer_state
 from atom.optim.stepper import Stepper

@@ -46,16 +46,6 @@ class MicroBatch:
         self.computed.clear()
 
 
-@dataclass(frozen=True)
-class _OutgoingCopies:
-    """Copies to the host that may be running; references to the sources keep their memory."""
-
-    key: int
-    visit: tuple[int, int]
-    """Sub-model and micro-batch."""
-    copies: tuple[Copy, ...]
-
-
 class BoundaryTraffic:
     """Offloaded values of one program. Used only by the engine's thread."""
 
@@ -82,7 +72,11 @@ class BoundaryTraffic:
             used += memory.micro_batches * aligned(self._crossings[index].value_bytes)
         self._layouts: dict[tuple[int, int], dict[str, TensorLayout]] = {}
         """Layouts of the values on the host, by crossing and micro-batch."""
-        self._outgoing: deque[_OutgoingCopies] = deque()
+        self._outgoing = deque[tuple[int, tuple[int, int], list[Copy]]]()
+        """Copies to the host that may be running, each with its key and (sub-model, micro-batch).
+
+        References to the sources keep their memory.
+        """
         self._sent = 0
         self._ring_places: dict[tuple[int, int], int] = {}
         """Ring place by sub-model and micro-batch."""
@@ -101,7 +95,7 @@ class BoundaryTraffic:
         self._ring_places.clear()
         self._outgoing.clear()
 
-    def send(self, event: ValuesOut, batch: MicroBatch, report: Report | None) -> None:
+    def send(self, event: ValuesOut, batch: MicroBatch, report: Report) -> None:
         """Start copying the values to the host whose last use was the forward of this sub-model."""
         s, c = event.sub_model, event.micro_batch
         copies: list[Copy] = []
@@ -110,14 +104,14 @@ class BoundaryTraffic:
         for index in self._offloads[s]:
             crossing = self._crossings[index]
             held = {name: batch.values[name] for name in crossing.names if name in batch.values}
-            packed = pack(held, crossing.value_bytes)
-            if packed.size_bytes > crossing.value_bytes:
+            layouts, pieces, size_bytes = pack(held, crossing.value_bytes)
+            if size_bytes > crossing.value_bytes:
                 continue  # larger than planned, so it stays on the device
-            self._layouts[index, c] = packed.layouts
+            self._layouts[index, c] = layouts
             place = self._host_place(index, c)
             copies += [
-                Copy(place[start : start + piece.numel()], piece)
-                for start, piece in packed.pieces
+                (place[start : start + piece.numel()], piece)
+                for start, piece in pieces
                 if piece.numel() > 0
             ]
             for name in held:
@@ -125,23 +119,23 @@ class BoundaryTraffic:
         if copies:
             key, self._sent = self._sent % MOST_OUTGOING, self._sent + 1
             self._device.values_out(key, copies, report)
-            self._outgoing.append(_OutgoingCopies(key, (s, c), tuple(copies)))
+            self._outgoing.append((key, (s, c), copies))
 
     def _retire(self) -> None:
-        oldest = self._outgoing.popleft()
-        self._device.wait_values_out(oldest.key)
+        key, *_ = self._outgoing.popleft()
+        self._device.wait_values_out(key)
 
-    def fetch(self, event: ValuesIn, report: Report | None) -> None:
+    def fetch(self, event: ValuesIn, report: Report) -> None:
         """Start filling a place of the ring with the values that a sub-model's backward needs."""
         visit = event.sub_model, event.micro_batch
-        while any(leaving.visit == visit for leaving in self._outgoing):
+        while any(leaving == visit for _, leaving, _ in self._outgoing):
             self._retire()
         ring = self._memory.ring[event.place]
         copies = []
         for index, start in self._arriving(*visit):
             size = self._crossings[index].value_bytes
             place = self._host_place(index, event.micro_batch)
-            copies.append(Copy(ring[start : start + size], place[:size]))
+            copies.append((ring[start : start + size], place[:size]))
         self._ring_places[visit] = event.place
         self._device.load(self._first_slot + event.place, copies, report)
 
@@ -205,61 +199,40 @@ class TensorLayout:
         return copy.copy_(source).expand(self.shape)
 
 
-@dataclass(frozen=True)
-class PackedTensors:
-    """Tensors as pieces of bytes, to be copied into one block of memory."""
-
-    layouts: dict[str, TensorLayout]
-    """Layouts in the block, by name."""
-    pieces: tuple[tuple[int, Tensor], ...]
-    """Pieces of bytes [n], each with its offset in the block."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes from the beginning of the block to the end of its last piece."""
-        return max((start + piece.numel() for start, piece in self.pieces), default=0)
+Packed = tuple[dict[str, TensorLayout], list[tuple[int, Tensor]], int]
+"""Layouts of tensors in a block of memory, by name, pieces of bytes [n] to be copied into it, each
+with its offset, and the bytes from the block's beginning to the end of its last piece."""
 
 
-def pack(tensors: Mapping[str, Tensor], limit_bytes: int) -> PackedTensors:
+def pack(tensors: Mapping[str, Tensor], limit_bytes: int) -> Packed:
     """Pack tensors into at most `limit_bytes` bytes, if possible.
 
     Whole storages are packed if they fit: this needs no computation, and tensors that share memory
     continue to share it. Otherwise only the tensors' own elements are packed, so a view of a much
     larger storage leaves the rest out.
     """
-    whole = _whole(tensors)
-    return whole if whole.size_bytes <= limit_bytes else _dense(tensors)
+    whole = _packed(tensors, dense=False)
+    return whole if whole[-1] <= limit_bytes else _packed(tensors, dense=True)
 
 
-def _whole(tensors: Mapping[str, Tensor]) -> PackedTensors:
-    starts: dict[int, int] = {}
+def _packed(tensors: Mapping[str, Tensor], dense: bool) -> Packed:
+    starts: dict[str | int, int] = {}
     pieces: list[tuple[int, Tensor]] = []
     layouts: dict[str, TensorLayout] = {}
     used = 0
     for name, tensor in tensors.items():
-        at = tensor.untyped_storage().data_ptr()
-        if at not in starts:
-            starts[at] = used
-            piece = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-            piece.set_(tensor.untyped_storage())
+        key = name if dense else tensor.untyped_storage().data_ptr()
+        if key not in starts:
+            starts[key] = used
+            if dense:
+                base = tensor[tuple(slice(1 if step == 0 else None) for step in tensor.stride())]
+                piece = base.contiguous().view(-1).view(torch.uint8)
+            else:
+                piece = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+                piece.set_(tensor.untyped_storage())
             pieces.append((used, piece))
             used += aligned(piece.numel())
-        start = starts[at] + int(tensor.storage_offset()) * tensor.itemsize
-        layouts[name] = _layout_of(tensor, start, dense=False)
-    return PackedTensors(layouts, tuple(pieces))
-
-
-def _dense(tensors: Mapping[str, Tensor]) -> PackedTensors:
-    pieces: list[tuple[int, Tensor]] = []
-    layouts: dict[str, TensorLayout] = {}
-    used = 0
-    for name, tensor in tensors.items():
-        base = tensor[tuple(slice(1 if step == 0 else None) for step in tensor.stride())]
-        pieces.append((used, base.contiguous().view(-1).view(torch.uint8)))
-        layouts[name] = _layout_of(tensor, used, dense=True)
-        used += aligned(pieces[-1][1].numel())
-    return PackedTensors(layouts, tuple(pieces))
-
-
-def _layout_of(tensor: Tensor, start: int, dense: bool) -> TensorLayout:
-    return TensorLayout(start, tuple(tensor.shape), tensor.stride(), tensor.dtype, dense)
+        start = starts[key] + (0 if dense else int(tensor.storage_offset()) * tensor.itemsize)
+        shape, stride = tuple(tensor.shape), tensor.stride()
+        layouts[name] = TensorLayout(start, shape, stride, tensor.dtype, dense)
+    return layouts, pieces, max((start + piece.numel() for start, piece in pieces), default=0)

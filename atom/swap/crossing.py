@@ -12,7 +12,7 @@ device: a plain value's gradient is used up one visit after it is computed.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 LEAST_IDLE_VISITS = 3
 """Least distance from the last forward to the first backward at which offloading pays.
@@ -122,21 +122,15 @@ def held_bytes(
             until the next visit.
         device: Index of the device in the group.
     """
-    visits = 2 * sub_models - 1
-    before, after = [0] * (visits + 1), [0] * (visits + 1)
+    where = on or (0,) * sub_models
+    changes = [0] * (2 * sub_models)
+    """Change of the bytes at each visit's begin; the last entry is the end of the pass."""
     for index, crossing in enumerate(crossings):
-        where = on or (0,) * sub_models
         for size, first, last in _on_device(crossing, index in moving, sub_models, where, device):
-            # present when visits first+1 … last begin, and when visits first … last-1 end
-            before[first + 1] += size
-            before[last + 1] -= size
-            after[first] += size
-            after[last] -= size
-    held, peak = (0, 0), 0
-    for visit in range(visits):
-        held = held[0] + before[visit], held[1] + after[visit]
-        peak = max(peak, *held)
-    return micro_batches * peak
+            # present from the end of visit `first` until visit `last` has begun
+            changes[first + 1] += size
+            changes[last + 1] -= size
+    return micro_batches * max(accumulate(changes))
 
 
 def _on_device(

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -18,34 +17,27 @@ from atom.base.clock import BootClock, Clock
 from atom.swap.host_memory import allocate_host_memory, give_back_pages
 from atom.swap.host_sums import Gate, HostSum, add_admitted
 
-Report = Callable[[float, float], None]
+Report = Callable[[float, float], None] | None
 """Function that receives begin and end of a piece of work, in seconds of the device's clock.
 
-It may be called from any thread, at the latest when the device has been drained. Failed work is not
-reported.
+None: the work is not timed. The function may be called from any thread, at the latest when the
+device has been drained. Failed work is not reported.
 """
+
+
+Ready = Callable[[], None]
+"""Function that returns when the sources of a load may be read."""
 
 
 def at_once() -> None:
     """Return at once: default of `ready`, for loads whose sources may be read at any time."""
 
 
-@dataclass(frozen=True)
-class Copy:
-    """Copy from `source` to `destination`; both flat, contiguous, of the same length and dtype."""
-
-    destination: torch.Tensor
-    source: torch.Tensor
-
-
-@dataclass(frozen=True)
-class RandomState:
-    """State of the generators that a sub-model's random operations draw from."""
-
-    cpu: torch.Tensor
-    device: torch.Tensor | None
-
-
+Copy = tuple[torch.Tensor, torch.Tensor]
+"""Destination and source of a copy; both flat, contiguous, of the same length and dtype."""
+Copies = Sequence[Copy]
+RandomState = tuple[torch.Tensor, torch.Tensor | None]
+"""States of the generators on the CPU and the device that random operations draw from."""
 Arrival = Callable[[], torch.Tensor]
 """Function that returns bytes which were sent to another device.
 
@@ -69,15 +61,12 @@ class Device(Protocol):
     @property
     def unlocked_bytes(self) -> int:
         """Bytes of `host_memory` that could not be page-locked, so that their copies are slower."""
-        ...
 
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Return zeros [elements] on the host, for copies at full speed until `close`."""
-        ...
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Return zeros [elements] on the device, valid until `give_back`."""
-        ...
 
     def give_back(self, slots: Sequence[torch.Tensor]) -> None:
         """Release the memory of these slots, and cached free memory, for other programs.
@@ -85,18 +74,14 @@ class Device(Protocol):
         The content is lost, but views of the slots survive until `take_again`. Call it only while
         no work is under way.
         """
-        ...
 
     def take_again(self, slots: Sequence[torch.Tensor]) -> None:
         """Allocate memory for slots that were given back, filled with zeros.
 
         An out-of-memory error is raised without any slot having memory.
         """
-        ...
 
-    def reserve_gradients(
-        self, slots: int, elements: int, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def reserve_gradients(self, slots: int, elements: int, dtype: torch.dtype) -> None:
         """Allocate all memory that `gradients_out` needs.
 
         Args:
@@ -104,15 +89,12 @@ class Device(Protocol):
             elements: Most elements of a slot.
             dtype: Dtype in which gradients leave the device: float32 or bfloat16.
         """
-        ...
 
     def computing(self) -> AbstractContextManager[object]:
         """Return a context in which the engine issues tensor operations."""
-        ...
 
     def timed(self, report: Report) -> AbstractContextManager[object]:
         """Return a context that reports how long its operations took. Use it inside `computing`."""
-        ...
 
     def stepping(self) -> AbstractContextManager[object]:
         """Return a context in which the optimizer steps parameters on the device.
@@ -121,15 +103,8 @@ class Device(Protocol):
         thread, while no pass is under way, or while the pass does not use these parameters before
         it loads them.
         """
-        ...
 
-    def load(
-        self,
-        slot: int,
-        copies: Sequence[Copy],
-        report: Report | None = None,
-        ready: Callable[[], None] = at_once,
-    ) -> None:
+    def load(self, slot: int, copies: Copies, report: Report, ready: Ready = at_once) -> None:
         """Start filling a slot, after all operations issued so far.
 
         Args:
@@ -139,19 +114,12 @@ class Device(Protocol):
             ready: Called first, by the loading thread. It returns when the sources may be read; its
                 exception fails the load.
         """
-        ...
 
     def wait_loaded(self, slot: int) -> None:
         """Let operations issued from now on see the slot's new content."""
-        ...
 
     def gradients_out(
-        self,
-        gradient_slot: int,
-        sums: Sequence[HostSum],
-        gate: Gate,
-        report: Report | None = None,
-        added: Report | None = None,
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report, added: Report
     ) -> None:
         """Start adding gradients to sums on the host, after all operations issued so far.
 
@@ -165,32 +133,27 @@ class Device(Protocol):
             report: Receives the time of the copy.
             added: Receives the time of the addition, if it is separate from the copy.
         """
-        ...
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         """Let operations issued from now on overwrite the sources of the last `gradients_out`.
 
         The gradients need not have reached their sums.
         """
-        ...
 
     def settle(self) -> None:
         """Wait until all is computed and all gradients on their way are known to be finite.
 
         Only a failure (`Gate.failure`) can then keep them from being added. Raises as `drain`.
         """
-        ...
 
-    def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+    def values_out(self, key: int, copies: Copies, report: Report) -> None:
         """Start copying values to the host, after all operations issued so far.
 
         The sources must not change until `wait_values_out` with the same key.
         """
-        ...
 
     def wait_values_out(self, key: int) -> None:
         """Let operations issued from now on follow the last `values_out` with this key."""
-        ...
 
     def hand_over(
         self, size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]], to: torch.device
@@ -203,19 +166,15 @@ class Device(Protocol):
                 once.
             to: The other device.
         """
-        ...
 
     def drain(self) -> None:
         """Wait until no work is under way and all gradients were added; raise the first error."""
-        ...
 
     def seed(self, seed: int) -> RandomState:
         """Return the random state that follows from a seed; leave the current state unchanged."""
-        ...
 
     def random_state(self) -> RandomState:
         """Return the current state of the random generators."""
-        ...
 
     def drawing(self, state: RandomState | None = None) -> AbstractContextManager[None]:
         """Return a context whose random operations draw from `state`.
@@ -225,11 +184,9 @@ class Device(Protocol):
         Args:
             state: State to start from; None: the operations set their own (in a backward).
         """
-        ...
 
     def close(self) -> None:
         """Stop the threads and release host memory. Idempotent."""
-        ...
 
 
 class Lane:
@@ -303,9 +260,7 @@ class CpuDevice:
         for slot in slots:
             slot.zero_()
 
-    def reserve_gradients(
-        self, slots: int, elements: int, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def reserve_gradients(self, slots: int, elements: int, dtype: torch.dtype) -> None:
         """Do nothing: gradients are added straight from their slot."""
 
     def computing(self) -> AbstractContextManager[object]:
@@ -318,15 +273,10 @@ class CpuDevice:
     def timed(self, report: Report) -> Iterator[None]:
         started = self._clock.now()
         yield
-        report(started, self._clock.now())
+        if report is not None:
+            report(started, self._clock.now())
 
-    def load(
-        self,
-        slot: int,
-        copies: Sequence[Copy],
-        report: Report | None = None,
-        ready: Callable[[], None] = at_once,
-    ) -> None:
+    def load(self, slot: int, copies: Copies, report: Report, ready: Ready = at_once) -> None:
         def copy_in() -> None:
             ready()
             self._reported(lambda: _copy_all(copies), report)
@@ -337,17 +287,12 @@ class CpuDevice:
         self._loads.wait(slot)
 
     def gradients_out(
-        self,
-        gradient_slot: int,
-        sums: Sequence[HostSum],
-        gate: Gate,
-        report: Report | None = None,
-        added: Report | None = None,
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report, added: Report
     ) -> None:
         job = partial(_add_if_finite, sums, gate)
         self._gradients.submit(gradient_slot, lambda: self._reported(job, report))
 
-    def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+    def values_out(self, key: int, copies: Copies, report: Report) -> None:
         job = partial(_copy_all, copies)
         self._gradients.submit(-1 - key, lambda: self._reported(job, report))
 
@@ -363,8 +308,8 @@ class CpuDevice:
             memory[start : start + piece.numel()].copy_(piece)
         return lambda: memory
 
-    def _reported(self, job: Callable[[], None], report: Report | None) -> None:
-        with nullcontext() if report is None else self.timed(report):
+    def _reported(self, job: Callable[[], None], report: Report) -> None:
+        with self.timed(report):
             job()
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
@@ -382,16 +327,16 @@ class CpuDevice:
     def seed(self, seed: int) -> RandomState:
         generator = torch.Generator()
         generator.manual_seed(seed)
-        return RandomState(generator.get_state(), None)
+        return generator.get_state(), None
 
     def random_state(self) -> RandomState:
-        return RandomState(torch.get_rng_state(), None)
+        return torch.get_rng_state(), None
 
     @contextmanager
     def drawing(self, state: RandomState | None = None) -> Iterator[None]:
         with _GENERATOR:
             if state is not None:
-                torch.set_rng_state(state.cpu)
+                torch.set_rng_state(state[0])
             yield
 
     def close(self) -> None:
@@ -400,9 +345,9 @@ class CpuDevice:
 
 
 @torch.no_grad()
-def _copy_all(copies: Sequence[Copy]) -> None:
-    for copy in copies:
-        copy.destination.copy_(copy.source)
+def _copy_all(copies: Copies) -> None:
+    for destination, source in copies:
+        destination.copy_(source)
 
 
 @torch.no_grad()

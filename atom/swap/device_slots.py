@@ -340,7 +340,7 @@ def bind(
         module = modules[key]
         parameters = {name: module.get_parameter(path) for path, name in sub_model.parameters}
         copies = tuple(
-            Copy(slots.weights[slot][at : at + source.numel()], source)
+            (slots.weights[slot][at : at + source.numel()], source)
             for run in layout.runs
             for start, source in working(*run.stretch)
             for at in [run.slot_offset + start - run.arena_offset]

@@ -6,23 +6,21 @@ are summed in float32 in the order of the micro-batches; then the pass's sum is 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Protocol
 
 from torch import Tensor
 
 from atom.base.errors import AtomError
 from atom.graph.ir import Program, require_fit
-from atom.swap.addition_order import AdditionOrder
 from atom.swap.boundary_traffic import BoundaryTraffic, MicroBatch
 from atom.swap.computation import Computation, RunningPass
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
 from atom.swap.handoff import Handoff, HandoffStopped
 from atom.swap.host_store import HostStore
-from atom.swap.host_sums import Gate, HostSum, NotFinite
+from atom.swap.host_sums import AdditionOrder, Gate, HostSum, NotFinite
 from atom.swap.neighbours import Neighbours
 from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.schedule import (
@@ -40,23 +38,13 @@ from atom.swap.schedule import (
 )
 from atom.swap.voided import Cause, PassVoided, not_finite, voided_by_memory
 
+Observer = Callable[[Observed, int, float, float], None]
+"""Function that receives (event or other work, index of the device in its group, begin, end).
 
-class Observer(Protocol):
-    """Function that receives the time span of each event."""
-
-    def __call__(self, event: Observed, start_s: float, end_s: float, device: int = 0, /) -> None:
-        """Receive begin and end of an event that takes time, in seconds of the device's clock.
-
-        Also the parts of an optimizer step that events waited for are reported. Calls come from
-        several threads in no particular order, but all calls of a pass come before the pass
-        returns.
-
-        Args:
-            event: The event, or another span of work.
-            start_s: Begin.
-            end_s: End.
-            device: Index of the device in its group.
-        """
+Begin and end are in seconds of the device's clock. Also the parts of an optimizer step that events
+waited for are reported. Calls come from several threads in no particular order, but all calls of a
+pass come before the pass returns.
+"""
 
 
 class PassCancelled(AtomError):
@@ -377,7 +365,7 @@ class Engine:
                 part = self._bound[sub_model]
                 self._device.wait_loaded(part.slot)
                 self._neighbours.receive_values(sub_model, micro_batch, current)
-                with self._timed(event):
+                with self._device.timed(self._report(event)):
                     self._computation.forward(part, current, micro_batch)
                 self._neighbours.send_values(sub_model, micro_batch, current)
             case Backward(sub_model, micro_batch):
@@ -387,7 +375,7 @@ class Engine:
                     self._gradients.wait_for_slot(sub_model)
                 self._traffic.receive(event, current.batches[micro_batch])
                 self._neighbours.receive_gradients(sub_model, micro_batch, current)
-                with self._timed(event):
+                with self._device.timed(self._report(event)):
                     self._computation.backward(part, current, micro_batch, self._gradients)
                 self._neighbours.send_gradients(sub_model, micro_batch, current)
             case GradientOut(sub_model):
@@ -401,9 +389,7 @@ class Engine:
             case ValuesIn():
                 self._traffic.fetch(event, self._report(event))
 
-    def _report(self, event: Observed) -> Report | None:
-        return None if self.observer is None else partial(self.observer, event)
-
-    def _timed(self, event: Event) -> AbstractContextManager[object]:
-        report = self._report(event)
-        return nullcontext() if report is None else self._device.timed(report)
+    def _report(self, event: Observed) -> Report:
+        if self.observer is None:
+            return None
+        return partial(self.observer, event, self._neighbours.place)

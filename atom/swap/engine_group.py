@@ -16,7 +16,6 @@ from atom.swap.device import Device
 from atom.swap.engine import Engine, Observer, PassCancelled
 from atom.swap.handoff import Handoff, HandoffStopped
 from atom.swap.host_sums import HostSum
-from atom.swap.schedule import Observed
 from atom.swap.voided import Cause, PassVoided, not_finite
 
 _Read = TypeVar("_Read")
@@ -51,9 +50,8 @@ class EngineGroup:
 
         Several threads call `should_stop` and `on_added`.
         """
-        for place, engine in enumerate(self._engines):
-            engine.loss_scale = self.loss_scale
-            engine.observer = self.observer and _at_place(self.observer, place)
+        for engine in self._engines:
+            engine.loss_scale, engine.observer = self.loss_scale, self.observer
 
         def job(engine: Engine, stop: Callable[[], bool], handoff: Handoff) -> list[float]:
             return engine.run_pass(micro_batches, seeds, stop, first, on_added, number, handoff)
@@ -132,13 +130,6 @@ class EngineGroup:
     def forget(self) -> BaseException | None:
         """Give up gradients that were not added; return the first error of an engine, or None."""
         return next(filter(None, [engine.forget() for engine in self._engines]), None)
-
-
-def _at_place(observer: Observer, place: int) -> Observer:
-    def observe(event: Observed, start_s: float, end_s: float, device: int = 0, /) -> None:
-        observer(event, start_s, end_s, place)
-
-    return observe
 
 
 def _report_rank(failure: BaseException) -> int:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,12 +15,8 @@ class HandoffStopped(AtomError):
     """Error of a device that waited for data from another device of its group, which has failed."""
 
 
-class Route(NamedTuple):
-    """Sending and receiving sub-model of a parcel, and its micro-batch."""
-
-    start: int
-    end: int
-    micro_batch: int
+Route = tuple[int, int, int]
+"""Sending and receiving sub-model of a parcel, and its micro-batch."""
 
 
 @dataclass(frozen=True)

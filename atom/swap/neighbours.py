@@ -12,7 +12,7 @@ from atom.swap.boundary_traffic import pack
 from atom.swap.computation import RunningPass
 from atom.swap.crossing import Crossing, Hops, aligned, hops
 from atom.swap.device import Device, RandomState
-from atom.swap.handoff import Parcel, Route
+from atom.swap.handoff import Parcel
 
 _Names = defaultdict[int, dict[int, list[str]]]
 """Names of values or gradients by sub-model, then by the sub-model at the other end."""
@@ -32,6 +32,7 @@ class Neighbours:
             place: Index of this device among `devices`.
             devices: Devices of the group.
         """
+        self.place = place
         parts = program.sub_models
         self._owners = device_of([program.layout.elements(p) for p in parts], len(devices))
         values, gradients = hops(_crossings(program) if len(devices) > 1 else (), self._owners)
@@ -56,7 +57,7 @@ class Neighbours:
         """
         batch = current.batches[c]
         for start, names in self._values_from[s].items():
-            parcel = current.handoff.take(Route(start, s, c))
+            parcel = current.handoff.take((start, s, c))
             arrived = parcel.open()
             if parcel.random is not None:
                 batch.random = parcel.random
@@ -69,7 +70,7 @@ class Neighbours:
         for end, names in self._values_to[s].items():
             sent = {n: batch.values[n] for n in names if c == 0 or n not in shared}
             random = batch.random if end == s + 1 else None
-            current.handoff.put(Route(s, end, c), self._parcel(sent, end, random))
+            current.handoff.put((s, end, c), self._parcel(sent, end, random))
         for name in self._program.sub_models[s].outputs:
             if name not in self._used_here:
                 batch.values.pop(name, None)
@@ -83,7 +84,7 @@ class Neighbours:
             HandoffStopped: Another device of the group failed.
         """
         for start in self._gradients_from[s]:
-            arrived = current.handoff.take(Route(start, s, c)).open()
+            arrived = current.handoff.take((start, s, c)).open()
             current.batches[c].gradients |= arrived
 
     def send_gradients(self, s: int, c: int, current: RunningPass) -> None:
@@ -91,7 +92,7 @@ class Neighbours:
         gradients = current.batches[c].gradients
         for end, names in self._gradients_to[s].items():
             sent = {name: gradients.pop(name) for name in names if name in gradients}
-            current.handoff.put(Route(s, end, c), self._parcel(sent, end))
+            current.handoff.put((s, end, c), self._parcel(sent, end))
 
     def _parcel(
         self, sent: Mapping[str, Tensor], end: int, random: RandomState | None = None
@@ -99,10 +100,10 @@ class Neighbours:
         if not sent:
             return Parcel({}, None, random)
         known = [self._program.values[name] for name in sent]
-        packed = pack(sent, sum(aligned(max(k.size_bytes, k.memory_bytes)) for k in known))
+        planned_bytes = sum(aligned(max(k.size_bytes, k.memory_bytes)) for k in known)
+        layouts, pieces, size_bytes = pack(sent, planned_bytes)
         to = self._devices[self._owners[end]].torch_device
-        arrival = self._device.hand_over(packed.size_bytes, packed.pieces, to)
-        return Parcel(packed.layouts, arrival, random)
+        return Parcel(layouts, self._device.hand_over(size_bytes, pieces, to), random)
 
 
 def _crossings(program: Program) -> list[Crossing]:

@@ -16,7 +16,7 @@ a whole pass.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -76,10 +76,10 @@ class ParameterGradients:
             device: Device that moves the sums.
             shape: Shape of the program's passes.
         """
-        self._device, self._shape = device, shape
+        self._device, self._shape, self._layout, self._slots = device, shape, layout, slots
         self._leaving = slots.leaving
-        users = users_of_parameters([part.sub_model for part in bound])
-        self._places: dict[int, list[_Place]] = {}
+        self._users = users_of_parameters([part.sub_model for part in bound])
+        self._places = {part.sub_model.index: list(self._places_of(part)) for part in bound}
         """Parameters and their sums, by sub-model."""
         self._parts: dict[int, list[HostSum]] = {s: [] for s in shape.local}
         """Additions to the arena, by sub-model.
@@ -89,38 +89,76 @@ class ParameterGradients:
         """
         self._waiting: dict[int, list[HostSum]] = {s: [] for s in shape.local}
         """Copies to the host, by sub-model, of sums that wait there for an earlier sub-model."""
-        for part in bound:
-            index = part.sub_model.index
-            slot = slots.gradients[shape.gradient_slot_of(index) % len(slots.gradients)]
-            self._places[index] = _places(part, layout, slot, slots.carried, users)
         for part in reversed(bound):  # in the order of additions
-            index = part.sub_model.index
-            slot = slots.gradients[shape.gradient_slot_of(index) % len(slots.gradients)]
-            for first, whole, replaces, earliest in _parts(
-                part, layout, slot, slots.carried, users
-            ):
+            for first, whole, replaces, earliest in self._runs_of(part):
                 for start, to in arena(first, first + whole.numel()):
                     source = whole[start - first : start - first + to.numel()]
-                    self._route(index, earliest, slots, HostSum(to, source, replaces, first=start))
+                    added = HostSum(to, source, replaces, first=start)
+                    self._route(part.sub_model.index, earliest, added)
         parts = itertools.chain.from_iterable(self._parts.values())
         elements = sum(part.source.numel() for part in parts if part.replace)
-        trained = (layout.by_name[name] for name in users if not layout.by_name[name].frozen)
+        trained = (layout.by_name[name] for name in self._users if not layout.by_name[name].frozen)
         expected = sum(padded_elements(spec.numel) for spec in trained)
         assert elements == expected, "every trained parameter reaches the arena once"
 
-    def _route(self, sub_model: int, earliest: int, slots: DeviceSlots, part: HostSum) -> None:
+    def _slot_of(self, part: BoundSubModel) -> Tensor:
+        slots = self._slots.gradients
+        return slots[self._shape.gradient_slot_of(part.sub_model.index) % len(slots)]
+
+    def _places_of(self, part: BoundSubModel) -> Iterator[_Place]:
+        carried, slot = self._slots.carried, self._slot_of(part)
+        for name, parameter in part.parameters.items():
+            spec, start = self._layout.by_name[name], part.layout.offsets[name]
+            if spec.frozen:
+                continue
+            whole = slot[start : start + padded_elements(spec.numel)]
+            of = carried.get(name, whole)[: spec.numel].view(spec.shape)
+            gap = whole[spec.numel :] if name not in carried else whole[:0]
+            continues = name in carried and part.sub_model.index < self._users[name][-1]
+            yield _Place(parameter, of, gap, continues)
+
+    def _runs_of(self, part: BoundSubModel) -> list[tuple[int, Tensor, bool, int]]:
+        """Return a sub-model's sums as contiguous runs of the arena.
+
+        Each run comes with the number of its first element, whether it replaces the arena's content
+        in a first pass, and the earliest sub-model that has sums for it. A carried sum is a run of
+        its first user.
+        """
+        found, runs = [], list[tuple[int, int, int, tuple[bool, int]]]()
+        carried, slot = self._slots.carried, self._slot_of(part)
+        for name, start in part.layout.offsets.items():
+            spec, used = self._layout.by_name[name], self._users[name]
+            if spec.frozen:
+                continue
+            elements = padded_elements(spec.numel)
+            if name in carried:
+                if part.sub_model.index == used[0]:
+                    found.append((spec.offset, carried[name], True, used[0]))
+                continue
+            key = part.sub_model.index == used[-1], used[0]
+            if runs:
+                arena_start, slot_start, length, before = runs[-1]
+                ends = (arena_start + length, slot_start + length, before)
+                if ends == (spec.offset, start, key):
+                    runs[-1] = (arena_start, slot_start, length + elements, key)
+                    continue
+            runs.append((spec.offset, start, elements, key))
+        found += ((a, slot[at : at + length], *key) for a, at, length, key in runs)
+        return found
+
+    def _route(self, sub_model: int, earliest: int, part: HostSum) -> None:
         """Plan the addition of a part of the `sub_model`'s sums.
 
         The part is added with its sub-model, or waits on the host for the `earliest` user.
         """
         # A shared parameter is added once per user, each time with other noise.
         to = replace(part, noise_key=sub_model * 0x9E3779B97F4A7C15, last=sub_model == earliest)
-        if to.last or not slots.waiting:
+        if to.last or not self._slots.waiting:
             self._parts[sub_model].append(replace(to, sub_model=sub_model))
             return
         waiting = self._waiting[sub_model]
         used = sum(each.source.numel() for each in waiting)
-        place = slots.waiting[sub_model][used : used + part.source.numel()]
+        place = self._slots.waiting[sub_model][used : used + part.source.numel()]
         waiting.append(HostSum(place, part.source, True, sub_model=sub_model, waits_on_host=True))
         self._parts[earliest].append(replace(to, source=place, sub_model=earliest, on_host=True))
 
@@ -184,13 +222,7 @@ class ParameterGradients:
             place.sum.add_(gradient, alpha=weight)
 
     def send(
-        self,
-        sub_model: int,
-        gate: Gate,
-        first_pass: bool,
-        seed: int,
-        report: Report | None = None,
-        added: Report | None = None,
+        self, sub_model: int, gate: Gate, first_pass: bool, seed: int, report: Report, added: Report
     ) -> None:
         """Start adding the sub-model's sums to the arena on the host.
 
@@ -237,62 +269,3 @@ def rounded(sums: Sequence[HostSum], slot: Tensor) -> list[HostSum]:
         found.append(replace(part, source=slot[offset:end].copy_(part.source)))
         offset = end
     return found
-
-
-_Users = dict[str, list[int]]
-
-
-def _places(
-    part: BoundSubModel,
-    layout: ParameterLayout,
-    slot: Tensor,
-    carried: dict[str, Tensor],
-    users: _Users,
-) -> list[_Place]:
-    places = []
-    for name, parameter in part.parameters.items():
-        spec, start = layout.by_name[name], part.layout.offsets[name]
-        if spec.frozen:
-            continue
-        whole = slot[start : start + padded_elements(spec.numel)]
-        of = carried.get(name, whole)[: spec.numel].view(spec.shape)
-        gap = whole[spec.numel :] if name not in carried else whole[:0]
-        continues = name in carried and part.sub_model.index < users[name][-1]
-        places.append(_Place(parameter, of, gap, continues))
-    return places
-
-
-def _parts(
-    part: BoundSubModel,
-    layout: ParameterLayout,
-    slot: Tensor,
-    carried: dict[str, Tensor],
-    users: _Users,
-) -> list[tuple[int, Tensor, bool, int]]:
-    """Return a sub-model's sums as contiguous runs of the arena.
-
-    Each run comes with the number of its first element, whether it replaces the arena's content in
-    a first pass, and the earliest sub-model that has sums for it. A carried sum is a run of its
-    first user.
-    """
-    parts, runs = [], list[tuple[int, int, int, tuple[bool, int]]]()
-    for name, start in part.layout.offsets.items():
-        spec, used = layout.by_name[name], users[name]
-        if spec.frozen:
-            continue
-        elements = padded_elements(spec.numel)
-        if name in carried:
-            if part.sub_model.index == used[0]:
-                parts.append((spec.offset, carried[name], True, used[0]))
-            continue
-        key = part.sub_model.index == used[-1], used[0]
-        if runs:
-            arena_start, slot_start, length, before = runs[-1]
-            ends = (arena_start + length, slot_start + length, before)
-            if ends == (spec.offset, start, key):
-                runs[-1] = (arena_start, slot_start, length + elements, key)
-                continue
-        runs.append((spec.offset, start, elements, key))
-    for arena_start, slot_start, length, key in runs:
-        parts.append((arena_start, slot[slot_start : slot_start + length], *key))
-    return parts

@@ -40,7 +40,7 @@ import torch
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
-from atom.swap.device import Arrival, Copy, Lane, RandomState, Report, at_once
+from atom.swap.device import Arrival, Copies, Lane, RandomState, Ready, Report, at_once
 from atom.swap.host_memory import (
     LEAST_REGISTERED_BYTES,
     allocate_host_memory,
@@ -65,11 +65,11 @@ class StreamTimes:
         self._clock = clock
         self._origin: torch.cuda.Event | None = None
         self._origin_s = 0.0
-        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event, Report]] = []
+        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event, Callable[..., None]]] = []
 
-    def begin(self, stream: torch.cuda.Stream) -> None:
-        """Set the origin if there is none. Call it from the engine's thread."""
-        if self._origin is None:
+    def begin(self, stream: torch.cuda.Stream, report: Report) -> None:
+        """Set the origin if work is timed and there is none. Call it from the engine's thread."""
+        if report is not None and self._origin is None:
             stream.synchronize()
             self._origin_s = self._clock.now()
             self._origin = self.mark(stream)
@@ -81,7 +81,7 @@ class StreamTimes:
         return event
 
     @contextmanager
-    def around(self, stream: torch.cuda.Stream, report: Report | None) -> Iterator[None]:
+    def around(self, stream: torch.cuda.Stream, report: Report) -> Iterator[None]:
         """Measure the work that is issued to the stream in the `with` block."""
         if report is None:
             yield
@@ -91,7 +91,7 @@ class StreamTimes:
         self._pending.append((started, self.mark(stream), report))
 
     @contextmanager
-    def until_now(self, report: Report | None) -> Iterator[None]:
+    def until_now(self, report: Report) -> Iterator[None]:
         """Measure a host thread's work in the `with` block; report its begin and end at the end."""
         started_s = self._clock.now()
         yield
@@ -225,19 +225,12 @@ class CudaDevice:
 
     @contextmanager
     def timed(self, report: Report) -> Iterator[None]:
-        self._times.begin(self._compute)
+        self._times.begin(self._compute, report)
         with self._times.around(self._compute, report):
             yield
 
-    def load(
-        self,
-        slot: int,
-        copies: Sequence[Copy],
-        report: Report | None = None,
-        ready: Callable[[], None] = at_once,
-    ) -> None:
-        if report is not None:
-            self._times.begin(self._compute)
+    def load(self, slot: int, copies: Copies, report: Report, ready: Ready = at_once) -> None:
+        self._times.begin(self._compute, report)
         free = event_of(self._free, slot)
         free.record(self._compute)
         loaded = event_of(self._loaded, slot)
@@ -253,14 +246,14 @@ class CudaDevice:
         stream: torch.cuda.Stream,
         after: torch.cuda.Event,
         done: torch.cuda.Event,
-        copies: Sequence[Copy],
-        report: Report | None,
+        copies: Copies,
+        report: Report,
     ) -> None:
         with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(stream):
             stream.wait_event(after)
             with self._times.around(stream, report):
-                for copy in copies:
-                    copy.destination.copy_(copy.source, non_blocking=True)
+                for destination, source in copies:
+                    destination.copy_(source, non_blocking=True)
             done.record(stream)
 
     def wait_loaded(self, slot: int) -> None:
@@ -269,15 +262,9 @@ class CudaDevice:
             self._compute.wait_event(self._loaded[slot])
 
     def gradients_out(
-        self,
-        gradient_slot: int,
-        sums: Sequence[HostSum],
-        gate: Gate,
-        report: Report | None = None,
-        added: Report | None = None,
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report, added: Report
     ) -> None:
-        if report is not None:
-            self._times.begin(self._compute)
+        self._times.begin(self._compute, report)
         extremes = gate.extremes(sums)
         if extremes.numel():
             self._unchecked.append(extremes)
@@ -290,9 +277,9 @@ class CudaDevice:
                 self._sums.wait(gradient_slot)  # then its staging memory is free
                 host_extremes = self._extremes[gradient_slot][: extremes.numel()]
                 on_host = with_host_sources(sums, self._staging[gradient_slot])
-                copies = [Copy(host_extremes, extremes)]
+                copies = [(host_extremes, extremes)]
                 moved = zip(sums, on_host, strict=True)
-                copies += (Copy(to.source, of.source) for of, to in moved if to is not of)
+                copies += ((to.source, of.source) for of, to in moved if to is not of)
                 self._copy(self._out, ready, copied, copies, report)
 
             def add() -> None:
@@ -314,9 +301,7 @@ class CudaDevice:
 
         self._gradients.submit(gradient_slot, bring_out)
 
-    def reserve_gradients(
-        self, slots: int, elements: int, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def reserve_gradients(self, slots: int, elements: int, dtype: torch.dtype) -> None:
         self._staging = {slot: self.host_memory(elements, dtype) for slot in range(slots)}
         least = LEAST_REGISTERED_BYTES // torch.float32.itemsize
         self._extremes = {slot: self.host_memory(least, torch.float32) for slot in range(slots)}
@@ -335,9 +320,8 @@ class CudaDevice:
             self.drain()
             raise AssertionError("the gate admitted gradients that are not finite")
 
-    def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
-        if report is not None:
-            self._times.begin(self._compute)
+    def values_out(self, key: int, copies: Copies, report: Report) -> None:
+        self._times.begin(self._compute, report)
         computed, copied = event_of(self._values_ready, key), event_of(self._values_copied, key)
         computed.record(self._compute)
         self._copy(self._out, computed, copied, copies, report)
@@ -390,17 +374,17 @@ class CudaDevice:
         cpu, gpu = torch.Generator(), torch.Generator(self._device)
         cpu.manual_seed(seed)
         gpu.manual_seed(seed)
-        return RandomState(cpu.get_state(), gpu.get_state())
+        return cpu.get_state(), gpu.get_state()
 
     def random_state(self) -> RandomState:
-        return RandomState(torch.get_rng_state(), torch.cuda.get_rng_state(self._device))
+        return torch.get_rng_state(), torch.cuda.get_rng_state(self._device)
 
     @contextmanager
     def drawing(self, state: RandomState | None = None) -> Iterator[None]:
         if state is not None:
-            torch.set_rng_state(state.cpu)
-            if state.device is not None:
-                torch.cuda.set_rng_state(state.device, self._device)
+            torch.set_rng_state(state[0])
+            if state[1] is not None:
+                torch.cuda.set_rng_state(state[1], self._device)
         yield
 
     def close(self) -> None:

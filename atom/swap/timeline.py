@@ -182,7 +182,7 @@ class Recording:
 
     spans: list[Span] = field(default_factory=list)
 
-    def __call__(self, event: Observed, start_s: float, end_s: float, device: int = 0) -> None:
+    def __call__(self, event: Observed, device: int, start_s: float, end_s: float) -> None:
         self.spans.append(Span(event, start_s, end_s, device))
 
     def take(self) -> Timeline:

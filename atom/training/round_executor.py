@@ -22,7 +22,7 @@ from atom.config.run_file import RunFile
 from atom.models.data.samples import PiecesMissing
 from atom.optim.clipping import gradient_norm
 from atom.swap.engine import PassCancelled
-from atom.swap.readiness import StepFailed
+from atom.swap.host_store import StepFailed
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head
 from atom.swarm.records.lease import Validation

@@ -4,7 +4,7 @@ A device of this kind is the CPU twin: all work of the host is real.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, initial_value
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice, Device, RandomState, Report, at_once
+from atom.swap.device import Copies, CpuDevice, Device, RandomState, Ready, Report, at_once
 from atom.swap.host_sums import HostSum
 from atom.training.replica.passes import ReplicaSettings
 from atom.training.replica.replica import Replica
@@ -29,7 +29,7 @@ MOVES = 100
 """First number of moves on the link before gradients are added, above all gradient slots."""
 
 
-class _Outside(RandomState):
+class _Outside(tuple[torch.Tensor, torch.Tensor | None]):
     """Random state that is read outside computing, so that nothing sleeps for it."""
 
 
@@ -51,7 +51,7 @@ class SleepingDevice(CpuDevice):
 
     def random_state(self) -> RandomState:
         state = super().random_state()
-        return state if self._computes else _Outside(state.cpu, state.device)
+        return state if self._computes else _Outside(state)
 
     @contextmanager
     def drawing(self, state: RandomState | None = None) -> Iterator[None]:
@@ -64,18 +64,12 @@ class SleepingDevice(CpuDevice):
             self.computed_s += time.perf_counter() - began
         self._computes = False
 
-    def load(
-        self,
-        slot: int,
-        copies: Sequence[Copy],
-        report: Report | None = None,
-        ready: Callable[[], None] = at_once,
-    ) -> None:
-        self._elements[slot] = sum(copy.source.numel() for copy in copies)
+    def load(self, slot: int, copies: Copies, report: Report, ready: Ready = at_once) -> None:
+        self._elements[slot] = sum(source.numel() for _, source in copies)
 
         def arrive() -> None:
             ready()
-            self._move(copy.source for copy in copies)
+            self._move(source for _, source in copies)
 
         super().load(slot, copies, report, arrive)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atom.base.errors import DeviceError
-from atom.graph.profile.seconds import assume_graph
+from atom.graph.costs.seconds import assume_graph
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.rate import RateSettings

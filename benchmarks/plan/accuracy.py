@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from atom.base.errors import UserError
-from atom.graph.profile.measured import Stopwatch, measure_layers, measure_link, now
-from atom.graph.profile.seconds import Profile, measured_graph
+from atom.graph.costs.measured import Stopwatch, measure_layers, measure_link, now
+from atom.graph.costs.seconds import Profile, measured_graph
 from atom.graph.trace import trace
 from atom.plan.choice import Choice
 from benchmarks.plan.models import MODELS, Model, build

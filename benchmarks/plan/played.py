@@ -101,7 +101,7 @@ class _Events:
         self.seconds: defaultdict[Observed, list[float]] = defaultdict(list)
         self.own_seconds: defaultdict[Observed, list[float]] = defaultdict(list)
 
-    def __call__(self, event: Observed, start_s: float, end_s: float) -> None:
+    def __call__(self, event: Observed, device: int, start_s: float, end_s: float) -> None:
         self.seconds[event].append(end_s - start_s)
         if isinstance(start_s, Instant) and isinstance(end_s, Instant):
             self.own_seconds[event].append(end_s.own_s - start_s.own_s)

@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import torch
 
+from atom.graph.costs.seconds import Profile, assume_graph
 from atom.graph.layers import layers_of
-from atom.graph.profile.seconds import Profile, assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT2_VOCABULARY, GPT3, GPT3Config

@@ -57,14 +57,14 @@ def _watch() -> None:
     def watched_carry_out(self: RoundLoop, action: Action) -> None:
         kind = _told_by(action)
         if kind:
-            _emit(self._events, kind, self, **_ring(action))
+            _emit(self._log, kind, self, **_ring(action))
         carry_out(self, action)
 
     def watched_train(self: Worker, micro_batches: int) -> None:
         train(self, micro_batches)
         if loops:
             loop = loops[-1]
-            _emit(loop._events, "counted", loop, sequences=_counted(loop))
+            _emit(loop._log, "counted", loop, sequences=_counted(loop))
 
     def slow_pass(self: Replica, batches: Any, should_stop: Callable[[], bool]) -> Any:
         began, device_s = time.time(), PASS_S
@@ -76,7 +76,7 @@ def _watch() -> None:
         result = run_pass(self, batches, should_stop)
         computing_s.append(time.monotonic() - started)
         if SEQUENCE_S:
-            _emit(loops[-1]._events, "passed", loops[-1], began=began, sequences=result)
+            _emit(loops[-1]._log, "passed", loops[-1], began=began, sequences=result)
         return result
 
     Replica.run_pass = slow_pass  # type: ignore[method-assign]  # the only way to slow a pass from outside

@@ -3,8 +3,6 @@
 import functools
 import os
 from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,9 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from atom.base.clock import BootClock
 from atom.base.errors import DeviceError
+from atom.graph.costs.measured import measure_layers, measure_link
+from atom.graph.costs.seconds import measured_graph
 from atom.graph.ir import ParameterLayout, Program
-from atom.graph.profile.measured import measure_layers, measure_link
-from atom.graph.profile.seconds import measured_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
@@ -32,7 +30,6 @@ from atom.swap.state_form import StateForm
 from atom.swap.timeline import Recording, Timeline
 from atom.training.replica.replica import Replica, ReplicaSettings
 from benchmarks.shared.planner import Planner
-from benchmarks.swap.chrome_trace import chrome_trace, span_json
 from benchmarks.swap.setup import (
     BETAS,
     CLIP_NORM,
@@ -45,7 +42,6 @@ from benchmarks.swap.setup import (
     Setup,
     SideMissing,
 )
-from benchmarks.swap.traffic import Link
 
 MOST_THREADS = 8
 """Threads that make first values, as in a daemon."""
@@ -74,7 +70,6 @@ class Atom:
         arrangement = arrangement if self.choice is None else self.choice.arrangement
         self.at_once = setup.micro_batches if self.choice is None else self.choice.micro_batches
         self._require_host_memory()
-        self.link = Link.of(self.program, arrangement, self.gradients.itemsize)
         self.recording = Recording()
         self.replica = self._replica(arrangement)
         self.pass_counts: list[int] = []
@@ -131,15 +126,10 @@ class Atom:
         self.step_ends.append(self.clock.now())
         return loss
 
-    def facts(self, trace: str | None) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Return figures of the steps since the last call, without the untimed first one."""
         self.replica.finish_step()
         timeline = self._timed_steps()
-        if trace is not None:
-            spans = [span_json(span, self._names()) for span in timeline.spans]
-            Path(trace).write_text(
-                chrome_trace(spans, f"{len(self.step_ends) - 1} steps"), encoding="utf-8"
-            )
         counts, ends = self.pass_counts, self.step_ends
         self.pass_counts, self.step_ends = [], []
         if len(ends) < 2:
@@ -148,7 +138,6 @@ class Atom:
         computing_s = timeline.busy_s("compute") / steps
         if self.setup.device == "cuda":
             computing_s = self._kernel_s()
-        seen = asdict(self.link.seen([span.event for span in timeline.spans]))
         parameters = sum(spec.numel for spec in self.program.layout.specs)
         optimizer_s = timeline.busy_s("optimizer") / steps
         return {
@@ -156,8 +145,6 @@ class Atom:
             "planned": None if self.choice is None else self._planned(self.choice, counts[-1]),
             "passes_per_step": counts[-1],
             "busy": computing_s * steps / seconds,
-            "moved_per_step": {what: amount / steps for what, amount in seen.items()},
-            "formula_per_step": asdict(self.link.formula(counts[-1])),
             "adamw_per_s": parameters / optimizer_s if optimizer_s else None,
         }
 
@@ -182,9 +169,6 @@ class Atom:
             return Timeline(())
         first, last = self.step_ends[0], self.step_ends[-1]
         return Timeline.of(s for s in spans if first <= s.start_s and s.end_s <= last)
-
-    def _names(self) -> list[str]:
-        return [part.name for part in self.program.sub_models]
 
     def _planned(self, choice: Choice, passes: int) -> dict[str, Any]:
         """Return the plan's estimate of passes that begin with nothing loaded, as after a step."""

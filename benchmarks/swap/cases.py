@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from benchmarks.swap.setup import TINY
-from benchmarks.swap.sides import ATOM, BOUND, EXACTNESS, FSDP, MEMORY, RATES, WHOLE, ZERO_2, ZERO_3
+from benchmarks.swap.sides import ATOM, BOUND, EXACTNESS, FSDP, MEMORY, RATES, WHOLE
 
 GB = 10**9
 PASSES = 8
@@ -19,7 +19,6 @@ PASSES = 8
 class Kind(Enum):
     STEPS = "optimizer steps, side by side"
     ACCUMULATE = "one pass per step, then eight"
-    SPARE = "Atom under the peak of the in-memory twin, one after the other"
     EXACTNESS = "weights, step by step"
     RATES = "rates of the machine"
 
@@ -65,7 +64,7 @@ class Case:
             self,
             size="tiny",
             micro_batches=min(self.micro_batches, 2),
-            gpu_bytes=2**28 if self.kind is Kind.SPARE else None,
+            gpu_bytes=None,
             steps=min(self.steps, 2),
         )
 
@@ -105,10 +104,9 @@ CASES = (
     Case(
         "2.7b-32k", Kind.STEPS,
         (
-            of(MEMORY, 0.70), of(ZERO_2, 2.4), of(ZERO_3, 2.4), gpu(6 * GB),
-            Target("compute stream busy", "busy", 0.70),
+            of(MEMORY, 0.70), gpu(6 * GB), Target("compute stream busy", "busy", 0.70),
         ),
-        (MEMORY, WHOLE, ZERO_2, ZERO_3, FSDP),
+        (MEMORY, WHOLE, FSDP),
     ),
     Case(
         "2.7b-131k", Kind.STEPS, (of(MEMORY, 0.85),), (MEMORY, WHOLE), micro_batches=32, steps=2
@@ -131,11 +129,9 @@ CASES = (
             ("trained-none", 0.0, 8, 0.55), ("trained-all-8k", 1.0, 2, 0.90),
         )
     ),
-    Case("spare-memory", Kind.SPARE, (of(MEMORY, 1.0),), (MEMORY,)),
     Case(
         "2.7b-8k", Kind.STEPS,
-        (Target("seconds per step", "step_s", 1.10, at_most=True), of(ZERO_3, 5.0)),
-        (MEMORY, ZERO_3), micro_batches=2,
+        (Target("seconds per step", "step_s", 1.10, at_most=True),), (MEMORY,), micro_batches=2,
     ),
     Case(
         "2.7b-16k", Kind.STEPS, (of(MEMORY, 0.55),), (MEMORY,), micro_batches=4

@@ -61,7 +61,7 @@ class Exactness:
                 return f"step {self.steps}: {name} by up to {distance:.3g}"
         return None if loss == expected else f"step {self.steps}: the loss, {loss} for {expected}"
 
-    def facts(self, trace: str | None) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {"steps": self.steps, "equal_steps": self.equal_steps, "differs": self.differs}
 
     def close(self) -> None:

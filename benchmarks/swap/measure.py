@@ -10,7 +10,7 @@ from benchmarks.shared.program import Timing
 from benchmarks.swap.cases import GB, PASSES, Case, Kind
 from benchmarks.swap.processes import Answer, Child, Company, OutOfTime, SideFailed
 from benchmarks.swap.setup import Setup
-from benchmarks.swap.sides import ATOM, EXACTNESS, HUNGRY, MEMORY, RATES
+from benchmarks.swap.sides import ATOM, EXACTNESS, FSDP, RATES
 
 ENOUGH_S = 60.0
 """Time after which a pairing is not run again."""
@@ -58,7 +58,6 @@ def measure(case: Case, company: Company, options: Namespace) -> Measured:
     measuring: dict[Kind, Callable[[Measured, Company, Namespace], None]] = {
         Kind.STEPS: _steps,
         Kind.ACCUMULATE: _accumulate,
-        Kind.SPARE: _spare,
         Kind.EXACTNESS: _exactness,
         Kind.RATES: _rates,
     }
@@ -73,28 +72,16 @@ def measure(case: Case, company: Company, options: Namespace) -> Measured:
 def _steps(measured: Measured, company: Company, options: Namespace) -> None:
     """Run Atom beside each rival in turn, then each rival that fills the host by itself."""
     rivals = _rivals(measured.case, options)
-    beside = [rival for rival in rivals if rival not in HUNGRY]
+    beside = [rival for rival in rivals if rival != FSDP]
     for rival in beside or [None]:
         pair = {ATOM: _atom(measured.case, options)}
         if rival is not None:
             pair[rival] = _other(measured.case, options, rival)
         _pairing(measured, company, options, pair)
     for rival in rivals:
-        if rival in HUNGRY:
+        if rival == FSDP:
             setup = _other(measured.case, options, rival)
             _pairing(measured, company, options, {rival: setup})
-
-
-def _spare(measured: Measured, company: Company, options: Namespace) -> None:
-    case = measured.case
-    for rival in _rivals(case, options):
-        _pairing(measured, company, options, {rival: _other(case, options, rival)})
-    cap = case.gpu_bytes
-    twin = measured.sides.get(MEMORY)
-    if twin is not None and "gpu_reserved_bytes" in twin.memory:
-        cap = twin.memory["gpu_reserved_bytes"]
-    company.keep()
-    _pairing(measured, company, options, {ATOM: _atom(case, options, cap)})
 
 
 def _accumulate(measured: Measured, company: Company, options: Namespace) -> None:
@@ -153,9 +140,8 @@ def _pairing(
     tokens, spent_s = case.tokens // case.micro_batches * asked, 0.0
     for run in range(options.runs if runs is None else runs):
         for label, child in list(children.items())[:: 1 if run % 2 else -1]:
-            trace = str(options.trace) if options.trace and label == ATOM else None
             try:
-                answer = child.run(asked, wanted if steps is None else steps, trace)
+                answer = child.run(asked, wanted if steps is None else steps)
             except OutOfTime:
                 raise
             except SideFailed as reason:
@@ -224,6 +210,6 @@ def _other(case: Case, options: Namespace, rival: str) -> Setup:
     Only sides that accumulate by themselves depend on the number of micro-batches: the others are
     kept from one case to the next.
     """
-    counted = case.micro_batches if rival in HUNGRY else 1
+    counted = case.micro_batches if rival == FSDP else 1
     precision = _precision(case, options)
     return Setup(rival, case.size, case.sequences, precision, options.device, counted)

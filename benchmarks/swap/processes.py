@@ -77,14 +77,14 @@ class Child:
             self.end()
             raise
 
-    def run(self, micro_batches: int, steps: int, trace: str | None = None) -> Answer:
+    def run(self, micro_batches: int, steps: int) -> Answer:
         """Run steps.
 
         Raises:
             SideFailed: the child has failed for all later runs, too.
         """
         with suppress(OSError):
-            self._pipe.send((micro_batches, steps, trace))
+            self._pipe.send((micro_batches, steps))
         answer: Answer = self._receive()
         return answer
 
@@ -140,7 +140,7 @@ def _environment(setup: Setup) -> Iterator[None]:
     own = dict[str, str]()
     if setup.side == "exactness":  # for deterministic matrix products
         own["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    if setup.side.startswith("deepspeed") or setup.side == "fsdp":
+    if setup.side == "fsdp":
         own["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
     with patch.dict(os.environ, own | os.environ):
         yield
@@ -158,11 +158,11 @@ def _live(setup: Setup, pipe: Connection) -> None:
         pipe.send(time.perf_counter() - started)
         steps_done = 0
         while True:
-            micro_batches, steps, trace = pipe.recv()
+            micro_batches, steps = pipe.recv()
             numbers = range(steps_done, steps_done + steps + 1) if steps else range(0)
             data = [setup.batches(micro_batches, number) for number in numbers]
             steps_done += len(data)
-            pipe.send(_run(side, setup, data, trace))
+            pipe.send(_run(side, setup, data))
     except (EOFError, BrokenPipeError):
         pass
     except SideMissing as missing:
@@ -176,7 +176,7 @@ def _live(setup: Setup, pipe: Connection) -> None:
             side.close()
 
 
-def _run(side: Witness, setup: Setup, data: Sequence[MicroBatches], trace: str | None) -> Answer:
+def _run(side: Witness, setup: Setup, data: Sequence[MicroBatches]) -> Answer:
     """Run steps in a row, timed from the end of one to the end of the next.
 
     The first step is not timed: a step may leave work behind that overlaps the next one, so the
@@ -190,7 +190,7 @@ def _run(side: Witness, setup: Setup, data: Sequence[MicroBatches], trace: str |
         ends.append(time.perf_counter())
     _synchronize(setup)
     seconds = [after - before for before, after in pairwise(ends)]
-    return Answer(seconds, losses, _memory(setup), side.facts(trace))
+    return Answer(seconds, losses, _memory(setup), side.facts())
 
 
 def _memory(setup: Setup) -> dict[str, int]:

@@ -40,7 +40,7 @@ class Rates:
         self.setup = setup
         self.device = open_device(setup)
 
-    def facts(self, trace: str | None) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         found: dict[str, Any] = {"matmul_flop_per_s": self._matmul()}
         link = _Link(self.device, self.setup.device) if self.setup.device == "cuda" else None
         if link is not None:

@@ -1,10 +1,10 @@
-"""Cost of swapping: Atom beside plain PyTorch in device memory, DeepSpeed and FSDP2.
+"""Cost of swapping: Atom beside plain PyTorch in device memory, and FSDP2.
 
 Every side trains the same GPT-3 (embedding, blocks, tied head, loss, clipping, AdamW) on the same
 random tokens, in a separate process, in turn with Atom's. Each case has targets, printed beside
-the figures; docs/performance.md defines each side. Needs torch and a C compiler; DeepSpeed is
-measured where it is installed. On a CPU all cases have toy size and nothing is judged. The exit
-code is 0 if every target of the cases was met, else 1.
+the figures; docs/performance.md defines each side. Needs torch and a C compiler. On a CPU all cases
+have toy size and nothing is judged. The exit code is 0 if every target of the cases was met, else
+1.
 
     python -m benchmarks.swap.run                                   # the tiny case, on this CPU
     python -m benchmarks.swap.run --device cuda --case all --deadline 570 --json swap.json
@@ -116,7 +116,6 @@ def _arguments() -> argparse.Namespace:
         runs=5,
         steps={"type": positive, "help": "per run; default: the case's"},
         deadline={"type": float, "help": "seconds after which the program ends"},
-        trace={"type": _file, "help": "file for a Chrome trace of Atom's last run"},
         json={"type": _file, "help": "file, rewritten after every case"},
         markdown={"type": _file, "help": "file for the table of targets"},
     )

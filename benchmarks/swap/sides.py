@@ -14,21 +14,15 @@ MEMORY = "memory"
 WHOLE = "memory-whole"
 BOUND = "bound"
 RATES, EXACTNESS = "rates", "exactness"
-ZERO_2, ZERO_3, FSDP = "deepspeed-2", "deepspeed-3", "fsdp"
-HUNGRY = frozenset({ZERO_2, ZERO_3, FSDP})
-"""Sides that fill the host: they run alone, after Atom's process has ended."""
+FSDP = "fsdp"
+"""Side that fills the host: it runs alone, after Atom's process has ended."""
 
 
 class Witness(Protocol):
     """Side that reports facts, perhaps without taking steps. One thread."""
 
-    def facts(self, trace: str | None) -> dict[str, Any]:
-        """Return figures of the steps since the last call.
-
-        Args:
-            trace: file for a Chrome trace of these steps, if the side can write one.
-        """
-        ...
+    def facts(self) -> dict[str, Any]:
+        """Return figures of the steps since the last call."""
 
     def close(self) -> None: ...
 
@@ -43,13 +37,12 @@ class Side(Witness, Protocol):
         Returns as soon as the next step may begin: work that is still under way then is under way
         at the end of every step.
         """
-        ...
 
 
 class Plain:
     """Part of sides without facts, whose memory ends with the process."""
 
-    def facts(self, trace: str | None) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {}
 
     def close(self) -> None: ...
@@ -60,9 +53,7 @@ BUILDERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     MEMORY: ("in_memory", "InMemory", {"recompute": True}),
     WHOLE: ("in_memory", "InMemory", {"recompute": False}),
     BOUND: ("in_memory", "ComputeBound", {}),
-    ZERO_2: ("rivals", "DeepSpeedOffload", {"stage": 2}),
-    ZERO_3: ("rivals", "DeepSpeedOffload", {"stage": 3}),
-    FSDP: ("rivals", "FullyShardedOffload", {}),
+    FSDP: ("fsdp", "FullyShardedOffload", {}),
     RATES: ("rates", "Rates", {}),
     EXACTNESS: ("exactness", "Exactness", {}),
 }

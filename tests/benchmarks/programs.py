@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 TOO_LONG_S = 100
 ABSENT = (
     "pydantic", "hivemind", "grpc", "google", "blake3", "cryptography", "base58", "psutil", "rich",
-    "typer", "matplotlib", "safetensors", "tokenizers", "transformers", "aiohttp", "deepspeed",
+    "typer", "matplotlib", "safetensors", "tokenizers", "transformers", "aiohttp",
 )  # fmt: skip
 
 

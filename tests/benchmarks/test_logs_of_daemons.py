@@ -26,18 +26,6 @@ def test_a_small_round_has_the_large_ones_shares(
         assert passes_s + exchange_s == pytest.approx(round_s)
 
 
-def test_the_formula_counts_each_number_twice_but_ones_own() -> None:
-    small = scale.SmallRound(30, 0.5, 1e6, 50.0, elements=1000, number_bytes=4.0)
-    assert small.upload_bytes(2) == 4000
-    assert small.upload_bytes(8) == 7000
-
-
-def test_time_in_passes_is_that_within_the_window() -> None:
-    log = [event(each + 2.0, "passed", began=each) for each in (0.0, 3.0, 9.0)]
-    window = figures.Span(1.0, 10.0)
-    assert figures.share(figures.passes(log), window) == pytest.approx((1 + 2 + 1) / 9)
-
-
 def test_time_with_neither_pass_nor_averaging_is_counted_once() -> None:
     log = [
         event(3.0, "passed", began=1.0),
@@ -48,33 +36,6 @@ def test_time_with_neither_pass_nor_averaging_is_counted_once() -> None:
     ]
     assert figures.neither(log, figures.Span(0.5, 10.0)) == pytest.approx(0.5 + 0.5 + 3.0)
     assert figures.neither(log, figures.Span(4.5, 5.5)) == 0
-
-
-def test_a_round_counts_where_it_was_committed() -> None:
-    log = [
-        event(at, "round", sequences=number, reduce_seconds=float(number))
-        for at, number in ((1.0, 1), (2.0, 2), (3.0, 4), (4.0, 8))
-    ]
-    window = figures.Span(1.0, 3.0)
-    assert figures.sequences(log, window) == 6
-    assert figures.exchange_seconds(log, window) == 3
-    assert figures.longest_gap([1.0, 3.0, 4.0], since=1.0) == 2
-    assert figures.longest_gap([1.0, 3.0, 4.0], since=3.5) == 1
-
-
-def test_payload_is_without_headers() -> None:
-    """Of ten packets five only acknowledge."""
-    before = 700, 3
-    after = 700 + 500 + 10 * figures.HEADER_BYTES, 13
-    assert figures.payload(before, after) == 500
-
-
-def test_states_are_compared_where_several_told_one() -> None:
-    one = [event(1.0, "round", head="a", digest="x"), event(2.0, "round", head="b", digest="y")]
-    two = [event(1.0, "round", head="a", digest="x"), event(2.0, "round", head="b", digest="z")]
-    assert figures.compared_states([one, two]) == (2, 1)
-    assert figures.compared_states([one, two[:1]]) == (1, 0)
-    assert figures.compared_states([one]) == (0, 0)
 
 
 def test_the_trigger_is_late_by_what_lies_between_the_last_pass_and_the_call() -> None:

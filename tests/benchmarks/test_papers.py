@@ -1,10 +1,8 @@
 """Arithmetic of the papers' rows: memory of a pipeline's stages, steps of an all-reduce."""
 
-import pytest
-
 from atom.plan.memory import Piece
 from atom.swap.crossing import Crossing
-from benchmarks.papers import all_reduce, memory, same_loss
+from benchmarks.papers import memory, same_loss
 
 
 def layer(name: str, elements: int, working: int) -> Piece:
@@ -30,14 +28,6 @@ def test_the_largest_stage_counts_and_the_first_holds_most_micro_batches() -> No
     assert memory.largest_stage_bytes(layers, 4) == per_layer + 4 * 10 + 5
     layers[3] = layer("d", 1000, working=0)
     assert memory.largest_stage_bytes(layers, 4) == 10 * per_layer + 10 + 5
-
-
-@pytest.mark.parametrize("members", [2, 4, 8])
-def test_ring_and_parts_send_alike_and_one_shot_takes_one_step(members: int) -> None:
-    ring, parts, one_shot = (all_reduce.modelled(side, members) for side in all_reduce.SIDES)
-    assert ring == (2 * (members - 1), pytest.approx(2 * (members - 1) / members))
-    assert parts == (2, ring[1])
-    assert one_shot == (1, members - 1)
 
 
 def test_replicas_together_lose_what_plain_pytorch_loses() -> None:

@@ -1,12 +1,11 @@
 """The papers' pipelines in small: the same shares of a step, what steps come to, losses."""
 
-import math
 from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import figures, gpu_time, pipeline
-from benchmarks.papers.figures import SEQUENCE_TOKENS, STEP_TOKENS, Pipeline, Scale, Step, Trial
+from benchmarks.papers import figures, pipeline
+from benchmarks.papers.figures import STEP_TOKENS, Pipeline, Scale, Step, Trial
 from benchmarks.shared.seats import loopback
 
 REAL = Pipeline(1.3e9, model_dim=2048, nodes=4, flops_per_s=117.6e12, line_bytes_per_s=50e6)
@@ -26,12 +25,6 @@ def test_a_small_pipeline_has_the_real_ones_shares(
     assert sending_s * seconds == pytest.approx(real_s)
 
 
-def test_no_pipeline_makes_more_than_its_lines_or_its_cards() -> None:
-    assert REAL.most_tokens_per_s == pytest.approx(50e6 / 4096)
-    fast = Pipeline(1.3e9, 2048, 4, 117.6e12, 50e9)
-    assert fast.most_tokens_per_s == pytest.approx(4 * 117.6e12 / (6 * 1.3e9))
-
-
 def test_speed_is_the_first_stages_and_busy_the_mean() -> None:
     trial = Trial("GPipe", micro_batches=2, steps=2, forward_s=0.5, elements=8)
     first = [Step(0, 10.0, 20.0, 3.0), Step(0, 20.0, 30.0, 3.0), Step(1, 30.0, 90.0, 9.0)]
@@ -42,12 +35,6 @@ def test_speed_is_the_first_stages_and_busy_the_mean() -> None:
     assert told.late == pytest.approx(7.0 / 6.0)
 
 
-def test_a_loss_holds_until_the_next_one() -> None:
-    curve = [(10.0, 5.0), (20.0, 4.0)]
-    assert [figures.loss_at(curve, at) for at in (15.0, 20.0, 99.0)] == [5.0, 5.0, 4.0]
-    assert math.isnan(figures.loss_at(curve, 10.0))
-
-
 def test_torchs_schedules_over_stages_that_sleep(tmp_path: Path) -> None:
     trials = [Trial(name, 4, 2, 1e-4, 8) for name in pipeline.SCHEDULES]
     with pipeline.running(loopback(2), tmp_path, trials) as stages:
@@ -55,18 +42,3 @@ def test_torchs_schedules_over_stages_that_sleep(tmp_path: Path) -> None:
     for steps in stages.steps:
         assert [step.trial for step in steps] == [0, 0, 1, 1]
         assert all(0 < step.passes_s < step.ended - step.began for step in steps)
-
-
-@pytest.mark.parametrize(("model", "mebibytes"), [*zip(gpu_time.MODELS, (6, 16, 32), strict=True)])
-def test_cuts_in_float32_have_the_bytes_of_atoms_table_2(
-    model: gpu_time.Model, mebibytes: int
-) -> None:
-    cut_bytes = model.pipeline(400.0).boundary_bytes(SEQUENCE_TOKENS)
-    assert cut_bytes == mebibytes * 2**20
-
-
-@pytest.mark.parametrize("model", gpu_time.MODELS)
-def test_the_table_of_a_small_model_has_its_share_of_the_parameters(model: gpu_time.Model) -> None:
-    small, table = model.small, 50_257 * model.model_dim
-    share = small.vocabulary_size * small.model_dim / (12 * small.model_dim**2)
-    assert share == pytest.approx(table / model.block_elements, rel=0.01)

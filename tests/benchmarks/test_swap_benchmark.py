@@ -11,8 +11,6 @@ import pytest
 import torch
 from programs import ROOT, torch_alone
 
-from atom.swap.arrangement import Arrangement
-from atom.swap.schedule import Event, Load, Shape, training_pass
 from benchmarks.swap.atom_side import Atom
 from benchmarks.swap.cases import BY_NAME, CASES, GB
 from benchmarks.swap.exactness import Exactness
@@ -20,7 +18,6 @@ from benchmarks.swap.measure import Measured
 from benchmarks.swap.processes import Child, Deadline, SideFailed
 from benchmarks.swap.setup import Setup, SideMissing
 from benchmarks.swap.table import side_rows, verdict
-from benchmarks.swap.traffic import Link
 
 
 def run(folder: Path, *options: str, says: str = "") -> dict[str, Any]:
@@ -32,7 +29,7 @@ def run(folder: Path, *options: str, says: str = "") -> dict[str, Any]:
 
 
 def test_sides_in_turn_with_torch_alone(tmp_path: Path) -> None:
-    files = "--trace", str(tmp_path / "trace"), "--json", str(tmp_path / "json")
+    files = "--json", str(tmp_path / "json")
     body = run(tmp_path, "--sides", "memory", "--gpu-memory", "64 MiB", *files)
     (case,) = body["cases"]
     assert set(case["sides"]) == {"atom", "memory"}
@@ -45,12 +42,9 @@ def test_sides_in_turn_with_torch_alone(tmp_path: Path) -> None:
     seconds = [case["sides"][side]["step"]["median_s"] for side in ("memory", "atom")]
     assert case["figures"]["speed beside memory"] == pytest.approx(seconds[0] / seconds[1])
     facts = case["sides"]["atom"]["facts"]
-    assert facts["moved_per_step"] == pytest.approx(facts["formula_per_step"])
     assert 0 < facts["busy"] <= 1
     assert facts["planned"]["device_bytes"] <= 64 * 2**20
     assert json.loads((tmp_path / "json").read_text())["cases"] == body["cases"]
-    events = json.loads((tmp_path / "trace").read_text())["traceEvents"]
-    assert {"loads", "computing"} <= {event["args"].get("name") for event in events}
 
 
 def test_weights_are_compared(tmp_path: Path) -> None:
@@ -73,7 +67,7 @@ def test_sixteen_bits_are_compared_too(layout: str) -> None:
         sides = Exactness(setup)
         for step in range(3):
             sides.step(setup.batches(2, step))
-        assert sides.facts(None) == {"steps": 3, "equal_steps": 3, "differs": None}
+        assert sides.facts() == {"steps": 3, "equal_steps": 3, "differs": None}
         name = list(sides.reference.masters)[-1]
         sides.reference.masters[name] += 1e-6
         sides.step(setup.batches(2, 3))
@@ -88,25 +82,6 @@ def test_a_deadline_ends_it_with_what_there_is(tmp_path: Path) -> None:
     absent = "not measured: out of time"
     body = run(tmp_path, "--case", "all", "--deadline", "10.5", says=absent)
     assert body["cases"][-1]["out_of_time"]
-
-
-@pytest.mark.parametrize("resident", [set(), {0}, {1, 3}, {0, 1, 2, 3, 4}])
-@pytest.mark.parametrize("slots", [2, 3, 6])
-@pytest.mark.parametrize("passes", [1, 2, 5])
-def test_the_formula_counts_what_a_schedule_moves(
-    resident: set[int], slots: int, passes: int
-) -> None:
-
-    shape = Shape(5, 2, Arrangement(slots, frozenset(resident)))
-    events, loaded = list[Event](), dict[int, int]()
-    for _ in range(passes):
-        events += training_pass(shape, loaded.values())
-        for event in events:
-            if isinstance(event, Load):
-                loaded[event.slot] = event.sub_model
-    sizes = (7, 11, 13, 17, 19)
-    link = Link(sizes, sizes, shape.arrangement, weight_bytes=2, gradient_bytes=4)
-    assert link.formula(passes) == link.seen(events)
 
 
 def test_the_page_has_every_case_and_target() -> None:
@@ -149,15 +124,9 @@ def test_sums_that_cannot_be_divided_exactly_are_refused_before_anything_is_take
         Atom(setup)
 
 
-def test_a_side_that_is_absent_or_breaks_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    monkeypatch.setenv("PYTHONPATH", torch_alone(tmp_path)["PYTHONPATH"])
-    with pytest.raises(SideFailed, match="DeepSpeed is not installed") as absent:
-        Child(Setup("deepspeed-3", "tiny", 1, "float32", "cpu"), Deadline())
-    with pytest.raises(SideFailed, match="no side is called 'none'"):
+def test_a_side_that_breaks_is_reported() -> None:
+    with pytest.raises(SideFailed, match="no side is called 'none'") as broken:
         Child(Setup("none", "tiny", 1, "float32", "cpu"), Deadline())
-    measured = Measured(BY_NAME["tiny"], missing={"deepspeed-3": str(absent.value)})
+    measured = Measured(BY_NAME["tiny"], missing={"none": str(broken.value)})
     (row,) = side_rows(measured)
-    assert row == {"case": "tiny", "side": "deepspeed-3", "s per step": str(absent.value)}
+    assert row == {"case": "tiny", "side": "none", "s per step": str(broken.value)}

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from traced_modules import Batch
 
 from atom.graph.chain import Machine
+from atom.graph.costs.seconds import typical_graph
 from atom.graph.ir import Program
-from atom.graph.profile.seconds import typical_graph
 from atom.graph.program import build_program, load
 from atom.graph.traced import Graph
 from atom.plan.choosing import Question, choose, enough_bytes
 from atom.plan.memory import Limits
+from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
@@ -49,9 +50,13 @@ def plain(
 
 
 def swapped(
-    model: nn.Module, program: Program, batches: Sequence[Batch], seeds: Sequence[int]
+    model: nn.Module,
+    program: Program,
+    batches: Sequence[Batch],
+    seeds: Sequence[int],
+    arrangement: Arrangement | None = None,
 ) -> Result:
-    """Return the results of the engine with two slots.
+    """Return the results of the engine with two slots, or of a second pass with an arrangement.
 
     The engine weights gradients by sequences, so their number must be a power of two.
     """
@@ -61,10 +66,11 @@ def swapped(
     for name in program.layout.by_name:
         store.write_weights(name, parameters[name])
     store.round_master()
-    slots = DeviceSlots.allocate([program], device, torch.float32)
-    assert len(slots.weights) == 2
+    slots = DeviceSlots.allocate([program], device, torch.float32, arrangement or Arrangement())
     engine = Engine(program, load(program, "cpu"), store, slots, device)
-    losses = engine.run_pass(batches, seeds)
+    for _ in range(1 if arrangement is None else 2):
+        store.gradients.zero_()
+        losses = engine.run_pass(batches, seeds)
     sequences = batches[0][program.batch_inputs[0]].shape[0]
     gradients = {
         spec.name: program.layout.view(store.gradients, spec.name) / sequences

@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from atom.graph import ir, matrix_parts, verify
 from atom.graph.chain import Machine, Seconds
+from atom.graph.costs.seconds import measured_graph
 from atom.graph.ir import Program
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.matrix_parts import in_parts, most_parts
-from atom.graph.profile.seconds import measured_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
@@ -91,34 +91,6 @@ def test_every_cut_gives_the_bits_of_the_parts(
     assert {f"table.weight[{a}:{b}]" for a, b in pairwise(ENDS)} < names
     by_hand(monkeypatch)
     verify.verify_against_eager(model, program, texts(7))
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_whole_modules_loss_is_the_same_and_gradients_nearly(precision: torch.dtype) -> None:
-    """Gradients differ only because the gradient of a product's input is a sum over parts."""
-    model, graph = made(precision)
-    whole = verify._eager(model, texts(7))
-    program = build_program(in_parts(graph, {"table.weight": 2, "blocks.0.weight": 4}))
-    torch.manual_seed(0)
-    found = verify._split(model, program, texts(7), torch.device("cpu"))
-    assert found.keys() == whole.keys()
-    assert torch.equal(found["the loss"], whole["the loss"])
-    for name, value in found.items():
-        tolerance = 4 * torch.finfo(precision).eps * whole[name].abs().max().item()
-        torch.testing.assert_close(value, whole[name], rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_what_is_cut_last_has_its_own_gradients_bits(precision: torch.dtype) -> None:
-    """Parts of a gradient equal the rows of the whole one, because no later gradient is a sum."""
-    model, graph = made(precision)
-    program = build_program(in_parts(graph, {"blocks.0.weight": 4}))
-    whole, found = (
-        verify._eager(model, texts(7)),
-        verify._split(model, program, texts(7), torch.device("cpu")),
-    )
-    for name in ("blocks.0.weight", "blocks.0.bias", "blocks.1.weight", "blocks.1.bias"):
-        assert torch.equal(found[f"the gradient of {name}"], whole[f"the gradient of {name}"])
 
 
 def test_layers_hash_and_layout_stay_and_the_source_says_which_rows() -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from traced_modules import (
     BATCH,
@@ -74,24 +72,6 @@ def traced(name: str) -> tuple[nn.Module, Graph]:
 def legal_ends(graph: Graph) -> list[int]:
     """Return all legal positions except the last one, which every cut contains."""
     return [end for end in range(1, len(graph.calls)) if end not in graph.forbidden_cuts]
-
-
-@st.composite
-def cut_models(draw: st.DrawFn) -> tuple[str, tuple[int, ...]]:
-    name = draw(st.sampled_from(sorted(MODELS)))
-    _, graph = traced(name)
-    inner = draw(st.sets(st.sampled_from(legal_ends(graph)), max_size=24))
-    return name, (*sorted(inner), len(graph.calls))
-
-
-@settings(max_examples=48, deadline=None, derandomize=True)
-@given(cut_models())
-def test_any_legal_cut_gives_the_model_s_bits(case: tuple[str, tuple[int, ...]]) -> None:
-    name, ends = case
-    model, graph = traced(name)
-    program = build_program(graph, ends=ends)
-    assert len(program.sub_models) == len(ends)
-    verify_against_eager(model, program, MODELS[name][1](1))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,9 +8,9 @@ import torch
 from traced_modules import TiedGPT, tokens_and_targets
 
 from atom.graph.chain import Machine, Seconds
-from atom.graph.profile import measured as measured_module
-from atom.graph.profile.measured import Measurement, file_name, kept_profile
-from atom.graph.profile.seconds import Profile
+from atom.graph.costs import measured as measured_module
+from atom.graph.costs.measured import Measurement, file_name, kept_profile
+from atom.graph.costs.seconds import Profile
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 

@@ -10,20 +10,20 @@ from traced_modules import ZOO, TiedGPT, tokens_and_targets
 
 from atom.base.errors import DeviceError
 from atom.graph.chain import Machine
-from atom.graph.layers import layers_of
-from atom.graph.profile import measured
-from atom.graph.profile.measured import (
+from atom.graph.costs import measured
+from atom.graph.costs.measured import (
     index_bound,
     measure_layers,
     measure_link,
 )
-from atom.graph.profile.seconds import (
+from atom.graph.costs.seconds import (
     DEVICES,
     Profile,
     assume_graph,
     assumed_device,
     measured_graph,
 )
+from atom.graph.layers import layers_of
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
@@ -154,19 +154,6 @@ def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
         assume_graph(gpt3_graph(), "rtx5090")
     for name in DEVICES:
         assert name in caught.value.hint
-
-
-def test_a_device_that_is_described() -> None:
-    """A device described by the figures of a card equals that card, in the figures' precision."""
-    card = DEVICES["rtx3090-24g"]
-    text = "tflops=71, memory=24 GiB, bandwidth=936 GB/s, link=31.5 GB/s"
-    described = assumed_device(text, torch.bfloat16)
-    assert described.memory_bytes == card.memory_bytes
-    assert vars(described.link) == pytest.approx(vars(card.link))
-    graph = gpt3_graph(torch.bfloat16)
-    assert assume_graph(graph, text).layers == assume_graph(graph, card.name).layers
-    short = assumed_device("tflops=75,memory=24 GiB,link=22 GB/s", torch.float32)
-    assert short.rates.memory_bytes_per_s == pytest.approx(0.85e12), "a byte for 75"
 
 
 @pytest.mark.parametrize("name", ["gtx1080ti-11g", "v100-32g"])

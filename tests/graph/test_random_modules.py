@@ -10,18 +10,14 @@ import random
 import pytest
 import torch
 from random_modules import ROWS, WIDTH, RandomModule, random_batch
-from swapped import CUTS, Result, assert_equal, eager, frozen_in, plain, swapped
+from swapped import CUTS, assert_equal, eager, frozen_in, plain, swapped
 from torch import nn
 
 from atom.graph.ir import Program
-from atom.graph.program import build_program, load
+from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import CpuDevice
-from atom.swap.device_slots import DeviceSlots
-from atom.swap.engine import Engine
-from atom.swap.host_store import HostStore
 
 MODULES = int(os.environ.get("ATOM_CHAOS_MODULES", "12"))
 FIRST_SEED = int(os.environ.get("ATOM_CHAOS_SEED", "0"))
@@ -41,30 +37,6 @@ def random_arrangement(program: Program, draw: random.Random) -> Arrangement:
     return Arrangement(draw.choice([2, 3, 5]), resident, kept)
 
 
-def arranged(
-    model: nn.Module,
-    program: Program,
-    batches: list[dict[str, torch.Tensor]],
-    seeds: list[int],
-    arrangement: Arrangement,
-) -> Result:
-    """Run two passes with one engine: the first must not influence the second."""
-    store, device = HostStore.allocate(program.layout), CpuDevice()
-    for name in program.layout.by_name:
-        store.write_weights(name, model.get_parameter(name))
-    store.round_master()
-    slots = DeviceSlots.allocate([program], device, torch.float32, arrangement)
-    engine = Engine(program, load(program, "cpu"), store, slots, device)
-    engine.run_pass(batches, seeds)
-    store.gradients.zero_()
-    losses = engine.run_pass(batches, seeds)
-    gradients = {
-        spec.name: program.layout.view(store.gradients, spec.name)
-        for spec in program.layout.trained
-    }
-    return losses, gradients
-
-
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + MODULES))
 def test_a_random_module_cut_at_random(seed: int) -> None:
     draw = random.Random(f"cuts {seed}")
@@ -77,10 +49,10 @@ def test_a_random_module_cut_at_random(seed: int) -> None:
         found = plain(model, program, [batch], [seed])
         assert_equal(found, expected, frozen_in(graph))
         arrangement = random_arrangement(program, draw)
-        found = arranged(model, program, [batch], [seed], arrangement)
+        found = swapped(model, program, [batch], [seed], arrangement)
         assert_equal(found, expected, frozen_in(graph))
         several = plain(model, program, [batch, other], [seed, seed + 1])
-        found = arranged(model, program, [batch, other], [seed, seed + 1], arrangement)
+        found = swapped(model, program, [batch, other], [seed, seed + 1], arrangement)
         assert_equal(found, several, frozen_in(graph))
 
 

@@ -11,15 +11,13 @@ from checkpointed_modules import (
     recomputed,
 )
 from swapped import assert_equal, eager, finest, swapped
-from torch import Tensor, nn
+from torch import Tensor
 from traced_modules import TiedGPT, tokens_and_targets
 
 from atom.base.errors import ModelError
-from atom.graph.costs import call_cost
 from atom.graph.costs.operations import operation_costs
 from atom.graph.layers import layer_ends, layers_of
-from atom.graph.program import build_program, load
-from atom.graph.segment import bind
+from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, is_getitem
 from atom.graph.verify import verify_against_eager
@@ -39,12 +37,6 @@ def test_a_chunk_of_the_loss_is_a_span() -> None:
     for first, end in graph.recomputed:
         assert graph.forbidden_cuts.issuperset(range(first + 1, end))
         assert not graph.forbidden_cuts & {first, end}
-
-
-def test_the_function_of_torch_is_put_back() -> None:
-    before = torch.utils.checkpoint._checkpoint_without_reentrant_generator
-    trace(ChunkedGPT(), tokens_and_targets())
-    assert torch.utils.checkpoint._checkpoint_without_reentrant_generator is before
 
 
 @pytest.mark.parametrize("name", CHECKPOINTED)
@@ -114,52 +106,6 @@ def test_a_refusal_inside_a_checkpoint_names_the_place() -> None:
     with pytest.raises(ModelError, match=r"hidden\.sum\(\) > 0"):
         trace(Looks(), tokens_and_targets())
     assert trace(ChunkedGPT(), tokens_and_targets()).recomputed
-
-
-class WideHead(nn.Module):
-    """Memory of this model is mostly logits."""
-
-    def __init__(self, chunks: int) -> None:
-        super().__init__()
-        self.chunks = chunks
-        self.table = nn.Embedding(512, 8)
-        self.blocks = nn.ModuleList([nn.Linear(8, 8)])
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        hidden = self.blocks[0](self.table(tokens)).tanh().flatten(0, 1)
-        pairs = zip(hidden.chunk(self.chunks), targets.flatten().chunk(self.chunks), strict=True)
-        return torch.stack([recomputed(self.part, *pair) for pair in pairs]).sum() / targets.numel()
-
-    def part(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = nn.functional.linear(hidden, self.table.weight)
-        return nn.functional.cross_entropy(logits, targets, reduction="sum")
-
-
-@pytest.mark.parametrize("chunks", [1, 2, 8])
-def test_memory_at_the_peak_is_that_of_one_chunk(chunks: int) -> None:
-    batch = tokens_and_targets(0, 512)
-    graph = trace(WideHead(chunks), batch)
-    costs = operation_costs(graph).operations
-    program = build_program(graph, ends=[len(graph.calls)])
-    foreseen = max(
-        sum(below.working_bytes for below in costs[: index + 1]) + costs[index].transient_bytes
-        for index in range(len(costs))
-    ) + 4 * sum(spec.numel for spec in graph.layout.specs)
-    (module,) = (make() for make in load(program, "cpu"))
-    shapes = program.layout.by_name
-    parameters = program.sub_models[0].parameters
-    bind(module, program.sub_models[0], {n: torch.rand(shapes[n].shape) for _, n in parameters})
-    ledger = call_cost._Ledger([*batch.values(), *module.parameters()])
-    with ledger:
-        (loss,) = module(*batch.values())
-        forward = ledger.live_bytes
-        torch.autograd.grad(loss, list(module.parameters()))
-    _, used = ledger.next_phase()
-    logits = 4 * 1024 * 512
-    assert forward < 0.2 * logits
-    # Logarithms, their gradient, and the gradient of the logits.
-    assert used == pytest.approx(3 * logits / chunks, abs=0.2 * logits)
-    assert used <= foreseen <= 1.3 * used
 
 
 def test_seconds_of_the_backward_hold_the_second_forward() -> None:

@@ -65,128 +65,82 @@ def images(seed: int) -> Batch:
     }
 
 
-def _gpt2(p: float) -> nn.Module:
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=TOKENS,
-            resid_pdrop=p, embd_pdrop=p, attn_pdrop=p, bos_token_id=1, eos_token_id=2,
-        )
-    )  # fmt: skip
+def _model(name: str, *dropouts: str, **settings: object) -> Callable[[float], nn.Module]:
+    """Return the function that builds a model from the probability of its `dropouts`."""
+    model = getattr(transformers, name)
+    return lambda p: model(model.config_class(**settings, **dict.fromkeys(dropouts, p)))
 
 
-def _opt(p: float) -> nn.Module:
-    return transformers.OPTForCausalLM(
-        transformers.OPTConfig(
-            **_SHAPE, ffn_dim=48, word_embed_proj_dim=WIDTH, dropout=p, attention_dropout=p
-        )
-    )
-
-
-def _bert(p: float) -> nn.Module:
-    return transformers.BertForMaskedLM(
-        transformers.BertConfig(**_SHAPE, hidden_dropout_prob=p, attention_probs_dropout_prob=p)
-    )
-
-
-def _vit(p: float) -> nn.Module:
-    return transformers.ViTForImageClassification(
-        transformers.ViTConfig(
-            hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-            image_size=48, patch_size=4, hidden_dropout_prob=p, attention_probs_dropout_prob=p,
-        )
-    )  # fmt: skip
-
-
-def _t5(p: float) -> nn.Module:
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
-            vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
-            dropout_rate=p, decoder_start_token_id=0, pad_token_id=0, eos_token_id=2,
-        )
-    )  # fmt: skip
-
-
-def _mixtral(p: float) -> nn.Module:
-    return transformers.MixtralForCausalLM(
-        transformers.MixtralConfig(
-            **_GROUPED, num_local_experts=4, num_experts_per_tok=2, attention_dropout=p,
-            output_router_logits=True,
-        )
-    )  # fmt: skip
+def _decoder(name: str, **settings: object) -> Callable[[float], nn.Module]:
+    return _model(f"{name}ForCausalLM", "attention_dropout", **_GROUPED, **settings)
 
 
 def _qwen2_moe(p: float) -> nn.Module:
-    config = transformers.Qwen2MoeConfig(
-        **_GROUPED, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
-        shared_expert_intermediate_size=24, attention_dropout=p,
-    )  # fmt: skip
-    config._experts_implementation = "batched_mm"
-    return transformers.Qwen2MoeForCausalLM(config)
+    model = _decoder("Qwen2Moe", **_EXPERTS, moe_intermediate_size=24)(p)
+    model.config._experts_implementation = "batched_mm"
+    return model
 
 
-def _decoder(kind: str, **settings: object) -> Callable[[float], nn.Module]:
-    config = getattr(transformers, f"{kind}Config")
-    model = getattr(transformers, f"{kind}ForCausalLM")
-    return lambda p: model(config(**_GROUPED, attention_dropout=p, **settings))
-
-
-def _gpt_neox(p: float) -> nn.Module:
-    return transformers.GPTNeoXForCausalLM(
-        transformers.GPTNeoXConfig(**_SHAPE, hidden_dropout=p, attention_dropout=p)
-    )
-
-
-def _bloom(p: float) -> nn.Module:
-    return transformers.BloomForCausalLM(
-        transformers.BloomConfig(
-            vocab_size=VOCABULARY, hidden_size=WIDTH, n_layer=2, n_head=4,
-            hidden_dropout=p, attention_dropout=p,
-        )
-    )  # fmt: skip
-
-
+_HIDDEN = "hidden_dropout_prob", "attention_probs_dropout_prob"
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 16}
+_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_SMALL = {"vocab_size": VOCABULARY, "eos_token_id": 2}
+_GPT2 = {**_SMALL, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": TOKENS}
+_T5 = {**_SMALL, "d_model": WIDTH, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+_GATED_DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 MODELS: dict[str, tuple[Callable[[float], nn.Module], Callable[[int], Batch]]] = {
-    "gpt2": (_gpt2, tokens),
-    "llama": (_decoder("Llama"), tokens),
-    "qwen2": (_decoder("Qwen2"), tokens),
-    "mistral": (_decoder("Mistral", sliding_window=32), tokens),
-    "opt": (_opt, tokens),
-    "gpt_neox": (_gpt_neox, tokens),
-    "bert": (_bert, masked_tokens),
-    # Its GELU is an autograd.Function.
-    "bloom": (_bloom, tokens),
-    "vit": (_vit, images),
-    "t5": (_t5, tokens),
-    "mixtral": (_mixtral, tokens),
-    "qwen2_moe": (_qwen2_moe, tokens),
-    "gemma2": (_decoder("Gemma2", head_dim=8, sliding_window=32), tokens),
-    "phi3": (_decoder("Phi3"), tokens),
-    # Norms within attention: their gradients are sums over transposed memory.
-    "qwen3": (_decoder("Qwen3", head_dim=8), tokens),
-    "gpt_oss": (
-        _decoder(
-            "GptOss", head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=32
+    "gpt2": (
+        _model(
+            "GPT2LMHeadModel", "resid_pdrop", "embd_pdrop", "attn_pdrop", **_GPT2, bos_token_id=1
         ),
         tokens,
     ),
+    "llama": (_decoder("Llama"), tokens),
+    "gpt_neox": (
+        _model("GPTNeoXForCausalLM", "hidden_dropout", "attention_dropout", **_SHAPE), tokens
+    ),
+    "bert": (_model("BertForMaskedLM", *_HIDDEN, **_SHAPE), masked_tokens),
+    # Its GELU is an autograd.Function.
+    "bloom": (
+        _model(
+            "BloomForCausalLM", "hidden_dropout", "attention_dropout",
+            vocab_size=VOCABULARY, hidden_size=WIDTH, n_layer=2, n_head=4,
+        ),
+        tokens,
+    ),
+    "vit": (
+        _model(
+            "ViTForImageClassification", *_HIDDEN, hidden_size=WIDTH, num_hidden_layers=2,
+            num_attention_heads=4, intermediate_size=48, image_size=48, patch_size=4,
+        ),
+        images,
+    ),
+    "t5": (
+        _model(
+            "T5ForConditionalGeneration", "dropout_rate", **_T5, decoder_start_token_id=0,
+            pad_token_id=0,
+        ),
+        tokens,
+    ),
+    "mixtral": (_decoder("Mixtral", **_LOCAL, output_router_logits=True), tokens),
+    "qwen2_moe": (_qwen2_moe, tokens),
+    # Norms within attention: their gradients are sums over transposed memory.
+    "qwen3": (_decoder("Qwen3", head_dim=8), tokens),
+    "gpt_oss": (_decoder("GptOss", **_LOCAL, head_dim=8, sliding_window=32), tokens),
     # While exported it would solve triangles by loops, in other bits.
     "qwen3_next": (
         _decoder(
-            "Qwen3Next",
-            head_dim=8,
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=16,
-            linear_num_value_heads=4,
-            linear_num_key_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            layer_types=["linear_attention", "full_attention"],
+            "Qwen3Next", **_EXPERTS, **_GATED_DELTA, head_dim=8, moe_intermediate_size=16
         ),
         tokens,
     ),
-}
+}  # fmt: skip
 
 WITHOUT_CACHE = {"bert", "vit"}
 

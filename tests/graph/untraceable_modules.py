@@ -437,6 +437,36 @@ class CheckpointsBoth(Two):
         return inner.tanh().square().mean()
 
 
+class ManyOperators(nn.Module):
+    """Model that passes arguments of every kind to its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+        self.convolution = nn.Conv1d(16, 16, 3, padding=1, groups=2)
+        self.norm = nn.GroupNorm(4, 16)
+        self.embedding = nn.Embedding(8, 16, padding_idx=0)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        f = nn.functional
+        x = hidden.flip(1).roll(1, 0).cumsum(dim=1).clamp(-2.0, 2.0) @ self.weight
+        x = self.norm(self.convolution(x.permute(0, 2, 1))).permute(0, 2, 1)
+        ids = (x.argmax(dim=-1) % 8).to(torch.long)
+        x = x + self.embedding(ids) * torch.rsqrt(x.var(-1, keepdim=True, correction=0) + 1e-5)
+        x = torch.where(x > 0, x, -x) / (1 + x.abs()) ** 2 + x.pow(3).tanh()
+        x = f.leaky_relu(x, 0.2) + f.elu(x) + f.softplus(x) + f.hardtanh(x) + f.mish(x)
+        top, index = x.topk(4, dim=-1)
+        top = top + x.gather(-1, index) + x.sort(dim=-1, descending=True).values[..., -4:]
+        low, high = x.aminmax(dim=-1)
+        one_hot = f.one_hot(ids, 8).to(x.dtype)
+        table = torch.einsum("bsv,bsd->bvd", one_hot, x).masked_fill_(torch.eye(8, 16) > 0, 0.5)
+        picked = table[:, ids[0, :3]].reshape(x.shape[0], -1)
+        padded = f.pad(x, (1, 0), value=float("-inf"))[:, ::2, 1:]
+        grid = f.interpolate(x.unsqueeze(1), scale_factor=2.0, mode="nearest").squeeze(1)
+        total = top.sum() + (high - low).mean() + picked.norm() + padded.logsumexp(-1).mean()
+        return total + grid.amax(dim=(1, 2)).sum() + f.smooth_l1_loss(x, hidden, beta=0.5)
+
+
 TRACEABLE: dict[str, Callable[[], nn.Module]] = {
     "a cache that settles": RemembersShapes,
     "large buffers that are alike": partial(LargeTables, alike=True),
@@ -448,4 +478,5 @@ TRACEABLE: dict[str, Callable[[], nn.Module]] = {
     "random numbers": Draws,
     "a layer within a chain of writes": WritesAround,
     "two layers within a checkpoint": CheckpointsBoth,
+    "operators of every kind": ManyOperators,
 }

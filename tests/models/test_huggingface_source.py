@@ -17,8 +17,7 @@ from atom.models.huggingface_config import (
     canonical_config,
     read_config,
 )
-from atom.models.installing import install_extra
-from atom.models.source import SourceError, materialised
+from atom.models.source import SourceError, install_extra, materialised
 
 transformers = pytest.importorskip("transformers")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.models.installing import install_extra, install_package, install_version
+from atom.models.source import install_extra, install_package, install_version
 
 BLOCKED = "numpy pyarrow datasets pydantic tokenizers blake3 hivemind grpc safetensors psutil"
 BLOCKED += " atom.base.errors atom.config"

@@ -97,14 +97,6 @@ def test_whoever_is_no_member_draws_as_a_guest() -> None:
     assert sampler.draw_position(40, [], "c", 3) == guest_position(40, "c", 3, 5000)
 
 
-def test_epochs_have_different_orders() -> None:
-    sampler = Order(200, 200, 9)
-    first = [sampler.window_at(i) for i in range(200)]
-    second = [sampler.window_at(200 + i) for i in range(200)]
-    assert sorted(first) == sorted(second)
-    assert first != second
-
-
 pieces = st.integers(1, 3 * BLOCK_PIECES)
 
 
@@ -193,12 +185,6 @@ def test_each_text_has_epochs_of_its_own() -> None:
         counts = [seen.count(window) for window in range(size)]
         assert max(counts) - min(counts) <= 1
     assert sampler.epochs(7 * 6 * 7) == [len(shown[0]) / 30, len(shown[1]) / 7]
-
-
-def test_a_member_that_takes_every_other_position_sees_all_texts() -> None:
-    sampler = mixture((1000, 1000), (1, 1))
-    shown = [sampler.window_at(position)[0] for position in range(0, 200, 2)]
-    assert 25 < sum(shown) < 75
 
 
 def test_guests_of_a_mixture_begin_far_from_the_members() -> None:

@@ -275,13 +275,6 @@ def test_equal_text_gives_equal_batches_and_another_digest_says_what_differs(
     assert dataset_of(tmp_path / "1", text, seed=8).digest == one.digest
 
 
-def test_an_epoch_shows_every_window_once(tmp_path: Path) -> None:
-    dataset = dataset_of(tmp_path, bytes(range(200)), validation_fraction=0.0)
-    tokens = dataset.batch(range(len(dataset.train[""])))["tokens"]
-    whole = [token for token in range(192) if token % 32 < 28]
-    assert sorted(tokens.flatten().tolist()) == [*whole, *range(192, 196)]
-
-
 def test_validation_batches_are_fixed_and_never_trained_on(tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path, bytes(range(200)))
     other_seed = dataset_of(tmp_path, bytes(range(200)), seed=99)

@@ -13,8 +13,7 @@ from atom.models.data.corpus import Corpus, Reading, text_corpus
 from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
-from atom.models.installing import install_extra
-from atom.models.source import DataError, DataUnreachable, NoRoomForData
+from atom.models.source import DataError, DataUnreachable, NoRoomForData, install_extra
 
 TEXTS = ["one", "zwei é", "", "three\nlines", "last"]
 SAVED_FORMS = ["numpy", "arrow", "pandas", "columns"]

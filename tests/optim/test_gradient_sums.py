@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from atom.graph.ir import ParameterLayout
-from atom.optim import clipping, gradient_sums
+from atom.optim import clipping
 from atom.optim.adamw import AdamW
-from atom.optim.clipping import gradient_norm
-from atom.optim.gradient_sums import GradientSums
+from atom.optim.clipping import GradientSums, gradient_norm
 from atom.optim.gradients import GradientArena
 from atom.swap.device import CpuDevice
 from tests.one_step import allocate_store
@@ -22,9 +21,8 @@ ALL_OF_THEM = list(
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (clipping, gradient_sums):
-        monkeypatch.setattr(module, "LANES", 16)
-        monkeypatch.setattr(module, "BLOCK_ELEMENTS", 64)
+    monkeypatch.setattr(clipping, "LANES", 16)
+    monkeypatch.setattr(clipping, "BLOCK_ELEMENTS", 64)
 
 
 @pytest.mark.parametrize("names", ALL_OF_THEM)

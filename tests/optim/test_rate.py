@@ -101,16 +101,6 @@ def test_a_stable_rate_before_the_decay_is_the_wsd_of_transformers(
     assert rates[-1] == 0.0
 
 
-def test_without_a_warmup_the_schedules_are_those_of_torch() -> None:
-    schedulers = torch.optim.lr_scheduler
-    linear = schedulers.LinearLR(plain_optimizer(1e-2), 1.0, 0.1, total_iters=99)
-    cosine = schedulers.CosineAnnealingLR(plain_optimizer(1e-2), 99, eta_min=1e-3)
-    for decay, theirs in (("linear", linear), ("cosine", cosine)):
-        ours = RateSettings(1e-2, 1e-3, 0, decay, 100)  # type: ignore[arg-type]
-        rates = [learning_rate(ours, round) for round in range(1, 101)]
-        assert rates == pytest.approx([1e-2, *rates_of(theirs, 99)], rel=1e-9)
-
-
 def test_rounds_count_from_one() -> None:
     with pytest.raises(ValueError, match="round 1"):
         learning_rate(settings("constant"), 0)

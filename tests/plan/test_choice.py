@@ -113,47 +113,11 @@ def test_more_memory_never_makes_it_slower(seed: int) -> None:
         assert more.seconds_per_micro_batch <= limit * (1 + 1e-9)
 
 
-def test_where_few_places_leave_little_room_more_are_tried() -> None:
-    """Layers of three operations that do not fit alone: with cuts at narrow places a pass holds
-    half or less of the micro-batches that it holds with cuts at others as well."""
-    elements = (1600, 1000, 600, 600, 600, 600, 1600, 1000, 600)
-    working = (0, 400, 0, 0, 0, 0, 400, 0, 400)
-    made = tuple(
-        Operation(f"o{n}", {f"p{n}": size}, 1e-4, 2e-4, kept, 0)
-        for n, (size, kept) in enumerate(zip(elements, working, strict=True))
-    )
-    sizes = [8] + [(8, 16, 32)[n % 3] for n in range(8)]
-    values = tuple(Value(size, n, n + 1) for n, size in enumerate(sizes, -1))
-    asked = Question(Chain(made, values), MACHINE, Limits(0, 4, 8), (3, 6, 9))
-    single = asked.allowing(micro_batches=1)
-    tight = asked.allowing(device_bytes=int(1.02 * enough_bytes(single)))
-    anywhere = choose(replace(tight, layer_ends=()))
-    assert choose(tight).seconds_per_micro_batch <= 1.1 * anywhere.seconds_per_micro_batch
-
-
-@pytest.mark.parametrize("seed", [235, 796])
-def test_within_a_layer_fewer_places_are_tried_as_well_as_more(seed: int) -> None:
-    """The fastest cut at all places needs a fifth more memory here than the one at fewer."""
-    pick = random.Random(seed)
-    chain = random_chain(pick, most=30)
-    ends, count = layer_ends(chain, pick), len(chain.operations)
-    ends = (*ends[2:-1:3], count)
-    asked = Question(chain, MACHINE, Limits(0, 4, 1), ends)
-    assert enough_bytes(asked) < 0.85 * enough_bytes(replace(asked, layer_ends=()))
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_with_plenty_of_memory_nothing_is_loaded_twice(seed: int) -> None:
     choice = answers(seed)[-1]
     loads = [e.sub_model for e in training_pass(choice.shape) if isinstance(e, Load)]
     assert sorted(loads) == list(range(len(choice.cut.pieces)))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_same_question_has_the_same_answer(seed: int) -> None:
-    chain, limits, least, _ = question(seed)
-    fresh = replace(chain, operations=tuple(map(replace, chain.operations)))
-    assert choose(Question(fresh, MACHINE, replace(limits, device_bytes=least))) == answers(seed)[0]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,6 +1,5 @@
 """Plans from run and peer files, as shown to a volunteer before joining."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.base.errors import ConfigError, DeviceError, ModelError, TrustError
+from atom.base.errors import ConfigError, DeviceError, TrustError
 from atom.config.load import load_peer_file, parse_run_text
 from atom.config.peer_file import PeerFile
 from atom.daemon.model.pinning import pin_for_plan, plan_run
@@ -78,7 +77,6 @@ class Net(nn.Module):
     def forward(self, x, y):
         for layer in self.layers:
             x = torch.relu(layer(x))
-        {more}
         return (x - y).square().mean()
 
 
@@ -87,11 +85,11 @@ class Samples:
         return 100
 
     def __getitem__(self, index):
-        return {{"x": torch.zeros(64), "y": torch.zeros(64)}}
+        return {"x": torch.zeros(64), "y": torch.zeros(64)}
 
 
 def make():
-    return Net(), {{name: torch.zeros(2, 64) for name in ("x", "y")}}, Samples()
+    return Net(), {name: torch.zeros(2, 64) for name in ("x", "y")}, Samples()
 """
 
 
@@ -261,24 +259,10 @@ def test_a_gpu_without_kernels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert told == ["no weights are trained on the device: no kernels for this GPU: libnvrtc.so.13"]
 
 
-def test_peers_share_the_batch_and_the_network_is_the_slower_cap(tmp_path: Path) -> None:
-    caps = '[network]\nupload = "20 Mbit/s"\ndownload = "100 Mbit/s"\n'
-    planned = plan(tmp_path, caps)
-    assert planned.work.network_bytes_per_s == 2.5e6
-    assert planned.work.peers == 4
-
-
-def test_a_config_of_transformers_is_planned(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    planned = plan(tmp_path, model=LLAMA)
-    assert planned.model == "LlamaForCausalLM"
-    assert planned.program.sub_models[-1].name.endswith("head")
-
-
 def test_a_module_with_samples_of_its_own_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_net.py").write_text(OWN_CODE.format(more=""))
+    (tmp_path / "own_net.py").write_text(OWN_CODE)
     (tmp_path / "run.toml").write_text(OWN_RUN)
     planned = plan_run(PlanRequest(tmp_path / "run.toml", assume="h200"), lambda _: None)
     assert planned.parameters == 3 * 65 * 64
@@ -296,29 +280,10 @@ def test_what_a_swarm_trains_is_planned_without_its_founder_s_files(tmp_path: Pa
 
 
 def test_a_strangers_code_is_not_run_for_a_plan(tmp_path: Path) -> None:
-    (tmp_path / "own_net.py").write_text(OWN_CODE.format(more=""))
+    (tmp_path / "own_net.py").write_text(OWN_CODE)
     run, _ = pin_for_plan(parse_run_text(OWN_RUN), tmp_path, PeerFile())
     with pytest.raises(TrustError, match="a plan does not execute"):
         plan_run(PlanRequest(run, assume="h200"), lambda _: None)
-
-
-def test_a_model_that_cannot_be_traced_is_refused_where_it_says_so(tmp_path: Path) -> None:
-    more = "x = x * 2 if x.sum() > 0 else x"
-    (tmp_path / "own_net.py").write_text(OWN_CODE.format(more=more))
-    (tmp_path / "run.toml").write_text(OWN_RUN)
-    with pytest.raises(ModelError, match=r"own_net\.py:14") as refusal:
-        plan_run(PlanRequest(tmp_path / "run.toml", assume="h200"), lambda _: None)
-    assert refusal.value.hint
-
-
-def test_a_gpu_that_is_not_there_can_only_be_assumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceError, match="no usable CUDA GPU") as refusal:
-        plan(tmp_path, '[device]\nuse = "cuda"\n', assume=None)
-    assert 'use = "cpu"' in refusal.value.hint
-    assert "--assume" in refusal.value.hint
 
 
 def test_an_unknown_vocabulary_is_asked_for(tmp_path: Path) -> None:

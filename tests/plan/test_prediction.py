@@ -60,15 +60,6 @@ def test_a_round_by_hand() -> None:
     assert found.passes * choice.micro_batches >= 4 > (found.passes - 1) * choice.micro_batches
 
 
-def test_a_share_smaller_than_a_pass_is_a_pass_of_fewer_micro_batches() -> None:
-    """Each of 32 peers has one micro-batch, for which a pass still loads every sub-model."""
-    choice = next(each for each in map(chosen, range(20)) if each.micro_batches == 4)
-    found = predict(choice, replace(WORK, peers=32))
-    assert found.passes == 1
-    assert found.accumulate_s == choice.allowing(micro_batches=1).passes_s(1)
-    assert found.accumulate_s > choice.passes_s(1) / 4
-
-
 def test_passes_that_wait_for_the_exchange_add_to_it() -> None:
     """16 sequences of this peer are 4 micro-batches: 4 s, 1 s of a step, 6 s of the line."""
     found = predict(a_second_each(), SECONDS)
@@ -191,29 +182,6 @@ def on_an_h200(size: str, blocks: int, micro_batches: int, passes_s: float) -> C
         Chain(operations, ()), H200, Limits(0, 2, micro_batches), range(1, len(operations) + 1)
     )
     return Choice(cut, Arrangement())
-
-
-@pytest.mark.parametrize(
-    ("size", "blocks", "passes", "passes_s", "step_bytes", "step_s"),
-    [
-        ("2.7b", 32, 1, 0.497, 30, 1.45),
-        ("2.7b", 32, 1, 0.859, 30, 1.80),
-        ("2.7b", 32, 2, 1.715, 30, 2.67),
-        ("6.7b", 32, 1, 3.417, 28, 5.44),
-    ],
-    ids=["2.7b, 8k", "2.7b, 16k", "2.7b, 32k", "6.7b, 32k"],
-)
-def test_steps_on_an_h200_are_predicted_within_a_tenth(
-    size: str, blocks: int, passes: int, passes_s: float, step_bytes: float, step_s: float
-) -> None:
-    """docs/performance.md has the steps, docs/devices.md their passes. The sums were divided
-    in place then: twice the bytes of their norm."""
-    choice = on_an_h200(size, blocks, 1, passes_s / passes)
-    elements = int(BLOCK[size][1] + blocks * BLOCK[size][0])
-    assert choice.passes_s(passes) == pytest.approx(passes_s, rel=0.06)
-    step = HostStep(3.6e9, step_bytes)
-    predicted_s = choice.passes_s(passes, step) + 3 * choice.norm_s(elements)
-    assert predicted_s == pytest.approx(step_s, rel=0.1)
 
 
 @pytest.mark.parametrize(

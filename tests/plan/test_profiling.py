@@ -1,15 +1,13 @@
 """A daemon begins to train whatever its profile does: slow or impossible."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from atom.base.errors import ModelError
-from atom.graph.chain import Machine, Seconds
-from atom.graph.profile import measured
-from atom.graph.profile.seconds import Profile, typical_graph
+from atom.graph.chain import Machine
+from atom.graph.costs.seconds import Profile, typical_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3Config
@@ -102,20 +100,3 @@ def test_layers_that_do_not_run_on_made_up_inputs(
     assert "index out of range" in notes[-1]
     with pytest.raises(ModelError, match="random inputs"):
         profile_of(graph, CPU, notes.append)
-
-
-def test_a_measurement_that_fails_midway_does_not_stay_on_the_screen(
-    graph: Graph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    median, steps = measured._median, list[tuple[int, int]]()
-
-    def fails_later(once: Callable[[], tuple[float, float]], repeats: int) -> Seconds:
-        if len(steps) > 1:
-            raise RuntimeError("index out of range")
-        return median(once, repeats)
-
-    monkeypatch.setattr(measured, "_median", fails_later)
-    told = profile_or_guess(graph, CPU, lambda note: None, lambda *at: steps.append(at))
-    assert told.source == "assumed"
-    assert [done for done, _ in steps] == [0, 1, 1]
-    assert steps[-1] == (1, 0), "it broke off"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from atom.graph.costs.seconds import assume_graph
 from atom.graph.layers import ends_alike
-from atom.graph.profile.seconds import assume_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph

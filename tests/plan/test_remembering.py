@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from atom.graph.chain import Chain
-from atom.graph.profile.seconds import assume_graph
+from atom.graph.costs.seconds import assume_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.graph.verify import verify_against_eager

@@ -1,20 +1,11 @@
-"""A run as it could be founded instead, and what that comes to on home lines."""
-
-import re
-from dataclasses import replace
-from pathlib import Path
+"""A run as it could be founded instead, and the mode that is recommended."""
 
 import pytest
 
 from atom.config.load import parse_run_text
 from atom.config.run_file import RunFile
-from atom.daemon.model.pinning import plan_run
-from atom.plan import planning
-from atom.plan.choice import Choice
-from atom.plan.planning import PlanRequest, recommend, run_variants, work_of_variant
-from atom.plan.prediction import Work, gain, predict
+from atom.plan.planning import recommend, run_variants
 
-ROOT = Path(__file__).parents[2]
 RUN = """
 [run]
 name = "tiny"
@@ -107,51 +98,3 @@ def test_the_most_exact_mode_that_leaves_time_is_recommended(
     found = recommend(offered, shares, (0, 4 << 30, 20 << 30))
     assert found.run is offered[best]
     assert found.reason == reason
-
-
-def table() -> list[list[str]]:
-    """The rows of docs/local-steps.md's table of plans."""
-    text = (ROOT / "docs" / "local-steps.md").read_text(encoding="utf-8")
-    _, _, below = text.partition("\n| lines, both ways |")
-    rows = re.findall(r"^\| \d.*$", below.partition("\n\n")[0], re.MULTILINE)
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-
-
-def test_the_table_of_plans_is_what_the_plan_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The page assumes an optimizer of 750 million parameters per second, so it is not measured."""
-    monkeypatch.setattr(planning, "step_elements_per_s", lambda *_: 750e6)
-    peer = tmp_path / "peer.toml"
-    peer.write_text('[host]\nmemory = "256 GiB"\n')
-    run = ROOT / "peers" / "gpt3-2.7b.toml"
-    request = PlanRequest(run, peer, assume="rtx4090-24g", peers=8)
-    plan = plan_run(request, lambda _: None)
-    local = plan.recommendation.run
-    assert (local.update.rule, local.swarm.codec) == ("local-steps", "int4")
-    modes = {
-        "`every-step`, `float32`": plan.work,
-        "`local-steps`, `int4`": work_of_variant(plan.work, local),
-    }
-    assert table() == [
-        row(plan.choice, name, replace(work, network_bytes_per_s=rate / 8))
-        for rate in RATES
-        for name, work in modes.items()
-    ]
-
-
-RATES = {20_000_000: "20 Mbit/s", 100_000_000: "100 Mbit/s", 1_000_000_000: "1 Gbit/s"}
-
-
-def row(choice: Choice, name: str, work: Work) -> list[str]:
-    round_, of = predict(choice, work), gain(choice, work)
-    return [
-        RATES[round(8 * work.network_bytes_per_s)],
-        name,
-        f"{round_.line_bytes / 1e9:.1f} GB",
-        f"{round_.line_bytes_per_day / 1e9:,.0f} GB",
-        f"{100 * round_.utilisation:.1f} %",
-        f"{of.swarm:,.0f}",
-        f"{of.without:,.0f}",
-        f"{of.times_alone:.2g}",
-    ]

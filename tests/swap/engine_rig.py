@@ -122,8 +122,8 @@ class LateDevice(CpuDevice):
 
     def load(self, slot: int, copies: Sequence[Copy], *rest: Any) -> None:
         assert slot not in self._loads_held, "no job waited for the earlier load"
-        for copy in copies:
-            copy.destination.fill_(255 if copy.destination.dtype == torch.uint8 else float("nan"))
+        for destination, _ in copies:
+            destination.fill_(255 if destination.dtype == torch.uint8 else float("nan"))
         self._loads_held[slot] = (copies, *rest)
 
     def wait_loaded(self, slot: int) -> None:

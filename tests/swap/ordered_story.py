@@ -24,7 +24,7 @@ from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice, Device
+from atom.swap.device import CpuDevice, Device
 from atom.swap.engine import PassCancelled
 from atom.swap.host_memory import LEAST_REGISTERED_BYTES
 from atom.swap.timeline import Recording
@@ -235,7 +235,7 @@ class Story:
         memory = self._device.host_memory(LEAST_REGISTERED_BYTES, torch.uint8)
         with self._device.computing():
             slot = self._device.slot_memory(LEAST_REGISTERED_BYTES, torch.uint8)
-            self._device.load(-1, [Copy(slot, memory)])
+            self._device.load(-1, [(slot, memory)], None)
             self._device.wait_loaded(-1)
 
 
@@ -255,5 +255,4 @@ TELLING = [
     Case("scaling", Arrangement(), observed=True),
     Case("scaling", Arrangement(devices=2), devices=2),
 ]
-"""Between them they have all that a mutant may break: on a CPU the first two, on a GPU the others,
-the second the most."""
+"""Cases that together use every method of a device; the second one uses most of them."""

@@ -143,11 +143,6 @@ def test_an_evaluation_cut_otherwise_leaves_the_residents_alone(resident: str) -
     assert not arranged.resident.intersection(trainer.loads())
 
 
-def test_shared_slots_are_empty_where_nothing_is_swapped() -> None:
-    trainer = Trainer(arrangement(4, "all", "none"))
-    assert [slot.numel() for slot in trainer.slots.weights[:4]] == [0] * 4
-
-
 def test_slots_of_other_programs_are_refused() -> None:
     trainer = Trainer()
     stranger, factories = compile_by_hand(HALVES, 0.5)

@@ -106,7 +106,7 @@ def test_what_rounding_makes_infinite_is_turned_away() -> None:
     source[3] = 3.4e38  # a float32, but above bfloat16's largest number
     gate, slot = Gate(), torch.zeros(16).bfloat16()
     wide = HostSum(arena, source, replace=False, noise_key=1)
-    device.gradients_out(0, rounded([wide], slot), gate)
+    device.gradients_out(0, rounded([wide], slot), gate, None, None)
     with pytest.raises(NotFinite):
         device.wait_gradients_out(0)
     assert torch.equal(arena, torch.ones(16).bfloat16())

@@ -153,11 +153,11 @@ class CountingDevice(CpuDevice):
         self.come = self.gone = 0
 
     def load(self, slot: int, copies: Sequence[Copy], *rest: Any) -> None:
-        self.come += sum(c.source.nbytes for c in copies if c.source.dtype == torch.uint8)
+        self.come += sum(s.nbytes for _, s in copies if s.dtype == torch.uint8)
         super().load(slot, copies, *rest)
 
     def values_out(self, key: int, copies: Sequence[Copy], *rest: Any) -> None:
-        self.gone += sum(copy.source.nbytes for copy in copies)
+        self.gone += sum(source.nbytes for _, source in copies)
         super().values_out(key, copies, *rest)
 
 

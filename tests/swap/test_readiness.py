@@ -2,7 +2,7 @@
 
 import pytest
 
-from atom.swap.readiness import Readiness, StepFailed
+from atom.swap.host_store import Readiness, StepFailed
 
 PIECES = [(0, 16), (16, 32), (40, 48), (48, 64)]
 

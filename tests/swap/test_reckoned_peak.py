@@ -14,10 +14,10 @@ from test_offloaded_values import Rig, ends_of, everything, graph_of, program_of
 from torch import Tensor, nn
 
 from atom.graph.chain import Machine
+from atom.graph.costs.seconds import typical_graph
 from atom.graph.ir import Program
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.matrix_parts import in_parts
-from atom.graph.profile.seconds import typical_graph
 from atom.graph.program import build_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph

@@ -122,16 +122,6 @@ def uses(event: Event, sub_model: int) -> bool:
     return isinstance(event, Forward | Backward) and event.sub_model == sub_model
 
 
-def test_three_sub_models_two_slots_as_written() -> None:
-    assert training_pass(Shape(3, 1)) == [
-        Load(0, 0), Load(1, 1), Forward(0, 0),
-        Load(2, 0), Forward(1, 0),
-        Forward(2, 0), Backward(2, 0), GradientOut(2),
-        Load(0, 0), Backward(1, 0), GradientOut(1),
-        Backward(0, 0), GradientOut(0),
-    ]  # fmt: skip
-
-
 @given(shapes_with_loaded(), st.data())
 def test_the_check_finds_damage(case: tuple[Shape, frozenset[int]], data: st.DataObject) -> None:
     """An event is missing, done twice, or done after a later event of the same kind."""

@@ -19,7 +19,7 @@ from atom.optim.adamw import AdamW
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
-from atom.swap.readiness import StepFailed
+from atom.swap.host_store import StepFailed
 from atom.swap.schedule import Forward, GradientOut, Load, Observed, OptimizerStep
 from atom.swap.state_form import StateForm
 from tests.manual_clock import ManualClock
@@ -60,7 +60,7 @@ class Rig(EngineRig):
             observer=self._observe,
         )
 
-    def _observe(self, event: Observed, start_s: float, end_s: float) -> None:
+    def _observe(self, event: Observed, device: int, start_s: float, end_s: float) -> None:
         self.seen.put(event)
 
     def permit(self, pieces: int = 1000) -> None:

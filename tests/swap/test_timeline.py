@@ -291,8 +291,8 @@ def test_waits_and_work_make_up_the_time(case: tuple[list[Event], Shape, Duratio
 
 def test_a_recording_begins_with_its_first_span() -> None:
     recording = Recording()
-    recording(Forward(0, 0), 105.0, 107.0)
-    recording(Load(0, 0), 100.0, 104.0)
+    recording(Forward(0, 0), 0, 105.0, 107.0)
+    recording(Load(0, 0), 0, 100.0, 104.0)
     timeline = recording.take()
     assert times(timeline) == [(Load(0, 0), 0, 4), (Forward(0, 0), 5, 7)]
     assert (timeline.spans[1].micro_batch, timeline.spans[0].micro_batch) == (0, None)

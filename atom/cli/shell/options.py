@@ -69,8 +69,7 @@ AssumeOption = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICE",
-        help='Plan for another device, such as rtx4090-24g; "?" lists them; or'
-        ' "tflops=71,memory=24 GiB,link=22 GB/s".',
+        help='Plan for another device, such as rtx4090-24g; "?" lists them.',
     ),
 ]
 NetworkOption = Annotated[

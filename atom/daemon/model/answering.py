@@ -12,9 +12,9 @@ import torch
 from atom.base.errors import DeviceError, ModelError
 from atom.base.units import format_bytes
 from atom.daemon.model.sampled import Sampled
+from atom.graph.costs.measured import measure_link
+from atom.graph.costs.seconds import typical_graph
 from atom.graph.ir import ParameterLayout
-from atom.graph.profile.measured import measure_link
-from atom.graph.profile.seconds import typical_graph
 from atom.graph.program import load
 from atom.graph.trace import trace
 from atom.models.sampling import Ask, example_question, next_token_model

@@ -16,7 +16,7 @@ from atom.config.sources import text_sources
 from atom.daemon.model.recipe import PRECISIONS, open_source, source_errors, trace_run
 from atom.daemon.model.texts import Texts, pinned_tables, read_texts, total_bytes
 from atom.daemon.state_directory import StateDirectory
-from atom.graph.profile.seconds import assumed_device
+from atom.graph.costs.seconds import assumed_device
 from atom.graph.traced import Graph
 from atom.models.data.corpus import Progress
 from atom.models.data.tokenizer import load_tokenizer

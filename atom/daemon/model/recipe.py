@@ -27,7 +27,6 @@ from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.huggingface_config import read_config
-from atom.models.installing import install_version
 from atom.models.module_source import ModuleSource, OwnCode
 from atom.models.partly_trained import Adapters, PartlyTrained
 from atom.models.sampling import example_question, next_token_model
@@ -36,6 +35,7 @@ from atom.models.source import (
     DataUnreachable,
     ModelSource,
     SourceError,
+    install_version,
     materialised,
 )
 

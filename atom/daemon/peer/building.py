@@ -16,7 +16,7 @@ from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.daemon.console import Console
 from atom.daemon.model.recipe import Recipe, answering_graph
-from atom.graph.profile.seconds import Profile
+from atom.graph.costs.seconds import Profile
 from atom.graph.traced import Graph
 from atom.plan.choice import Choice
 from atom.plan.choosing import choose

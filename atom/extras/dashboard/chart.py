@@ -1,27 +1,15 @@
 """Chart of losses by round, in SVG. Colours come from the style sheet. Pure."""
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 Point = tuple[int, float]
 """(round, mean loss of that round)."""
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """Return at most `most` points: the first, the last, and means of neighbours between them."""
-    if len(points) <= most:
-        return list(points)
-    inner = points[1:-1]
-    groups = max(1, most - 2)
-    bounds = [len(inner) * index // groups for index in range(groups + 1)]
-    means = [_mean(inner[a:b]) for a, b in pairwise(bounds) if a < b]
-    return [points[0], *means, points[-1]]
-
-
-def _mean(points: Sequence[Point]) -> Point:
-    places = sum(place for place, _ in points)
-    return places // len(points), math.fsum(value for _, value in points) / len(points)
+    """Return every n-th point and the last one, at most `most` points."""
+    step = -(-(len(points) - 1) // (most - 1))
+    return [*points[:-1:step], points[-1]]
 
 
 _WIDTH, _HEIGHT = 640, 240

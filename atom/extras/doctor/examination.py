@@ -24,7 +24,7 @@ from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.extras.doctor import this_box
 from atom.extras.doctor.this_box import Finding, failure, ok, unchecked, warning
 from atom.models.data.corpus import Amount
-from atom.models.installing import install_version
+from atom.models.source import install_version
 from atom.plan.footprint import Footprint
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.dht.directory import open_directory

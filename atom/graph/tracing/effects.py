@@ -5,7 +5,6 @@ suffice, because a schema does not state which values share memory.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,23 +19,7 @@ _RUNNING_STATISTICS = {"batch_norm", "instance_norm"}
 """Operators that write `running_mean` and `running_var`, although their schemas do not say so."""
 
 
-@dataclass
-class Effects:
-    """Observations of one run on fake tensors."""
-
-    specs: dict[fx.Node, ValueSpec] = field(default_factory=dict)
-    """Forms of the values of nodes that give one tensor."""
-    several: dict[fx.Node, tuple[ValueSpec, ...]] = field(default_factory=dict)
-    """Forms of the results of nodes that give several tensors, or none."""
-    mutating: set[fx.Node] = field(default_factory=set)
-    """Calls that change memory in place."""
-    mutated_inputs: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """Placeholder → the first call that changes it in place."""
-    alias_spans: list[tuple[fx.Node, fx.Node]] = field(default_factory=list)
-    """Pairs (call that makes memory, last call that changes that memory in place)."""
-
-
-def observe(root: fx.GraphModule, fakes: Sequence[torch.Tensor], mode: FakeTensorMode) -> Effects:
+def observe(root: fx.GraphModule, fakes: Sequence[torch.Tensor], mode: FakeTensorMode) -> "Effects":
     """Run a graph on fake tensors and record the effects of its calls.
 
     Args:
@@ -47,17 +30,29 @@ def observe(root: fx.GraphModule, fakes: Sequence[torch.Tensor], mode: FakeTenso
     Raises:
         ModelError: shapes do not determine the result of a call; the message names its line.
     """
-    observer = _Observer(root)
+    effects = Effects(root)
     with mode, torch.enable_grad():
-        observer.run(*fakes)
-    return observer.finish()
+        effects.run(*fakes)
+    effects.finish()
+    return effects
 
 
-class _Observer(fx.Interpreter):
+class Effects(fx.Interpreter):
+    """Observations of one run on fake tensors."""
+
     def __init__(self, root: fx.GraphModule) -> None:
         super().__init__(root, garbage_collect_values=False)
         self.extra_traceback = False  # it would add pages to the text of an error
-        self._effects = Effects()
+        self.specs: dict[fx.Node, ValueSpec] = {}
+        """Forms of the values of nodes that give one tensor."""
+        self.several: dict[fx.Node, tuple[ValueSpec, ...]] = {}
+        """Forms of the results of nodes that give several tensors, or none."""
+        self.mutating: set[fx.Node] = set()
+        """Calls that change memory in place."""
+        self.mutated_inputs: dict[fx.Node, fx.Node] = {}
+        """Placeholder → the first call that changes it in place."""
+        self.alias_spans: list[tuple[fx.Node, fx.Node]] = []
+        """Pairs (call that makes memory, last call that changes that memory in place)."""
         # Every value stays alive during the run, so addresses identify storages.
         self._maker: dict[int, fx.Node] = {}
         self._names: dict[int, str] = {}
@@ -79,18 +74,20 @@ class _Observer(fx.Interpreter):
         self._record_result(n, result)
         return result
 
-    def finish(self) -> Effects:
-        # Read at the end: a later call may write values with gradients into memory without one.
+    def finish(self) -> None:
+        """Record the forms of all values.
+
+        A later call may have written values with gradients into memory without one.
+        """
         for node, value in self.env.items():
             specs = tuple(spec_of(tensor, self._names) for tensor in tensors_of(value))
             if isinstance(value, torch.Tensor):
-                self._effects.specs[node] = specs[0]
+                self.specs[node] = specs[0]
             else:
-                self._effects.several[node] = specs
+                self.several[node] = specs
         for storage, last in self._last_change.items():
             if self._maker[storage].op != "placeholder":
-                self._effects.alias_spans.append((self._maker[storage], last))
-        return self._effects
+                self.alias_spans.append((self._maker[storage], last))
 
     def _record_result(self, node: fx.Node, result: Any) -> None:
         if isinstance(result, torch.Tensor) and node.op == "call_function":
@@ -105,11 +102,11 @@ class _Observer(fx.Interpreter):
 
     def _record_change(self, tensor: torch.Tensor, node: fx.Node) -> None:
         storage = storage_of(tensor)
-        self._effects.mutating.add(node)
+        self.mutating.add(node)
         self._last_change[storage] = node
         maker = self._maker[storage]
         if maker.op == "placeholder":
-            self._effects.mutated_inputs.setdefault(maker, node)
+            self.mutated_inputs.setdefault(maker, node)
 
     def _written_by_schema(self, node: fx.Node) -> list[torch.Tensor]:
         schema = getattr(node.target, "_schema", None)

@@ -1,7 +1,7 @@
 """Conversion of an exported program to a `Graph`; refuses by name what would not be faithful."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 from typing import Any
@@ -33,7 +33,6 @@ from atom.graph.traced import (
     written_arguments,
 )
 from atom.graph.tracing.effects import Effects, observe
-from atom.graph.tracing.hidden_matrices import hidden_matrices
 from atom.graph.tracing.refusals import Refusal
 
 CONSTANT_BYTES = 16 * 2**20
@@ -41,6 +40,12 @@ CONSTANT_BYTES = 16 * 2**20
 
 _REGIONS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 """Supported nested graphs: `with torch.no_grad()` and `with torch.autocast(…)`."""
+
+PRODUCTS = frozenset({"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "einsum"})
+SAME_MATRIX = frozenset(
+    {"t", "transpose", "permute", "numpy_T", "view", "reshape", "contiguous", "to", "_to_copy"}
+)
+"""Operations that give the same matrix, with its axes in another order or in another dtype."""
 
 
 def read_exported(
@@ -333,3 +338,43 @@ def _has_usable_results(nodes: Iterable[fx.Node], loss: fx.Node, calls: set[fx.N
     inside = set(nodes)
     users = {user for node in inside for user in node.users if user in calls - inside}
     return bool(users or loss in inside) and not any(map(is_getitem, users))
+
+
+def hidden_matrices(calls: Sequence[fx.Node], parameters: Mapping[fx.Node, str]) -> frozenset[str]:
+    """Return the names of the hidden matrices, which map activations of one layer to the next.
+
+    A hidden matrix is a parameter with two dimensions that is used in matrix products only, and not
+    in the last one, which is the model's head. An embedding is looked up or added, so it is not a
+    hidden matrix, whether it is tied to the head or not. A matrix that is used inside a nested
+    region (`no_grad`, autocast) is not recognised.
+
+    Optimizers that treat a matrix as one linear map (`atom.optim.muon`) apply to hidden matrices.
+
+    Args:
+        calls: calls of the graph, in order.
+        parameters: placeholder → name; tied placeholders have the same name.
+    """
+    position = {call: place for place, call in enumerate(calls)}
+    uses: dict[str, list[fx.Node]] = {}
+    for node, name in parameters.items():
+        if node.meta["val"].dim() == 2:
+            uses.setdefault(name, []).extend(_uses(node, position))
+    products = {use for each in uses.values() for use in each if _operation(use) in PRODUCTS}
+    last = max(products, key=position.__getitem__, default=None)
+    return frozenset(
+        n for n, each in uses.items() if products.issuperset(each) and last not in each
+    )
+
+
+def _uses(node: fx.Node, live: Container[fx.Node]) -> Iterator[fx.Node]:
+    """Yield the calls that use a parameter, directly or through `SAME_MATRIX` operations."""
+    for user in node.users:
+        if user in live and _operation(user) in SAME_MATRIX:
+            yield from _uses(user, live)
+        elif user in live:
+            yield user
+
+
+def _operation(call: fx.Node) -> str:
+    """Return the name of an aten operation, without its overload."""
+    return str(getattr(call.target, "overloadpacket", call.target)).removeprefix("aten.")

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atom.models.data.tokenizer import JsonTokenizer, Tokenizer
-from atom.models.installing import install_extra
-from atom.models.source import DataError
+from atom.models.source import DataError, install_extra
 
 MARK = b"\xff"
 """Separator of parts of a document: a byte that never occurs in UTF-8."""

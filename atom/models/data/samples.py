@@ -75,8 +75,6 @@ class Samples:
     """Number of tokens per sample, for rates; 1 if the data is not text."""
     vocabulary_size: int = 0
     """Number of tokens of the tokenizer; 0 if the data is not text."""
-    tokenizer_digest: str = ""
-    """sha256 hex digest of the tokenizer."""
     tokenizer_json: bytes = b""
     """Content of the tokenizer.json that made the tokens; empty if there is none."""
     files: tuple[TokenFile, ...] = ()
@@ -302,7 +300,6 @@ def token_samples(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut, seed: i
         ),
         tokens_per_sample=cut.sequence_tokens,
         vocabulary_size=tokenizer.vocabulary_size,
-        tokenizer_digest=tokenizer.digest,
         tokenizer_json=tokenizer.content,
         files=tuple(text.file for text in texts),
     )

@@ -16,8 +16,7 @@ from typing import Any, cast
 
 from atom.models.data.conversations import COLUMNS, ChatTemplate
 from atom.models.data.corpus import Corpus, Document, row_document, size_of_files
-from atom.models.installing import install_extra
-from atom.models.source import DataError, DataUnreachable, NoRoomForData
+from atom.models.source import DataError, DataUnreachable, NoRoomForData, install_extra
 
 _ROWS_PER_READ = 256
 _DEFAULT_SPLIT = "train"

@@ -3,9 +3,9 @@
 In this module, a group of devices that runs one pass together counts as one device.
 
 The micro-batches of a call are split into passes, and each device runs some of the passes.
-Gradients are added in the order of the passes (`atom.swap.addition_order`), so the result has the
-same bits on any number of devices. If a device fails, the other devices compute again the gradients
-that have not been added.
+Gradients are added in the order of the passes (`atom.swap.host_sums.AdditionOrder`), so the result
+has the same bits on any number of devices. If a device fails, the other devices compute again the
+gradients that have not been added.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +15,8 @@ from typing import NoReturn
 from torch import Tensor
 
 from atom.base.clock import Clock
-from atom.swap.addition_order import AdditionOrder, AdditionStopped
 from atom.swap.engine import Observer, PassCancelled
-from atom.swap.host_sums import HostSum
+from atom.swap.host_sums import AdditionOrder, AdditionStopped, HostSum
 from atom.swap.voided import Cause, PassVoided, voided_by_memory
 from atom.training.replica.device_engines import DeviceEngines
 from atom.training.replica.work_sharing import LeftOut, WorkSharing, is_the_devices, left_out

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 
 from atom.graph.ir import Program
 from atom.graph.program import load
-from atom.swap.addition_order import AdditionOrder
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
 from atom.swap.engine_group import EngineGroup
 from atom.swap.host_store import HostStore
+from atom.swap.host_sums import AdditionOrder
 from atom.swap.neighbours import Neighbours
 from atom.training.replica.passes import ReplicaSettings
 

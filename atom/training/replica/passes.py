@@ -171,9 +171,9 @@ class PassWatch:
             self._latest = self._with_steps(self._recording.spans)
             self._recording = None
 
-    def stepped(self, event: Observed, start_s: float, end_s: float, device: int = 0) -> None:
+    def stepped(self, event: Observed, device: int, start_s: float, end_s: float) -> None:
         """Record an event of the optimizer, whose work may overlap a pass (an `Observer`)."""
-        self._steps.append(Span(event, start_s, end_s))
+        self._steps.append(Span(event, start_s, end_s, device))
 
     def figures(self) -> dict[str, Any] | None:
         """Return the figures of the latest recorded pass: see `PassShares.to_json`.

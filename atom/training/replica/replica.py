@@ -14,8 +14,7 @@ from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
 from atom.graph.ir import ParameterSpec, Program
-from atom.optim.clipping import LandingSquares
-from atom.optim.gradient_sums import GradientSums
+from atom.optim.clipping import GradientSums, LandingSquares
 from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device

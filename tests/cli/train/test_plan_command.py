@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode
 from atom.cli.train import plan
+from atom.graph.chain import Machine
+from atom.graph.costs.seconds import DEVICES
 from atom.plan import planning
 
 PEERS = Path(__file__).parents[3] / "peers"
@@ -169,7 +172,9 @@ def test_devices_that_work_better_in_groups_are_told_so(
     box.write_text('[device]\nuse = ["cuda:0", "cuda:1"]\nmemory = "40 MB"\n')
     run = tmp_path / "deep.toml"
     run.write_text(Path(DEMO).read_text().replace("layers = 4 ", "layers = 12 "))
-    slow = "--assume", "tflops=10,memory=24 GiB,link=20 MB/s", "--peer", str(box)
+    device = replace(DEVICES["rtx3060-12g"], link=Machine(15e6, 15e6, 6e10, 6e10))
+    monkeypatch.setitem(DEVICES, "slow", device)
+    slow = "--assume", "slow", "--peer", str(box)
     assert main(["plan", str(run), *slow]) == ExitCode.OK
     assert re.search(r"groups +1 of 2 devices", capsys.readouterr().out)
     assert main(["plan", str(run), *slow, "--json"]) == ExitCode.OK

@@ -26,10 +26,6 @@ def told(finding: Finding, level: Level, said: str, fix: str = "") -> None:
     assert fix in finding.fix
 
 
-def test_this_box_can_run_its_own_tests() -> None:
-    assert this_box.kernels().level is Level.OK
-
-
 def test_what_this_box_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_compiled() -> None:
         raise MismatchError("not compiled", "compile")

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.optim import clipping, gradient_sums
+from atom.optim import clipping
+from atom.optim.clipping import gradient_norm
 from atom.swap.arrangement import Arrangement
 from atom.swap.voided import PassVoided
 from atom.training.replica import local_steps
@@ -38,18 +39,17 @@ class Norms:
 
     def __call__(self, flat: Tensor, known: Mapping[int, float]) -> float:
         self.told.append((len(known), -(-flat.numel() // BLOCK)))
-        found = clipping.gradient_norm(flat, known)
-        assert self.elsewhere or found == clipping.gradient_norm(flat)
+        found = gradient_norm(flat, known)
+        assert self.elsewhere or found == gradient_norm(flat)
         return found
 
 
 @pytest.fixture
 def norms(monkeypatch: pytest.MonkeyPatch) -> Norms:
     norms = Norms()
-    for module in (clipping, gradient_sums):
-        monkeypatch.setattr(module, "LANES", 16)
-        monkeypatch.setattr(module, "BLOCK_ELEMENTS", BLOCK)
-    for module in (local_steps, gradient_sums):
+    monkeypatch.setattr(clipping, "LANES", 16)
+    monkeypatch.setattr(clipping, "BLOCK_ELEMENTS", BLOCK)
+    for module in (local_steps, clipping):
         monkeypatch.setattr(module, "gradient_norm", norms)
     return norms
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atom.optim.stepper import Stepper
 from atom.swap.engine import PassCancelled
-from atom.swap.readiness import StepFailed
+from atom.swap.host_store import StepFailed
 from atom.training.replica.replica import Replica
 from tests.one_step import SteeredAdamW
 from tests.training.conftest import NewDevice

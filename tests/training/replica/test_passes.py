@@ -72,7 +72,7 @@ def watched(watch: PassWatch, at_s: float = 0.0, sound: bool = True) -> bool:
     events = [Load(0, 0), Forward(0, 0), Backward(0, 0), GradientOut(0)]
     if observer is not None:
         for start_s, event in enumerate(events):
-            observer(event, at_s + start_s, at_s + start_s + 1)
+            observer(event, 0, at_s + start_s, at_s + start_s + 1)
     if sound:
         watch.end()
     return observer is not None
@@ -92,8 +92,8 @@ def test_one_pass_now_and_then_is_recorded() -> None:
 
 def test_the_optimizers_work_under_a_pass_is_part_of_it() -> None:
     watch = PassWatch(ManualClock())
-    watch.stepped(OptimizerStep(0), 0.0, 5.0)
-    watch.stepped(OptimizerStep(1), 9.0, 10.5)
+    watch.stepped(OptimizerStep(0), 0, 0.0, 5.0)
+    watch.stepped(OptimizerStep(1), 0, 9.0, 10.5)
     watched(watch, at_s=10.0)
     assert watch._latest is not None
     steps = watch._latest.lane("optimizer")

@@ -13,7 +13,7 @@ from atom.base.errors import ModelError, ShortageError
 from atom.models.data.sampler import Order, Sampler
 from atom.models.data.samples import PiecesMissing
 from atom.models.source import SourceError
-from atom.swap.readiness import StepFailed
+from atom.swap.host_store import StepFailed
 from atom.training.replica import worker as worker_module
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.pacing import SwarmCount

@@ -10,7 +10,6 @@ Links reach three quarters of the nominal rate: a PCIe 5 x16 link was measured a
 each direction while both directions were busy.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,7 +17,6 @@ from itertools import islice
 import torch
 
 from atom.base.errors import DeviceError
-from atom.base.units import parse_bytes
 from atom.graph.chain import Chain, Kernel, Machine, Operation, Seconds
 from atom.graph.costs.operations import operation_chain, operation_costs
 from atom.graph.layers import layers_of
@@ -31,10 +29,6 @@ _DESKTOP: _Host = 60e9, 60e9
 total: two thirds of the nominal rate of two channels of DDR5-5600."""
 _SERVER: _Host = 100e9, 140e9
 """Rates of a server, in the same order; the second was measured on the host of an H200."""
-_USUAL_FLOPS_PER_BYTE = 75.0
-"""Nominal 16-bit operations per byte of memory bandwidth, as in the RTX 3000 series."""
-_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
-_DESCRIPTION = '"tflops=71,memory=24 GiB,bandwidth=936 GB/s,link=22 GB/s"'
 _LAUNCH_S = 5e-6
 """Seconds per launch: PyTorch's eager mode launches 150,000 to 250,000 kernels per second."""
 
@@ -75,7 +69,7 @@ possible.
 
 @dataclass(frozen=True)
 class AssumedDevice:
-    """Device whose rates are known or described, for plans without that device."""
+    """Device whose rates are known, for plans without that device."""
 
     name: str
     title: str
@@ -86,22 +80,19 @@ class AssumedDevice:
 
 
 def assumed_device(name: str, precision: torch.dtype) -> AssumedDevice:
-    """Return a device of the table, or a described device.
+    """Return a device of the table.
 
     Args:
-        name: name in `DEVICES`, or a description such as `_DESCRIPTION`.
+        name: name in `DEVICES`.
         precision: dtype in which the device must compute.
 
     Raises:
-        DeviceError: the name is unknown, the description is malformed, or the device does not
-            support the precision.
+        DeviceError: the name is unknown, or the device does not support the precision.
     """
-    if "=" in name:
-        return _described(name)
     if name not in DEVICES:
         raise DeviceError(
             f"{name!r} is not a device with known rates",
-            f"the devices known are {', '.join(DEVICES)}; or describe yours: {_DESCRIPTION}",
+            f"the devices known are {', '.join(DEVICES)}",
         )
     device = DEVICES[name]
     if precision not in device.rates.flops_per_s:
@@ -109,55 +100,6 @@ def assumed_device(name: str, precision: torch.dtype) -> AssumedDevice:
         has = ", ".join(str(dtype).removeprefix("torch.") for dtype in device.rates.flops_per_s)
         raise DeviceError(f"a {device.title} does not compute in {wanted}", f"choose one of {has}")
     return device
-
-
-def _described(text: str) -> AssumedDevice:
-    """Return a device that is described by its nominal rates.
-
-    Args:
-        text: comma-separated `tflops` (in the run's precision), `memory`, `link` and, optionally,
-            `bandwidth` of the memory; see `_DESCRIPTION`.
-
-    Raises:
-        DeviceError: a figure is missing, unknown, repeated or not a positive number.
-    """
-    try:
-        pairs = [
-            (key.strip(), value) for key, _, value in (e.partition("=") for e in text.split(","))
-        ]
-        figures = dict(pairs)
-        if len(figures) < len(pairs):
-            raise ValueError("a key occurs twice")
-        flops, memory, link = (figures.pop(key) for key in ("tflops", "memory", "link"))
-        moved = figures.pop("bandwidth", None)
-        if figures:
-            raise ValueError(f"unknown keys: {', '.join(figures)}")
-        flops_per_s, link_bytes_per_s = float(flops) * 1e12, _bytes_per_s(link)
-        moved_per_s = flops_per_s / _USUAL_FLOPS_PER_BYTE if moved is None else _bytes_per_s(moved)
-        memory_bytes, rates = parse_bytes(memory), (flops_per_s, link_bytes_per_s, moved_per_s)
-        if not (memory_bytes > 0 and all(0 < rate < math.inf for rate in rates)):
-            raise ValueError("each figure must be finite and above zero")
-    except KeyError as missing:
-        raise DeviceError(f"{text!r}: {missing.args[0]} is missing", _DESCRIPTION) from None
-    except ValueError as problem:
-        raise DeviceError(f"{text!r} is not a valid device: {problem}", _DESCRIPTION) from None
-    sustained = dict.fromkeys(_PRECISIONS, flops_per_s * _TENSOR_CORES)
-    described = Rates(sustained, moved_per_s * _MEMORY, _LAUNCH_S)
-    title = f"device of {flops_per_s / 1e12:g} teraflops"
-    link_bytes_per_s *= _LINK
-    host = Machine(link_bytes_per_s, link_bytes_per_s, *_DESKTOP)
-    return AssumedDevice(text, title, memory_bytes, described, host)
-
-
-def _bytes_per_s(text: str) -> float:
-    """Convert a rate such as "22 GB/s" to bytes per second.
-
-    Raises:
-        ValueError: not a rate.
-    """
-    if not text.strip().endswith("/s"):
-        raise ValueError(f"{text!r} is not a rate such as '22 GB/s'")
-    return float(parse_bytes(text.strip().removesuffix("/s")))
 
 
 def _card(
@@ -249,7 +191,7 @@ def assume_graph(graph: Graph, device: str) -> Profile:
 
     Args:
         graph: the traced model.
-        device: name in `DEVICES`, or a description.
+        device: name in `DEVICES`.
 
     Raises:
         DeviceError: the device is unknown or does not support the graph's precision.

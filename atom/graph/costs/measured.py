@@ -27,9 +27,9 @@ from torch import fx, nn
 
 from atom.base.errors import DeviceError
 from atom.graph.chain import ADDED, Machine, Seconds
+from atom.graph.costs.seconds import Profile, measured_graph
 from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import Layer, layers_of
-from atom.graph.profile.seconds import Profile, measured_graph
 from atom.graph.program import build_program, load
 from atom.graph.segment import bind
 from atom.graph.traced import Graph
