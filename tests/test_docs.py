@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.cli.app import app
 from atom.cli.shell.failures import ExitCode
 from atom.config.load import keys_of

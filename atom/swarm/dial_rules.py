@@ -11,7 +11,7 @@ import socket
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.addresses import carried_address
 
 

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from atom.base.clock import Clock
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Channels, SpeedBook, all_reduce, open_exchange

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import Leases, decode, encode
 from atom.swarm.records.lease import Lease, LeaseBook

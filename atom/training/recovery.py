@@ -21,9 +21,8 @@ from pathlib import Path
 
 import torch
 
-from atom.base.errors import PeerRefused, StorageError
+from atom.base.errors import PeerRefused, Reason, StorageError
 from atom.base.events import EventSink
-from atom.base.reasons import Reason
 from atom.swap.host_store import FROZEN
 from atom.swarm.addresses import RecentHead
 from atom.swarm.chain.commit import Commit, Head, valid_votes

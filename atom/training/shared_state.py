@@ -14,9 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from atom.base.errors import PeerRefused, StorageError
+from atom.base.errors import PeerRefused, Reason, StorageError
 from atom.base.events import EventSink
-from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.chain.commit_chain import Chain
 from atom.swarm.exchange.encoded import Contribution

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.dht import client as client_module
 from atom.swarm.dht.guard import decode_value
 from tests.attacks.dht_attacker import (

@@ -20,8 +20,7 @@ from functools import cache, partial
 
 import psutil
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm import schema
 from atom.swarm.chain import messages
 from atom.swarm.chain.commit import Commit, Head

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.cli.look.chain_reader import LedgerReader
 from atom.swarm.chain import commit_chain
 from atom.swarm.chain.commit import Commit

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import Voter
 from atom.swarm.chain.messages import Abort, Prepare, Promise
 from atom.swarm.identity import Identity

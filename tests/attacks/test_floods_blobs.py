@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm import schema
 from atom.swarm.chain import commit_chain
 from atom.swarm.chain.commit import Commit

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,

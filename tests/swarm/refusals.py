@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 
 
 def refusal(call: Callable[..., object], *given: object, match: str | None = None) -> Reason:

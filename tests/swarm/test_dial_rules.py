@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm import dial_rules
 from atom.swarm.dial_rules import (
     LOCAL,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 import pytest
 from swarm_samples import a_lease, a_manifest
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain import messages
 from atom.swarm.chain.commit import Branch, MemberCount
 from atom.swarm.chain.messages import Accepted

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.config import peer_file
 from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atom.base.clock import BootClock
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot, MemberCount
 from atom.swarm.exchange.codec import Codec, codec_named

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import MemberCount
 from atom.swarm.chain.commit_chain import Chain, record_of

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, Voter, genesis
 from atom.swarm.chain.messages import Abort, Leases, Prevote, encode
 from atom.swarm.identity import Identity

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
-from atom.base.errors import PeerRefused
+from atom.base.errors import PeerRefused, Reason
 from atom.base.events import EventFan
-from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import Ask, Ledger, pages_beyond
 from atom.swarm.dial_rules import dialled_classes

@@ -22,8 +22,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from atom.base import __version__
+from atom.base.errors import Reason
 from atom.base.events import EventSink
-from atom.base.reasons import Reason
 from atom.config.peer_file import PeerFile
 from atom.daemon.console import Console
 from atom.swarm.addresses import listening

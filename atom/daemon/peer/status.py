@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from atom.daemon.peer.addresses import data_addresses
 from atom.daemon.peer.box import Box
-from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lifecycle import Life, peer_state
 from atom.swarm.chain.commit import Head, Value
 from atom.swarm.records.lease import (
@@ -24,6 +23,7 @@ from atom.training.round.events import Phase
 from atom.training.storage.checkpoints import figures
 
 if TYPE_CHECKING:
+    from atom.daemon.peer.founding import Membership
     from atom.daemon.peer.training import Training
 
 
@@ -32,7 +32,7 @@ class Status:
     """Reader of a peer's parts, from which leases and figures are composed. Thread-safe."""
 
     box: Box
-    member: Membership
+    member: "Membership"
     training: "Training"
     outreach: Outreach
     life: Life

@@ -7,8 +7,7 @@ is for the round to judge.
 from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any, get_args
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm import schema
 from atom.swarm.chain.commit import (
     Ballot,

@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import (
     MAX_VOTERS,
     Ballot,

@@ -42,8 +42,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 
 from atom.base.clock import BootClock
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.addresses import host_group
 from atom.swarm.dht.p2pd import MAX_MESSAGE_BYTES
 from atom.swarm.stream.bandwidth import TokenBucket

@@ -22,8 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.exchange.choice import averages_moved
 from atom.swarm.exchange.encoded import Contribution, MeanWires
 from atom.swarm.exchange.halves import Half, OwnPart, PartsReceiver, Receiver, Sender

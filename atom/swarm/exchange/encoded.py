@@ -16,8 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.exchange.codec import Codec, NotCanonical, NotFinite
 from atom.swarm.exchange.plans import ALIGNMENT, MOST_ELEMENTS, Plan, Step
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.exchange.codec import NotCanonical, NotFinite
 from atom.swarm.exchange.plans import WINDOW, PartsPlan, Step, chunk_header
 from atom.swarm.exchange.reduction import (

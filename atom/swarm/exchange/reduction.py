@@ -11,8 +11,7 @@ import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.exchange.codec import EXACT, Codec, NotCanonical, NotFinite, chunk_kernels
 from atom.swarm.exchange.encoded import Contribution, MeanWires
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, connected

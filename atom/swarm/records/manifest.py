@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from atom.base.errors import ConfigError, PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import ConfigError, PeerRefused, Reason
 from atom.config.address import RUN_NAME
 from atom.config.load import run_from_text
 from atom.swarm import schema

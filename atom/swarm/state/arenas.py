@@ -15,8 +15,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm import schema
 from atom.swarm.chain.commit import canonical_digest
 

@@ -14,8 +14,7 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm import schema
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atom.base.errors import PeerRefused
+from atom.base.errors import PeerRefused, Reason
 from atom.base.events import EventFan, EventSink
-from atom.base.reasons import Reason
 from atom.swarm.chain.commit_chain import Ask
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.state.arenas import BlobManifest, Piece, Target
 from atom.swarm.state.fetch import Fetch, Wanted, Watch
 from atom.swarm.state.piece_store import PieceStore, store_target, text_blob

@@ -13,9 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from atom.base.errors import PeerRefused, StorageError
+from atom.base.errors import PeerRefused, Reason, StorageError
 from atom.base.files import why_not_written
-from atom.base.reasons import Reason
 from atom.swarm import schema
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.stream.bandwidth import Bandwidth, Precedence, Rank
 
 _HEADER = struct.Struct(">IB")

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 from google.protobuf.message import DecodeError, Message
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.base.units import printable
 from atom.swarm.chain.commit import canonical_digest
 from atom.swarm.identity import Identity, is_peer_id, verify

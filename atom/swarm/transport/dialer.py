@@ -16,8 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.config.address import parse_host_port
 from atom.swarm.addresses import host_group
 from atom.swarm.dial_rules import AddressClass, class_of, may_dial

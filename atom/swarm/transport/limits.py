@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from atom.base.clock import BootClock, Clock
-from atom.base.errors import PeerRefused
+from atom.base.errors import PeerRefused, Reason
 from atom.base.events import EventSink
-from atom.base.reasons import Reason
 from atom.swarm.addresses import host_group
 from atom.swarm.dial_rules import AddressClass, class_of
 from atom.swarm.stream.bandwidth import Bandwidth, Rate, TokenBucket

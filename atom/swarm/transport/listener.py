@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.addresses import listening
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.stream import handshake

@@ -8,7 +8,7 @@ accepted before.
 import math
 from collections.abc import Set as AbstractSet
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain import messages
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Voter
 from atom.swarm.chain.messages import Message
 from atom.swarm.records.lease import Lease, Reached

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain import messages
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import Message

@@ -5,7 +5,7 @@ A coordinator, perhaps this replica itself, leads the attempts.
 
 from collections.abc import Collection
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain import messages
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.chain.messages import Accept, Accepted, Message, Nack, Ring
 from atom.swarm.chain.succession import Evidence

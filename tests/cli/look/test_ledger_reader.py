@@ -6,8 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.cli.look.chain_reader import DONORS, LedgerReader
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import Ask, Share, record_of

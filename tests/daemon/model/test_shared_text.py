@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from atom.base.errors import MismatchError, StorageError
-from atom.base.reasons import Reason
+from atom.base.errors import MismatchError, Reason, StorageError
 from atom.daemon.model import pinning, texts
 from atom.daemon.model.texts import content_of, open_store, what_comes
 from atom.daemon.peer.founding import Membership, enter_run

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain import commit_chain
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import (

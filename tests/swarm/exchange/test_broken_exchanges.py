@@ -9,7 +9,7 @@ import torch
 from threaded_ring import SILENCE_S, SOON, Make, Swarm, broken, sources, spoilt
 from torch import Tensor
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.exchange.allreduce import Channels
 from atom.swarm.exchange.codec import Codec, Float32, Int8
 from atom.swarm.exchange.plans import chunk_header

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.exchange.codec import EXACT, Codec, Int4
 from atom.swarm.exchange.encoded import CHUNKS, WIRES, EncodedMean
 from atom.swarm.exchange.plans import MOST_ELEMENTS

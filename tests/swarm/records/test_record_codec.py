@@ -7,8 +7,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import pytest
 from swarm_samples import a_lease, a_manifest, payload_of, signed
 
-from atom.base.errors import ConfigError
-from atom.base.reasons import Reason
+from atom.base.errors import ConfigError, Reason
 from atom.config.model_and_data import MAX_TEXTS
 from atom.swarm import schema
 from atom.swarm.chain.commit import Branch

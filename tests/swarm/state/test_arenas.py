@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm import schema
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
 from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.swarm.stream.frames import Channel, Kind, Patience

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.identity import Identity
 from atom.swarm.state import arenas
 from atom.swarm.state import fetch as fetch_module

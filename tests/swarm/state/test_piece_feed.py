@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from atom.base.errors import StorageError
-from atom.base.reasons import Reason
+from atom.base.errors import Reason, StorageError
 from atom.swarm import schema
 from atom.swarm.state import fetch as fetch_module
 from atom.swarm.state import piece_feed

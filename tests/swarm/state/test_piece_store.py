@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.base.errors import StorageError
-from atom.base.reasons import Reason
+from atom.base.errors import Reason, StorageError
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     ArenaManifest,

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience
 from atom.swarm.stream.tls import SocketStream, TlsStream, peer_of_certificate, server_context

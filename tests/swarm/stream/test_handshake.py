@@ -4,8 +4,7 @@ import secrets
 
 import pytest
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import PROTOCOL_VERSION, Local, greet, receive

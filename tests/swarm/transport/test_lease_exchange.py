@@ -7,8 +7,7 @@ from itertools import count
 import pytest
 from swarm_samples import a_lease, signed
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.chain.commit import Head, Voter, genesis
 from atom.swarm.chain.messages import MAX_RECORDS, Leases, decode, encode
 from atom.swarm.identity import Identity

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from transport_peers import SOON, until
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local

@@ -19,8 +19,7 @@ from transport_peers import (
     until,
 )
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import listed_peers, seen_from_outside

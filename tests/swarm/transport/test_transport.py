@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from transport_peers import RUN, SOON, Peer, until
 
-from atom.base.errors import AddressError
-from atom.base.reasons import Reason
+from atom.base.errors import AddressError, Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Interrupted, Kind, Patience, Purpose

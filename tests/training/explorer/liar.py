@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain import messages
 from atom.swarm.chain.commit import (
     MAX_SEQUENCES,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain import commit, succession
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter, is_quorum, valid_votes
 from atom.swarm.chain.messages import CommitNotice

@@ -4,8 +4,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 
-from atom.base.errors import PeerRefused
-from atom.base.reasons import Reason
+from atom.base.errors import PeerRefused, Reason
 from atom.swarm.chain.commit import Ballot, MemberCount, Value, Voter, is_quorum
 from atom.swarm.chain.commit_chain import verified_heads
 from atom.swarm.chain.succession import follows

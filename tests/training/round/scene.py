@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from simulated_seat import identity
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,

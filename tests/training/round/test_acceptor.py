@@ -22,7 +22,7 @@ from scene import (
     supported,
 )
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import Ballot, Voter
 from atom.swarm.chain.messages import Accept, Accepted, Nack, Prepare, Promise
 from atom.training.round.attempt import value_to_finish

@@ -9,7 +9,7 @@ import pytest
 from simulated_peer import Process
 from simulation import Setting, Swarm
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.chain.messages import Abort, Accept, Message, Prepare, Prevote
 from atom.swarm.chain.succession import Evidence

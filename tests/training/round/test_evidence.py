@@ -20,7 +20,7 @@ from scene import (
     vouched,
 )
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import Ballot, Value
 from atom.swarm.chain.messages import Accept, AcceptedVote, Nack, Prepare, Ring, Vouched
 from atom.swarm.chain.succession import Evidence

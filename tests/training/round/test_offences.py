@@ -27,7 +27,7 @@ from scene import (
     vouched,
 )
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain import messages
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,

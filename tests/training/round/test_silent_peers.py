@@ -3,7 +3,7 @@
 import pytest
 from scene import GONE, MATE, ME, Scene, lease, promise
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import Ballot, Voter
 from atom.swarm.chain.messages import Nack, Prepare, Ring
 from atom.swarm.records.lease import LEASE_SECONDS, Lease

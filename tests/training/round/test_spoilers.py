@@ -10,7 +10,7 @@ import simulated_ring
 from simulated_peer import Process
 from simulation import Setting, Swarm
 
-from atom.base.reasons import Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import canonical_digest, signed_by
 from atom.swarm.chain.messages import Nack, Prepare, Prevote, Promise, Suspect
 from atom.swarm.chain.succession import PROMISE_DOMAIN, promise_payload
