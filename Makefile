@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: .venv demo demo-home test gpu gpu-bench chaos explore architectures browser docker walk check check-torch format proto bench clean
+.PHONY: .venv demo demo-home test gpu gpu-bench chaos explore architectures browser promtool docker walk check check-torch format proto bench clean
 
 # pip shows its progress on a terminal only.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable

@@ -10,7 +10,7 @@ from atom.base.errors import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Channels, SpeedBook, all_reduce, open_exchange
-from atom.swarm.exchange.encoded import Contribution
+from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.reduction import ExchangeBroken, Terms
 from atom.swarm.state.arenas import state_digest

@@ -18,7 +18,7 @@ from atom.base.errors import PeerRefused, Reason, StorageError
 from atom.base.events import EventSink
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.chain.commit_chain import Chain
-from atom.swarm.exchange.encoded import Contribution
+from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.storage.run_storage import STILL, RunStorage

@@ -10,7 +10,7 @@ from torch import Tensor
 from atom.models.gpt3 import GPT3Config
 from atom.optim.clipping import gradient_norm
 from atom.swap.device import CpuDevice
-from atom.swarm.exchange.encoded import Sums
+from atom.swarm.exchange.contribution import Sums
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from benchmarks.devices import sleeping as devices

@@ -18,7 +18,7 @@ from torch import Tensor
 from atom.config.run_file import CODECS
 from atom.optim.gradients import FlatNumbers
 from atom.swarm.exchange.choice import part_shares
-from atom.swarm.exchange.encoded import Sums
+from atom.swarm.exchange.contribution import Sums
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.transport.transport import Transport
 from benchmarks.shared.exchange import Contact, exchanged, introduce, opened

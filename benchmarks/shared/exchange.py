@@ -9,7 +9,7 @@ from atom.optim.gradients import FlatNumbers
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import all_reduce, open_exchange
 from atom.swarm.exchange.codec import codec_named
-from atom.swarm.exchange.encoded import Sums
+from atom.swarm.exchange.contribution import Sums
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.reduction import Terms
 from atom.swarm.identity import Identity

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from atom.swarm.exchange.encoded import Sums
+from atom.swarm.exchange.contribution import Sums
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.state.fetch import Wanted, Watch, fetch
 from atom.swarm.stream.bandwidth import Bandwidth

@@ -22,7 +22,7 @@ MIB = 2**20
 MOST_MIB = 800
 """Bound on the memory that a child takes: libraries, and what this test allows."""
 CHILD = """
-import json, resource, sys
+import json, re, resource, sys
 from atom.models.source import SourceError
 from tests.attacks import test_model_configs as attack
 
@@ -32,7 +32,8 @@ try:
     attack.read_as_a_joiner(json.loads(sys.argv[1]))
 except SourceError as refusal:
     print("refused:", refusal.message)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+# ru_maxrss would begin with the memory of the process that started this one
+print(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024)
 """
 NEO = {
     "model_type": "gpt_neo",

@@ -4,7 +4,8 @@ from torch import Tensor
 
 from atom.swarm.exchange.allreduce import Channels, all_reduce
 from atom.swarm.exchange.codec import EXACT, Codec
-from atom.swarm.exchange.encoded import EncodedMean, Sums
+from atom.swarm.exchange.contribution import Sums
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.reduction import Terms
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Channels, all_reduce, open_exchange
-from atom.swarm.exchange.encoded import EncodedMean, Sums
+from atom.swarm.exchange.contribution import Sums
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, ring_tag
 from atom.swarm.exchange.reduction import ExchangeBroken, Reduction, Terms
 from atom.swarm.state.arenas import state_digest

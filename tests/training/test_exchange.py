@@ -15,7 +15,8 @@ from atom.base.errors import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot, MemberCount
 from atom.swarm.exchange.codec import Codec, codec_named
-from atom.swarm.exchange.encoded import Contribution, MeanNumbers, Sums
+from atom.swarm.exchange.contribution import Contribution, Sums
+from atom.swarm.exchange.encoded import MeanNumbers
 from atom.swarm.exchange.reduction import ExchangeBroken
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest

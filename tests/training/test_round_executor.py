@@ -17,7 +17,8 @@ from atom.base.errors import PeerRefused, Reason
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import MemberCount
 from atom.swarm.chain.commit_chain import Chain, record_of
-from atom.swarm.exchange.encoded import Contribution, EncodedMean
+from atom.swarm.exchange.contribution import Contribution
+from atom.swarm.exchange.encoded import EncodedMean
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.training import round_executor

@@ -37,7 +37,7 @@ class ScriptedMachine:
     """Answers events with what the test laid down, and keeps the events."""
 
     me, excluded, answered = ME, frozenset[str](), frozenset[str]()
-    global_batch, most_members = 96, 64
+    global_batch, counted_peers = 96, 55
 
     def __init__(self) -> None:
         self.head: Head = START

@@ -11,7 +11,7 @@ from torch import Tensor
 from atom.optim.gradients import FlatNumbers
 from atom.swap.engine import PassCancelled
 from atom.swarm.chain.commit import Head
-from atom.swarm.exchange.encoded import Contribution, Sums
+from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.training.replica.passes import PassWatch
 from atom.training.replica.worker import Batch, Worker
 from tests.manual_clock import ManualClock

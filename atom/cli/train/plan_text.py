@@ -21,7 +21,7 @@ _WAITS = {
 
 
 def plan_text(plan: Plan) -> RenderableType:
-    """Return the page of a plan, which names the sub-models' number; `--json` has each of them."""
+    """Return the page of a plan, with the number of sub-models; `--json` lists them."""
     return Group(
         _headline(plan),
         *_section("verdict", _verdict(plan)),

@@ -1,4 +1,4 @@
-"""Side of a peer that belongs to this machine: peer file, state directory and identity."""
+"""Settings of this machine for a peer: peer file, state directory and identity."""
 
 import secrets
 from dataclasses import dataclass

@@ -15,9 +15,9 @@ from atom.base.usable_memory import usable_memory
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.daemon.console import Console
-from atom.daemon.model.recipe import Recipe, answering_graph
+from atom.daemon.model.recipe import Recipe, answering_graph, evaluation_graph, verify_recipe
 from atom.graph.costs.seconds import Profile
-from atom.graph.traced import Graph
+from atom.models.data.samples import Samples
 from atom.plan.choice import Choice
 from atom.plan.choosing import choose
 from atom.plan.devices import (
@@ -38,7 +38,7 @@ from atom.training.run_optimizer import ReplicaTerms, new_update_rule, rate_sett
 
 def build_replica(
     recipe: Recipe,
-    evaluation: Graph | None,
+    samples: Samples,
     peer: PeerFile,
     dropout_seed: int,
     folder: Path,
@@ -52,7 +52,7 @@ def build_replica(
 
     Args:
         recipe: Run and traced model.
-        evaluation: Graph for validation; None: the training graph serves, or there is none.
+        samples: Data of the run, for the check that the program computes what the model does.
         peer: Devices and limits of this peer.
         dropout_seed: Seed of this peer's dropout.
         folder: Folder for the generated source.
@@ -61,6 +61,7 @@ def build_replica(
 
     Raises:
         ConfigError: The run file or the peer file asks for something impossible.
+        ModelError: The program differs from eager execution.
         DeviceError: This machine has too little memory.
         ShortageError: This machine has enough memory, but other programs use it.
     """
@@ -70,6 +71,8 @@ def build_replica(
     terms = ReplicaTerms.of(run, graph.layout)
     footprint = Footprint.of(terms, free_host_bytes(cap_bytes))
     require_host_memory(footprint.host, cap_bytes)
+    verify_recipe(recipe, samples, console)
+    evaluation = evaluation_graph(recipe) if run.validation is not None else None
     devices = open_devices(peer.device.use, terms.precision, peer.device.memory_bytes)
     named = [each.torch_device for each in devices]
     kind = named[0]

@@ -23,11 +23,9 @@ from atom.daemon.model.pinning import agreed_run, pin
 from atom.daemon.model.recipe import (
     Recipe,
     check_recipe,
-    evaluation_graph,
     open_source,
     refuse_versions,
     source_errors,
-    verify_recipe,
     write_recipe,
 )
 from atom.daemon.model.round_zero import begin, begins_from_given
@@ -229,7 +227,7 @@ def run_of(manifest: Manifest, box: Box) -> PinnedRun:
     known = read_manifest(box)
     if known is not None and manifest_digest(known[0]) != manifest_digest(manifest):
         raise StorageError(
-            f"{box.state.root} belongs to another run named {manifest.run!r}",
+            f"{box.state.root} belongs to another run, {known[0].run!r}",
             "choose another directory with --state DIR",
         )
     return agreed_run(manifest)
@@ -291,11 +289,9 @@ def _member(
                 "ask the run's owner to found it again: frozen weights could differ between peers",
             )
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
-    verify_recipe(recipe, samples, console)
-    evaluation = evaluation_graph(recipe) if run.validation is not None else None
     prompts = wanted_prompts(box.peer.sample, recipe, box.state.tokenizer, console.note)
     program = box.state.program
-    replica = build_replica(recipe, evaluation, box.peer, seed, program, console, prompts)
+    replica = build_replica(recipe, samples, box.peer, seed, program, console, prompts)
     manifest, record = known or _founded(recipe, samples, replica, weights, box)
     store = None if texts is None else texts.store
     return Membership(manifest, record, recipe, samples, replica, prompts, code, weights, store)

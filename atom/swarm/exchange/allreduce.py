@@ -24,7 +24,8 @@ from functools import partial
 
 from atom.base.errors import PeerRefused, Reason
 from atom.swarm.exchange.choice import averages_moved
-from atom.swarm.exchange.encoded import Contribution, MeanWires
+from atom.swarm.exchange.contribution import Contribution
+from atom.swarm.exchange.encoded import MeanWires
 from atom.swarm.exchange.halves import Half, OwnPart, PartsReceiver, Receiver, Sender
 from atom.swarm.exchange.plans import PartsPlan, Step
 from atom.swarm.exchange.reduction import ExchangeBroken, Reduction, Terms, send_broken

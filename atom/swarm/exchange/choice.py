@@ -27,6 +27,7 @@ from typing import Any
 MOST_MEMBERS = 64
 """Bound of members of an exchange. In parts, an owner has two connections, each with a thread, for
 each other member; in a ring, a transfer passes through all members."""
+MOST_OWNERS = 16
 HANDSHAKES_S = 0.01
 """Computing time of the handshakes of one more outgoing and one more incoming connection; measured
 on one core, rounded up."""
@@ -118,7 +119,7 @@ def part_shares(rates: Sequence[float], may_own: Sequence[bool]) -> tuple[int, .
     """
     members = len(rates)
     able = [rank for rank in range(members) if may_own[rank]]
-    owners = sorted(able, key=lambda rank: (-rates[rank], rank))
+    owners = sorted(able, key=lambda rank: (-rates[rank], rank))[:MOST_OWNERS]
     if members < 3:
         return tuple(int(rank in owners) for rank in range(members))
     slowest_s = 1 / min(rates)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused, Reason
 from atom.swarm.exchange.codec import EXACT, Codec, NotCanonical, NotFinite, chunk_kernels
-from atom.swarm.exchange.encoded import Contribution, MeanWires
+from atom.swarm.exchange.contribution import Contribution
+from atom.swarm.exchange.encoded import MeanWires
 from atom.swarm.exchange.plans import PartsPlan, Plan, RingPlan, Step, connected
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience
 from atom.swarm.stream.handshake import named_reason

@@ -59,9 +59,9 @@ def count_swarm(machine: RoundMachine, view: View) -> SwarmCount:
     sharing = sum(each.state in (_WORKS if each.sequences else _BEGINS) for each in mates.values())
     beginning = [lease for lease in view.fresh.values() if lease.state in _BEGINS]
     behind = {lease.peer_id for lease in beginning if lease.round < head.round}
-    sequences = counted_sequences(head, mates, machine.global_batch, machine.most_members)
+    sequences = counted_sequences(head, mates, machine.global_batch, machine.counted_peers)
     per_s = sum([lease.sequences_per_s for lease in mates.values()])
-    peers = min(1 + sharing + len(behind.intersection(head.members)), machine.most_members)
+    peers = min(1 + sharing + len(behind.intersection(head.members)), machine.counted_peers)
     return SwarmCount(sequences, peers, view.seen_at, per_s)
 
 

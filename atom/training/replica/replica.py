@@ -22,7 +22,7 @@ from atom.swap.engine import Observer, PassCancelled
 from atom.swap.host_store import FROZEN
 from atom.swap.state_form import StateArena
 from atom.swap.voided import PassVoided, finite_answers
-from atom.swarm.exchange.encoded import Contribution
+from atom.swarm.exchange.contribution import Contribution
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines
 from atom.training.replica.passes import PassLimits, PassWatch, ReplicaSettings
 

@@ -25,7 +25,7 @@ from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import add
 from atom.swap.state_form import StateArena
-from atom.swarm.exchange.encoded import Contribution, Sums
+from atom.swarm.exchange.contribution import Contribution, Sums
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from atom.swarm.chain.messages import Accepted, Promise, Vouched
 from atom.swarm.chain.succession import Evidence, next_voters
 from atom.swarm.exchange.choice import Choice, choose, line_rates
 from atom.swarm.records.lease import Lease, Link, short_name
-from atom.training.round.electorate import Electorate, admission
+from atom.training.round.electorate import Electorate
 from atom.training.round.events import View
 
 Pair = tuple[str, str]
@@ -153,7 +153,7 @@ class Attempt:
             me: Peer id of the coordinator.
             excluded: Peer ids that do not take part, unless no quorum would.
             head: Head that the exchange follows.
-            most: Members at most, chosen in the order of `admission`.
+            most: Members at most. Voters come first, then peers with tenure, then larger counts.
         """
         able = {v for v in self.promises if v.peer_id not in excluded}
         working = {v for v in able if self.promises[v].sequences > 0 or v.peer_id == me}
@@ -163,10 +163,10 @@ class Attempt:
             for v in standing(members, head.digest)
             for p in [self.promises[v]]
         ]
-        voters = {voter.peer_id for voter in self.electorate.voters}
+        voters, tenured = {v.peer_id for v in self.electorate.voters}, head.tenured
         ranked = sorted(
-            (c.peer_id != me, *admission(c.peer_id, c.sequences, voters, head), place)
-            for place, c in enumerate(counts)
+            (c.peer_id != me, c.peer_id not in voters, c.peer_id not in tenured, -c.sequences, n)
+            for n, c in enumerate(counts)
         )
         chosen = {place for *_, place in ranked[:most]}
         return tuple(count for place, count in enumerate(counts) if place in chosen)

@@ -142,11 +142,12 @@ class LeaderElection:
         if context.state.acceptor.accepted:
             return True
         leases = counted_leases(context.head, context.view, peers.answered, peers.excluded)
-        batch, most = context.terms.global_batch, context.terms.most_members
+        batch, most = context.terms.global_batch, context.terms.counted_peers
         others = counted_sequences(context.head, leases, batch, most)
         if trusted_peers_rest(context.head, context.view):
-            claims = same_head(context.head, context.view)
-            others = sum(claims[peer].sequences for peer in claims.keys() - peers.excluded)
+            leases = same_head(context.head, context.view)
+            claims = [leases[peer].sequences for peer in leases.keys() - peers.excluded]
+            others = sum(sorted(claims)[1 - most :])
         return context.view.sequences + others >= batch
 
     def _report_waiting(self, chosen: Electorate | None) -> None:

@@ -67,42 +67,28 @@ def counted_leases(
     return {peer: lease for peer, lease in same_head(head, view).items() if peer in heeded}
 
 
-def counted_sequences(head: Head, leases: dict[str, Lease], batch: int, places: int) -> int:
-    """Return the number of sequences that the next exchange can take from these peers.
+def counted_sequences(head: Head, leases: dict[str, Lease], batch: int, most: int) -> int:
+    """Return the number of sequences that the next exchange surely takes from these peers.
 
     No peer counts for more than the global batch. A peer that is no voter and has no tenure counts
-    for no more than an equal share of it. An exchange has a place for us and for `places` - 1
-    of these peers, in the order of `admission`; other peers do not count. So a round is due, and
-    peers stop training for it, only when the members of one exchange hold the whole batch.
+    for no more than an equal share of it. Of many peers at work, those with tenure count first,
+    then those with more sequences. So a round is due, and peers stop training for it, only when
+    the members of one exchange hold the whole batch.
 
     Args:
         head: Our head.
         leases: Leases of other peers whose counts are believed.
         batch: Sequences per round.
-        places: Largest number of members of one exchange.
+        most: Largest number of peers that count, ourselves included.
     """
-    voters = {voter.peer_id for voter in head.voters}
-    share = batch // (1 + len(leases))
-    counts = {
-        peer: min(lease.sequences, batch if peer in head.tenured | voters else share)
+    trusted = head.tenured.union(voter.peer_id for voter in head.voters)
+    share = batch // min(most, 1 + len(leases))
+    counts = [
+        (peer in head.tenured, min(lease.sequences, batch if peer in trusted else share))
         for peer, lease in leases.items()
-    }
-    admitted = sorted(admission(peer, count, voters, head) for peer, count in counts.items())
-    return -sum(minus_count for *_, minus_count in admitted[: places - 1])
-
-
-def admission(
-    peer: str, sequences: int, voters: AbstractSet[str], head: Head
-) -> tuple[bool, bool, int]:
-    """Return a sort key: voters are admitted to an exchange first, then tenure and counts decide.
-
-    Args:
-        peer: Peer id of a candidate.
-        sequences: Sequences that the candidate claims.
-        voters: Peer ids of the peers that decide the round.
-        head: Head that the exchange follows.
-    """
-    return peer not in voters, peer not in head.tenured, -sequences
+        if lease.sequences
+    ]
+    return sum(count for _, count in sorted(counts, reverse=True)[: most - 1])
 
 
 def trusted_peers_rest(head: Head, view: View) -> bool:

@@ -101,9 +101,9 @@ class RoundMachine:
         return self._context.terms.global_batch
 
     @property
-    def most_members(self) -> int:
-        """Largest number of members of one exchange."""
-        return self._context.terms.most_members
+    def counted_peers(self) -> int:
+        """Largest number of peers whose sequences make a round due."""
+        return self._context.terms.counted_peers
 
     @property
     def finished(self) -> bool:

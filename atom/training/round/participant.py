@@ -236,6 +236,9 @@ class Participant:
         if self._must_finish(message.ballot):
             context.nack(sender, message.ballot, Reason.BALLOT_TOO_LOW)
             return
+        if len(message.members) > context.terms.most_members:
+            context.nack(sender, message.ballot, Reason.TOO_LARGE)
+            return
         ours = [m.sequences for m in message.members if m.peer_id == context.me.peer_id]
         if ours != [state.promised.get(message.ballot)]:
             context.nack(sender, message.ballot, Reason.BAD_WEIGHT)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atom.base.errors import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
+from atom.swarm.chain.commit import MAX_VOTERS, Ballot, Commit, Head, Value, Voter
 from atom.swarm.chain.messages import Accept, Accepted, Message, Nack, Ring
 from atom.swarm.chain.succession import Evidence
 from atom.swarm.exchange.choice import MOST_MEMBERS
@@ -82,6 +82,14 @@ class RoundTerms:
     """True if the run's codec allows encoding the sums again at every hop of a ring."""
     most_members: int = MOST_MEMBERS
     """Largest number of members of one exchange."""
+
+    @property
+    def counted_peers(self) -> int:
+        """Largest number of peers whose sequences make a round due.
+
+        An exchange has a place for each of them, and for voters that a quorum lacks.
+        """
+        return self.most_members - MAX_VOTERS
 
 
 @dataclass

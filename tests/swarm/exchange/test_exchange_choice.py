@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.swarm.exchange.choice import MOST_MEMBERS, choose, line_rates, part_shares
+from atom.swarm.exchange.choice import (
+    MOST_MEMBERS,
+    MOST_OWNERS,
+    choose,
+    line_rates,
+    part_shares,
+)
 
-RATES = st.lists(st.floats(1e4, 1e9), min_size=3, max_size=16)
+RATES = st.lists(st.floats(1e4, 1e9), min_size=3, max_size=MOST_OWNERS)
 LARGE = 100e6
 
 
@@ -36,7 +42,8 @@ def test_part_shares_no_others_are_faster(rates: list[float], data: st.DataObjec
         ([5.0, 5.0], [True, False], (1, 0)),
         ([4.0, 4.0, 2.0, 1.0], [True] * 4, (429, 429, 143, 0)),
         ([4.0, 4.0, 4.0], [False, True, False], (0, 1000, 0)),
-        ([1e9] * MOST_MEMBERS, [True] * MOST_MEMBERS, (16,) * MOST_MEMBERS),
+        ([1e9] * MOST_MEMBERS, [True] * MOST_MEMBERS,
+         (62,) * MOST_OWNERS + (0,) * (MOST_MEMBERS - MOST_OWNERS)),
     ],
 )  # fmt: skip
 def test_part_shares_follow_the_lines(
