@@ -11,6 +11,7 @@ filled for. A value that is needed for longer is copied out of the ring on the d
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -199,9 +200,14 @@ class TensorLayout:
         return copy.copy_(source).expand(self.shape)
 
 
-Packed = tuple[dict[str, TensorLayout], list[tuple[int, Tensor]], int]
-"""Layouts of tensors in a block of memory, by name, pieces of bytes [n] to be copied into it, each
-with its offset, and the bytes from the block's beginning to the end of its last piece."""
+class Packed(NamedTuple):
+    """Tensors as they lie in a block of memory."""
+
+    layouts: dict[str, TensorLayout]
+    pieces: list[tuple[int, Tensor]]
+    """Bytes [n] to be copied into the block, each piece with its offset."""
+    used_bytes: int
+    """Bytes from the block's beginning to the end of its last piece."""
 
 
 def pack(tensors: Mapping[str, Tensor], limit_bytes: int) -> Packed:
@@ -212,7 +218,7 @@ def pack(tensors: Mapping[str, Tensor], limit_bytes: int) -> Packed:
     larger storage leaves the rest out.
     """
     whole = _packed(tensors, dense=False)
-    return whole if whole[-1] <= limit_bytes else _packed(tensors, dense=True)
+    return whole if whole.used_bytes <= limit_bytes else _packed(tensors, dense=True)
 
 
 def _packed(tensors: Mapping[str, Tensor], dense: bool) -> Packed:
@@ -235,4 +241,5 @@ def _packed(tensors: Mapping[str, Tensor], dense: bool) -> Packed:
         start = starts[key] + (0 if dense else int(tensor.storage_offset()) * tensor.itemsize)
         shape, stride = tuple(tensor.shape), tensor.stride()
         layouts[name] = TensorLayout(start, shape, stride, tensor.dtype, dense)
-    return layouts, pieces, max((start + piece.numel() for start, piece in pieces), default=0)
+    end = max((start + piece.numel() for start, piece in pieces), default=0)
+    return Packed(layouts, pieces, end)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -36,8 +36,6 @@ def at_once() -> None:
 Copy = tuple[torch.Tensor, torch.Tensor]
 """Destination and source of a copy; both flat, contiguous, of the same length and dtype."""
 Copies = Sequence[Copy]
-RandomState = tuple[torch.Tensor, torch.Tensor | None]
-"""States of the generators on the CPU and the device that random operations draw from."""
 Arrival = Callable[[], torch.Tensor]
 """Function that returns bytes which were sent to another device.
 
@@ -45,6 +43,13 @@ Call it on the receiving device, inside `computing`: operations issued afterward
 """
 _GENERATOR = threading.RLock()
 """Lock of PyTorch's only CPU generator, which all computing threads share."""
+
+
+class RandomState(NamedTuple):
+    """States of the generators that random operations draw from."""
+
+    cpu: torch.Tensor
+    device: torch.Tensor | None = None
 
 
 class Device(Protocol):
@@ -327,16 +332,16 @@ class CpuDevice:
     def seed(self, seed: int) -> RandomState:
         generator = torch.Generator()
         generator.manual_seed(seed)
-        return generator.get_state(), None
+        return RandomState(generator.get_state())
 
     def random_state(self) -> RandomState:
-        return torch.get_rng_state(), None
+        return RandomState(torch.get_rng_state())
 
     @contextmanager
     def drawing(self, state: RandomState | None = None) -> Iterator[None]:
         with _GENERATOR:
             if state is not None:
-                torch.set_rng_state(state[0])
+                torch.set_rng_state(state.cpu)
             yield
 
     def close(self) -> None:

@@ -374,17 +374,17 @@ class CudaDevice:
         cpu, gpu = torch.Generator(), torch.Generator(self._device)
         cpu.manual_seed(seed)
         gpu.manual_seed(seed)
-        return cpu.get_state(), gpu.get_state()
+        return RandomState(cpu.get_state(), gpu.get_state())
 
     def random_state(self) -> RandomState:
-        return torch.get_rng_state(), torch.cuda.get_rng_state(self._device)
+        return RandomState(torch.get_rng_state(), torch.cuda.get_rng_state(self._device))
 
     @contextmanager
     def drawing(self, state: RandomState | None = None) -> Iterator[None]:
         if state is not None:
-            torch.set_rng_state(state[0])
-            if state[1] is not None:
-                torch.cuda.set_rng_state(state[1], self._device)
+            torch.set_rng_state(state.cpu)
+            if state.device is not None:
+                torch.cuda.set_rng_state(state.device, self._device)
         yield
 
     def close(self) -> None:

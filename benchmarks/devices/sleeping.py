@@ -29,7 +29,7 @@ MOVES = 100
 """First number of moves on the link before gradients are added, above all gradient slots."""
 
 
-class _Outside(tuple[torch.Tensor, torch.Tensor | None]):
+class _Outside(RandomState):
     """Random state that is read outside computing, so that nothing sleeps for it."""
 
 
@@ -51,7 +51,7 @@ class SleepingDevice(CpuDevice):
 
     def random_state(self) -> RandomState:
         state = super().random_state()
-        return state if self._computes else _Outside(state)
+        return state if self._computes else _Outside(*state)
 
     @contextmanager
     def drawing(self, state: RandomState | None = None) -> Iterator[None]:
