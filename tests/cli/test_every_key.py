@@ -1,7 +1,7 @@
 """Wrong values of every key of both files are refused by name, with what to do.
 
 The keys come from the files' own sections. Bounds and choices are declared there, so only values
-that could get past a declaration, or harm a terminal, are listed here.
+that could get past a declaration, or harm a terminal or the machine of a joiner, are listed here.
 """
 
 from pathlib import Path
@@ -26,10 +26,15 @@ ODD: dict[str, tuple[str, ...]] = {
     "run.seed": ("-1", str(2**63), "1.0"),
     "model.huggingface": SIGNS,
     "model.huggingface_config": (f'"{LONG * 7}"',),
+    "model.layers": ("4097",),
+    "model.model_dim": (str(2**20 + 1),),
+    "model.sequence_tokens": (str(2**20 + 1),),
+    "model.vocabulary_size": (str(2**24 + 1),),
     "model.module": ('"no colon"', '"a:b"'),
     "data.tokenizer": SIGNS,
     "data.max_bytes": ('"8 Gb"', f'"{HUGE} GiB"', '"0 B"'),
     "data.sources": ('{ "a b" = { source = "python-stdlib" } }',),
+    "data.sources.NAME.weight": ("1001",),
     "batch.micro_batch_sequences": ("1.5", "true", HUGE, "5"),
     "optimizer.learning_rate": ("nan", "inf", "0"),
     "optimizer.betas": ("[0.9]", "[0.9, 1.0]"),

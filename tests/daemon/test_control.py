@@ -2,6 +2,7 @@
 
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -128,8 +129,10 @@ def test_a_daemon_that_fails_or_is_older_is_not_said_to_be_away(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["my run", "ä\n", "50%25", "#2", "who?", "a,b", "x" * 120])
-def test_any_folder_will_do(tmp_path: Path, name: str) -> None:
-    """gRPC takes some characters of a path for its own, and a socket's path has to be short."""
+def test_any_folder_will_do(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC takes some characters of a path for its own, and a socket's path has to be short; the
+    path of the temporary folder may be too long as well."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
     state = made(tmp_path / name)
     state.place_control_socket().write_text("")  # left behind by a daemon that was killed
     server = ControlServer(Target(), state)

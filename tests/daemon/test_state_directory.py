@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.daemon.state_directory import StateDirectory, write_atomically
+from atom.daemon.state_directory import StateDirectory, own_identity, write_atomically
 from atom.swarm.identity import Identity
 
 
@@ -179,3 +179,13 @@ def test_atomic_write_replaces_or_leaves_alone(
         write_atomically(path, b"three")
     assert path.read_bytes() == b"two"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_look_for_an_identity_makes_none(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path / "state")
+    assert own_identity(state.root) is None
+    assert not state.root.exists()
+    made = Identity.load_or_create(state.identity)
+    found = own_identity(state.root)
+    assert found is not None
+    assert found.peer_id == made.peer_id

@@ -38,6 +38,14 @@ def test_huge_ranges_cost_no_memory() -> None:
     assert all(0 <= order(size - 1 - i) < size for i in range(1000))
 
 
+def test_epochs_have_different_orders() -> None:
+    sampler = Order(200, 200, 9)
+    first = [sampler.window_at(i) for i in range(200)]
+    second = [sampler.window_at(200 + i) for i in range(200)]
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
 @given(
     windows=st.integers(50, 400),
     rounds=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=8),
@@ -185,6 +193,12 @@ def test_each_text_has_epochs_of_its_own() -> None:
         counts = [seen.count(window) for window in range(size)]
         assert max(counts) - min(counts) <= 1
     assert sampler.epochs(7 * 6 * 7) == [len(shown[0]) / 30, len(shown[1]) / 7]
+
+
+def test_a_member_that_takes_every_other_position_sees_all_texts() -> None:
+    sampler = mixture((1000, 1000), (1, 1))
+    shown = [sampler.window_at(position)[0] for position in range(0, 200, 2)]
+    assert 25 < sum(shown) < 75
 
 
 def test_guests_of_a_mixture_begin_far_from_the_members() -> None:

@@ -259,6 +259,13 @@ def test_a_gpu_without_kernels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert told == ["no weights are trained on the device: no kernels for this GPU: libnvrtc.so.13"]
 
 
+def test_peers_share_the_batch_and_the_network_is_the_slower_cap(tmp_path: Path) -> None:
+    caps = '[network]\nupload = "20 Mbit/s"\ndownload = "100 Mbit/s"\n'
+    planned = plan(tmp_path, caps)
+    assert planned.work.network_bytes_per_s == 2.5e6
+    assert planned.work.peers == 4
+
+
 def test_a_module_with_samples_of_its_own_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schedules import shapes
 from test_timeline import durations_for
 
-from atom.swap.crossing import held_bytes
+from atom.swap.crossing import Crossing, held_bytes
 from atom.swap.schedule import Backward, Forward, Shape
 from atom.swap.timeline import Span, Timeline, group_pass, simulate
 
@@ -60,3 +60,9 @@ def test_no_device_holds_more_than_is_reckoned(
                 if since <= span.start_s < until and own not in touched
             )
             assert now <= most
+
+
+def test_what_is_for_another_device_counts_until_the_next_visit() -> None:
+    value, gradient = Crossing(0, (1,), 8, 0), Crossing(0, (1,), 0, 8)
+    for device, crossing in enumerate((value, gradient)):
+        assert held_bytes((crossing,), frozenset(), 2, 3, (0, 1), device) == 24

@@ -70,6 +70,19 @@ def test_the_best_stays_whatever_comes_and_whoever_starts_again(stage: Stage) ->
     assert shown(both) == [(13, 1.0), (12, 2.25)]
 
 
+def test_a_round_of_another_pace_is_not_taken_away(stage: Stage) -> None:
+    play(stage, keeping(stage, every=2), [None] * 4)
+    slower = keeping(stage, every=3)
+    play(stage, slower, [None] * 2)
+    assert shown(slower) == [(6, None), (4, None), (2, None)]
+
+
+def test_a_loss_that_is_no_number_is_never_the_best(stage: Stage) -> None:
+    kept = keeping(stage, best=True)
+    play(stage, kept, [float("nan"), float("inf"), 4.0])
+    assert shown(kept) == [(3, 4.0)]
+
+
 def test_what_a_discarded_branch_or_a_crash_left_goes_with_the_next_one(stage: Stage) -> None:
     kept, folder = keeping(stage, every=1, best=True), stage.folder / "checkpoints"
     arenas = {"master": torch.zeros(ELEMENTS)}

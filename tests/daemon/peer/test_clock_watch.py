@@ -84,6 +84,14 @@ def test_a_minority_of_liars_says_nothing_of_our_clock() -> None:
     assert watched.notes == []
 
 
+def test_the_last_lease_of_a_dead_peer_says_nothing() -> None:
+    """A peer that starts again finds it, up to 8 s old."""
+    watched = Watched(1)
+    watched.last_issued_at = watched.now - 6.0
+    watched.live(0.0)
+    assert watched.notes == []
+
+
 def test_as_many_as_disagree_decide() -> None:
     ages = {"a": -3.0, "b": -4.0, "c": 1.0}
     for order in itertools.permutations(ages.items()):

@@ -111,3 +111,8 @@ def test_a_leave_is_settled_when_the_last_counted_work_is_committed() -> None:
         clock.advance(1.0)
         life.settled()
     assert life.facts.settled_at == 1.0
+
+
+def test_a_run_is_finished_once() -> None:
+    life = Life(ManualClock())
+    assert [life.finished(), life.finished()] == [True, False]

@@ -47,6 +47,21 @@ threading.Thread(target=asyncio.run, args=(main(),)).start()
 """
 
 
+DEAFENED = """
+import os, sys
+from atom.swarm.dht import process
+from atom.swarm.dht.node import DhtNode
+
+async def addresses(node):
+    node._p2p._client.control._read_task.cancel()
+    return ["deaf"]
+
+DhtNode.addresses = addresses
+process.main(sys.argv[1:])
+os._exit(0)
+"""
+
+
 def family_of(client: DhtClient) -> tuple[psutil.Process, psutil.Process]:
     """The node and its p2pd."""
     assert client._process is not None
@@ -82,8 +97,8 @@ def test_sigkill_of_the_daemon_leaves_no_process() -> None:
 def test_a_node_is_replaced_at_its_port_whatever_ends_it_and_goes_with_its_parent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A node may be killed, lose its p2pd, or freeze. Malformed requests and signals of the
-    terminal end no node."""
+    """A node may become deaf, be killed, lose its p2pd, or freeze. Malformed requests and signals
+    of the terminal end no node."""
     assert 3 < client_module.MAX_UNANSWERED < 10
     monkeypatch.setattr(client_module, "CONTACTS_EVERY_SECONDS", 0.1)
     monkeypatch.setattr(client_module, "MAX_LOG_BYTES", 1000)
@@ -91,8 +106,12 @@ def test_a_node_is_replaced_at_its_port_whatever_ends_it_and_goes_with_its_paren
 
     async def check() -> None:
         client = DhtClient(NodeSettings(log_path=str(log)), events)
-        await client.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(client_module, "PROGRAM", ("-c", DEAFENED))
+            await client.start()
         try:
+            assert await client.call("addresses") == ["deaf"]
+            await restart_of(client)
             node, p2pd = family_of(client)
             assert os.getsid(node.pid) != os.getsid(0)
             [before] = await answers_in_spite_of_nonsense(client, node)
@@ -133,7 +152,7 @@ def test_a_node_is_replaced_at_its_port_whatever_ends_it_and_goes_with_its_paren
     asyncio.run(check())
     told = [each["event"] for each in events.events]
     told = [each for each in told if each != "dht-restart-failed"]  # its port was still taken
-    assert told == ["dht-process-ended", "dht-process-restarted"] * 3
+    assert told == ["dht-process-ended", "dht-process-restarted"] * 4
 
 
 async def answers_in_spite_of_nonsense(client: DhtClient, node: psutil.Process) -> list[str]:

@@ -4,7 +4,7 @@ long passes."""
 from dataclasses import replace
 
 import pytest
-from shown_leases import A, B, C, D, head_of, lease, view
+from shown_leases import A, B, C, D, E, head_of, lease, view
 
 from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import PeerState
@@ -234,3 +234,10 @@ def test_a_guest_is_waited_for_for_two_usual_passes_at_most() -> None:
     assert patience(22.0, 23.0, 23.0, guest=25.0) == 50.5
     assert patience(12.0, 12.0, 12.0, guest=1e9) == 48.5
     assert patience(30.0, 30.0, 30.0, guest=28.0) == 60.5
+
+
+def test_a_newcomer_that_broke_an_exchange_is_excluded_and_a_known_peer_is_not() -> None:
+    peers = UnreliablePeers(context_of(B, C, D, E))
+    assert peers.newcomers_broke([a, b, c, D.peer_id, E.peer_id], [b, c, D.peer_id])
+    assert peers.excluded == {D.peer_id}
+    assert not peers.newcomers_broke([a, b, c], [b, c])
