@@ -29,7 +29,7 @@ from atom.plan.devices import free_host_bytes, has_kernels, open_devices, usable
 from atom.plan.footprint import Footprint, trained_element_bytes
 from atom.plan.profiling import profile_or_guess
 from atom.swap.device import Device
-from atom.training.replica.passes import MAX_MICRO_BATCHES_PER_PASS
+from atom.training.replica.device_engines import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.run_optimizer import ReplicaTerms
 

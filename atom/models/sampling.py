@@ -17,6 +17,9 @@ from atom.models.source import Batch, ModelSource, meta_tokens
 Ask = Callable[[list[Batch]], list[Tensor]]
 """Function that runs one pass: micro-batches of `question` → logits [1, vocabulary], float32."""
 
+MOST_TOKENS = 32
+"""Largest number of tokens in a text that a peer writes during training, without its prompt."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -24,6 +27,20 @@ class Sampling:
 
     temperature: float = 1.0
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of the texts that a peer writes during training, in turn, and the vocabulary."""
+
+    every_rounds: int
+    tokens: Sequence[Sequence[int]]
+    window: int
+    """Number of tokens in one input of the model."""
+    vocabulary: int
+    ends: frozenset[int]
+    """Tokens that end a text."""
+    decode: Callable[[Sequence[int]], str]
 
 
 def next_token_model(source: ModelSource, dtype: torch.dtype) -> nn.Module:

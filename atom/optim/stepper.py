@@ -28,10 +28,9 @@ from atom.optim.optimizer import (
     parts_of,
     without_state,
 )
-from atom.swap.engine import Observer
 from atom.swap.host_kernels import host_kernels
 from atom.swap.host_store import HostStore, Readiness, StepFailed
-from atom.swap.schedule import OptimizerStep
+from atom.swap.schedule import Observer, OptimizerStep
 
 ALL_CORES = 8  # a machine with up to this many threads uses all of them for a step
 

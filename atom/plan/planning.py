@@ -38,7 +38,7 @@ from atom.plan.prediction import Gain, RoundPrediction, Work, gain, predict
 from atom.plan.profiling import profile_of, step_elements_per_s
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.manifest import SharedText
-from atom.training.replica.passes import MAX_MICRO_BATCHES_PER_PASS
+from atom.training.replica.device_engines import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.run_optimizer import ReplicaTerms
 
 DEFAULT_NETWORK_BITS_PER_S = 100e6

@@ -15,14 +15,14 @@ from torch import Tensor
 from atom.base.errors import AtomError
 from atom.graph.ir import Program, require_fit
 from atom.swap.boundary_traffic import BoundaryTraffic, MicroBatch
-from atom.swap.computation import Computation, RunningPass
+from atom.swap.computation import Computation
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
-from atom.swap.handoff import Handoff, HandoffStopped
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import AdditionOrder, Gate, HostSum, NotFinite
 from atom.swap.neighbours import Neighbours
 from atom.swap.parameter_gradients import ParameterGradients
+from atom.swap.running_pass import Handoff, HandoffStopped, RunningPass
 from atom.swap.schedule import (
     Backward,
     Event,
@@ -31,20 +31,13 @@ from atom.swap.schedule import (
     GradientSum,
     Load,
     Observed,
+    Observer,
     ValuesIn,
     ValuesOut,
     evaluation_pass,
     training_pass,
 )
 from atom.swap.voided import Cause, PassVoided, not_finite, voided_by_memory
-
-Observer = Callable[[Observed, int, float, float], None]
-"""Function that receives (event or other work, index of the device in its group, begin, end).
-
-Begin and end are in seconds of the device's clock. Also the parts of an optimizer step that events
-waited for are reported. Calls come from several threads in no particular order, but all calls of a
-pass come before the pass returns.
-"""
 
 
 class PassCancelled(AtomError):

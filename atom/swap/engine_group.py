@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from atom.swap.device import Device
-from atom.swap.engine import Engine, Observer, PassCancelled
-from atom.swap.handoff import Handoff, HandoffStopped
+from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_sums import HostSum
+from atom.swap.running_pass import Handoff, HandoffStopped
+from atom.swap.schedule import Observer
 from atom.swap.voided import Cause, PassVoided, not_finite
 
 _Read = TypeVar("_Read")

@@ -9,10 +9,9 @@ from atom.graph.ir import Program
 from atom.swap.arrangement import device_of
 from atom.swap.boundary_memory import users_of
 from atom.swap.boundary_traffic import pack
-from atom.swap.computation import RunningPass
 from atom.swap.crossing import Crossing, Hops, aligned, hops
 from atom.swap.device import Device, RandomState
-from atom.swap.handoff import Parcel
+from atom.swap.running_pass import Parcel, RunningPass
 
 _Names = defaultdict[int, dict[int, list[str]]]
 """Names of values or gradients by sub-model, then by the sub-model at the other end."""

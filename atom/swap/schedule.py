@@ -25,7 +25,7 @@ The engine executes this list, a plan estimates its duration, and the tests chec
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle
@@ -116,6 +116,14 @@ class GradientSum:
 
 Observed = Event | OptimizerStep | GradientSum
 """Work that takes time and is reported to observers."""
+
+Observer = Callable[[Observed, int, float, float], None]
+"""Function that receives (event or other work, index of the device in its group, begin, end).
+
+Begin and end are in seconds of the device's clock. Also the parts of an optimizer step that events
+waited for are reported. Calls come from several threads in no particular order, but all calls of a
+pass come before the pass returns.
+"""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copies, CpuDevice, Device, RandomState, Ready, Report, at_once
 from atom.swap.host_sums import HostSum
-from atom.training.replica.passes import ReplicaSettings
-from atom.training.replica.replica import Replica
+from atom.training.replica.replica import Replica, ReplicaSettings
 from benchmarks.devices.torch_sides import Work
 from benchmarks.shared.device_memory import Allocated, CountingDevice
 from benchmarks.swap.setup import LEARNING_RATE, SEED
@@ -112,7 +111,7 @@ def made(
     example = dict.fromkeys(("tokens", "targets"), work.tokens()[0])
     program = build_program(trace(GPT3(work.config), example))
     settings = ReplicaSettings(
-        RateSettings(LEARNING_RATE),
+        rate=RateSettings(LEARNING_RATE),
         arrangement=Arrangement(devices=inter),
         micro_batches=micro_batches,
     )

@@ -41,7 +41,7 @@ class Round:
         self.program = build_program(graph, ends=(*ends, last))
         self.clock, self.recording = BootClock(), Recording()
         rate = RateSettings(1e-4, 1e-4, 0, "constant", None)
-        settings = ReplicaSettings(rate, clip_norm=1.0)
+        settings = ReplicaSettings(rate=rate, clip_norm=1.0)
         self.replica = Replica(self.program, None, settings, device, self.clock, self.recording)
         self.replica.initialise(functools.partial(initial_value, config, seed=SEED))
         self.result = torch.zeros(self.program.layout.total_elements)

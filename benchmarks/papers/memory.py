@@ -85,7 +85,7 @@ def _held() -> Iterator[Result]:
     choice = planner.choose(profile, planner.budgets(profile)["swapped"])
     with contextlib.closing(CountingDevice()) as device:
         rate = RateSettings(1e-4, 1e-4, 0, "constant", None)
-        settings = ReplicaSettings(rate, arrangement=choice.arrangement, micro_batches=1)
+        settings = ReplicaSettings(rate=rate, arrangement=choice.arrangement, micro_batches=1)
         replica = Replica(choice.program(graph), None, settings, device)
         replica.initialise(partial(initial_value, SMALL, seed=1))
         atom = device.slot_bytes + peak_bytes(lambda: replica.run_pass([batch]))

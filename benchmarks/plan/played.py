@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from atom.graph.traced import Graph
-from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
 from atom.swap.device import CpuDevice, Device
@@ -39,7 +38,11 @@ class Stand:
         precision = graph.parameter_dtype
         rate = RateSettings(1e-4, 1e-4, 0, "constant", None)
         settings = ReplicaSettings(
-            rate, AdamW(), 1.0, precision, choice.arrangement, choice.micro_batches
+            rate=rate,
+            clip_norm=1.0,
+            precision=precision,
+            arrangement=choice.arrangement,
+            micro_batches=choice.micro_batches,
         )
         self._shape = choice.shape
         self._events = _Events()

@@ -103,9 +103,15 @@ class Atom:
         rate = RateSettings(LEARNING_RATE, LEARNING_RATE, 0, "constant", None)
         adamw = AdamW(BETAS, EPSILON, WEIGHT_DECAY)
         settings = ReplicaSettings(
-            rate, adamw, CLIP_NORM, self.setup.dtype, arrangement, self.at_once,
-            state_form=StateForm(self.setup.layout), gradients=self.gradients,
-        )  # fmt: skip
+            rate=rate,
+            optimizer=adamw,
+            clip_norm=CLIP_NORM,
+            precision=self.setup.dtype,
+            arrangement=arrangement,
+            micro_batches=self.at_once,
+            state_form=StateForm(self.setup.layout),
+            gradients=self.gradients,
+        )
         replica = Replica(self.program, None, settings, self.device, observer=self.recording)
         values = functools.partial(initial_value, self.setup.config, seed=SEED)
         replica.initialise(values, threads=min(len(os.sched_getaffinity(0)), MOST_THREADS))

@@ -38,7 +38,9 @@ SEQUENCES, TOKENS, VOCABULARY = 2, 16, 61
 
 CONFIG = GPT3Config(3, 2, 32, sequence_tokens=TOKENS, vocabulary_size=VOCABULARY, dropout=0.0)
 RATE = RateSettings(3e-3, 3e-4, warmup_rounds=5, decay="cosine", rounds=ROUNDS)
-SETTINGS = ReplicaSettings(RATE, AdamW(weight_decay=0.1), 1.0, torch.float32, Arrangement(2))
+SETTINGS = ReplicaSettings(
+    rate=RATE, optimizer=AdamW(weight_decay=0.1), clip_norm=1.0, arrangement=Arrangement(2)
+)
 
 
 @dataclass(frozen=True)

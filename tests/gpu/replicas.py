@@ -31,7 +31,12 @@ def batches(seed: int) -> list[dict[str, torch.Tensor]]:
 
 def settings_of(changes: dict[str, torch.dtype], arrangement: Arrangement) -> ReplicaSettings:
     return ReplicaSettings(
-        RATE, AdamW(seed=3), clip_norm=0.5, micro_batches=2, arrangement=arrangement, **changes
+        rate=RATE,
+        optimizer=AdamW(seed=3),
+        clip_norm=0.5,
+        micro_batches=2,
+        arrangement=arrangement,
+        **changes,
     )
 
 

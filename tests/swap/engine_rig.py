@@ -12,7 +12,8 @@ from atom.optim.adamw import AdamW
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, Device
 from atom.swap.device_slots import DeviceSlots
-from atom.swap.engine import Engine, Observer, PassCancelled
+from atom.swap.engine import Engine, PassCancelled
+from atom.swap.schedule import Observer
 from atom.swap.state_form import StateForm
 from atom.swap.timeline import Recording
 from tests.one_step import allocate_store

@@ -129,9 +129,14 @@ class Story:
             constants = {name: _moved(machine, each) for name, each in program.constants.items()}
             program = replace(program, constants=constants)
         settings = ReplicaSettings(
-            RATE, AdamW(seed=3), 0.5, case.precision, case.arrangement, MICRO_BATCHES,
+            rate=RATE,
+            optimizer=AdamW(seed=3),
+            clip_norm=0.5,
+            precision=case.precision,
+            arrangement=case.arrangement,
+            micro_batches=MICRO_BATCHES,
             gradients=case.precision,
-        )  # fmt: skip
+        )
         observer = Recording() if case.observed else None
         self._replica = Replica(
             program, None, settings, self._device, ManualClock(), observer, extra_devices=beside

@@ -30,7 +30,7 @@ def trained(
     program = traced(model, precision, None)
     stay = frozenset(range(len(program.sub_models))) if keeps else frozenset[int]()
     settings = ReplicaSettings(
-        RATE, precision=precision, micro_batches=MICRO_BATCHES,
+        rate=RATE, precision=precision, micro_batches=MICRO_BATCHES,
         arrangement=Arrangement(2, stay, stay, devices=devices),
     )  # fmt: skip
     device, *beside = opened = [CpuDevice() for _ in range(devices)]

@@ -28,9 +28,9 @@ from atom.swap.crossing import ALIGNMENT_BYTES, ring_slots
 from atom.swap.device import Arrival, CpuDevice
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
-from atom.swap.handoff import Handoff
 from atom.swap.host_store import HostStore
 from atom.swap.neighbours import Neighbours
+from atom.swap.running_pass import Handoff
 
 
 def reckoned(graph: Graph, ends: Sequence[int], count: int, remembered: bool = False) -> Cut:

@@ -27,7 +27,7 @@ FOUNDER = PEERS[0]
 
 
 def new_replica() -> Replica:
-    return Replica(program(), None, ReplicaSettings(RATE), CpuDevice(), ManualClock())
+    return Replica(program(), None, ReplicaSettings(rate=RATE), CpuDevice(), ManualClock())
 
 
 def initialise(replica: Replica) -> None:

@@ -55,7 +55,7 @@ def test_each_target_counts_the_same_in_whatever_micro_batch(
         for pair in zip(tokens.split(together), targets.split(together), strict=True)
     ]
     program = compile_program(source.build(torch.float32), batches[0])
-    replica = Replica(program, None, ReplicaSettings(RATE), CpuDevice(), ManualClock())
+    replica = Replica(program, None, ReplicaSettings(rate=RATE), CpuDevice(), ManualClock())
     first = dict(plain.named_parameters())
     replica.initialise(lambda name, shape: first[name].detach().clone())
     replica.run_pass(batches)

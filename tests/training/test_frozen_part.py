@@ -42,7 +42,7 @@ def half_frozen_program() -> Program:
 
 
 def half_frozen() -> Replica:
-    settings = ReplicaSettings(RATE)
+    settings = ReplicaSettings(rate=RATE)
     return Replica(half_frozen_program(), None, settings, CpuDevice(), ManualClock())
 
 

@@ -58,7 +58,7 @@ def test_the_loss_and_gradients_are_those_of_the_documents_alone(config: dict[st
     plain: Any = materialised(source, torch.float32, 1)
     first = dict(plain.named_parameters())
     program = compile_program(source.build(torch.float32), source.example_batch(2))
-    replica = Replica(program, None, ReplicaSettings(RATE), CpuDevice(), ManualClock())
+    replica = Replica(program, None, ReplicaSettings(rate=RATE), CpuDevice(), ManualClock())
     replica.initialise(lambda name, shape: first[name].detach().clone())
     replica.run_pass([source.text_batch(batch)])
 

@@ -20,8 +20,8 @@ from atom.models.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, 
 from atom.models.hub import CONFIG
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.huggingface_config import config_text, read_config
+from atom.models.sampling import MOST_TOKENS, Prompts
 from atom.models.source import DataError, ModelSource, SourceError
-from atom.training.replica.round_texts import MOST_TOKENS, Prompts
 
 Note = Callable[[str], None]
 _ADAPTER_CONFIG = "adapter_config.json"

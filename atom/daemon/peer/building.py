@@ -18,6 +18,7 @@ from atom.daemon.console import Console
 from atom.daemon.model.recipe import Recipe, answering_graph, evaluation_graph, verify_recipe
 from atom.graph.costs.seconds import Profile
 from atom.models.data.samples import Samples
+from atom.models.sampling import Prompts
 from atom.plan.choice import Choice
 from atom.plan.choosing import choose
 from atom.plan.devices import (
@@ -32,7 +33,6 @@ from atom.plan.planning import Room, question_of_run
 from atom.plan.profiling import profile_or_guess
 from atom.swap.voided import is_out_of_memory
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.replica.round_texts import Prompts
 from atom.training.run_optimizer import ReplicaTerms, new_update_rule, rate_settings
 
 

@@ -47,6 +47,7 @@ from atom.daemon.peer.building import build_replica
 from atom.daemon.state_directory import write_atomically
 from atom.models.data.samples import Samples
 from atom.models.module_source import OwnCode
+from atom.models.sampling import Prompts
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.manifest import (
     DataAmount,
@@ -60,7 +61,6 @@ from atom.swarm.records.manifest import (
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.piece_store import PieceStore
 from atom.training.replica.replica import Replica
-from atom.training.replica.round_texts import Prompts
 from atom.training.storage.disk import write_tensors
 from atom.training.storage.run_storage import STILL, write_snapshot
 

@@ -15,8 +15,9 @@ from typing import NoReturn
 from torch import Tensor
 
 from atom.base.clock import Clock
-from atom.swap.engine import Observer, PassCancelled
+from atom.swap.engine import PassCancelled
 from atom.swap.host_sums import AdditionOrder, AdditionStopped, HostSum
+from atom.swap.schedule import Observer
 from atom.swap.voided import Cause, PassVoided, voided_by_memory
 from atom.training.replica.device_engines import DeviceEngines
 from atom.training.replica.work_sharing import LeftOut, WorkSharing, is_the_devices, left_out

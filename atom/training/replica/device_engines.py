@@ -5,9 +5,15 @@ Several devices or groups may add gradients to one host store.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
 
 from atom.graph.ir import Program
 from atom.graph.program import load
+from atom.optim.adamw import AdamW
+from atom.optim.optimizer import Optimizer
+from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
@@ -15,7 +21,24 @@ from atom.swap.engine_group import EngineGroup
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import AdditionOrder
 from atom.swap.neighbours import Neighbours
-from atom.training.replica.passes import ReplicaSettings
+from atom.swap.state_form import StateForm
+
+MAX_MICRO_BATCHES_PER_PASS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Settings of a replica that decide what its memory holds, and where."""
+
+    optimizer: Optimizer = field(default_factory=AdamW)
+    precision: torch.dtype = torch.float32
+    arrangement: Arrangement = field(default_factory=Arrangement)
+    """Use of the device by the training program, and by an evaluation program with the same cut."""
+    micro_batches: int = MAX_MICRO_BATCHES_PER_PASS
+    """Largest number of micro-batches in a pass; device memory is planned for this number."""
+    state_form: StateForm = StateForm.EXACT
+    gradients: torch.dtype = torch.float32
+    """Dtype of gradients in the copy to the host and in the host sums: float32 or bfloat16."""
 
 
 class DeviceEngines:
@@ -25,7 +48,7 @@ class DeviceEngines:
         self,
         programs: Sequence[Program],
         answers: bool,
-        settings: ReplicaSettings,
+        settings: EngineSettings,
         devices: Sequence[Device],
         store: HostStore,
         order: AdditionOrder | None = None,
@@ -36,7 +59,7 @@ class DeviceEngines:
             programs: Training program, then the evaluation program if there is one, then the
                 answering program if `answers` is True.
             answers: True if the last program is the answering program.
-            settings: Settings of the replica.
+            settings: Precision and use of the device.
             devices: The device, or the devices of a group.
             store: Host store of weights and gradients.
             order: Order in which several devices or groups add gradients; None: there is only one.

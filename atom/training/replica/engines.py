@@ -19,13 +19,13 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
 from atom.swap.device_kernels import device_kernels
 from atom.swap.device_slots import users_of_parameters
-from atom.swap.engine import Observer, PassCancelled
+from atom.swap.engine import PassCancelled
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import AdditionOrder, HostSum
+from atom.swap.schedule import Observer
 from atom.swap.voided import is_out_of_memory
 from atom.training.replica.data_parallel import DataParallel
-from atom.training.replica.device_engines import DeviceEngines
-from atom.training.replica.passes import ReplicaSettings
+from atom.training.replica.device_engines import DeviceEngines, EngineSettings
 
 
 class DeviceTaken(AtomError):
@@ -39,7 +39,7 @@ class ReplicaEngines:
         self,
         program: Program,
         evaluation: Program | None,
-        settings: ReplicaSettings,
+        settings: EngineSettings,
         devices: Sequence[Device],
         clock: Clock,
         answering: Program | None = None,
@@ -248,7 +248,7 @@ def trained_parameters(program: Program, arrangement: Arrangement) -> frozenset[
     return frozenset(name for name in found if not by_name[name].frozen)
 
 
-def _require_kernels(settings: ReplicaSettings, devices: Sequence[Device]) -> None:
+def _require_kernels(settings: EngineSettings, devices: Sequence[Device]) -> None:
     """Require that parameters can be trained on the device. Raises: ValueError, DeviceError."""
     if len(devices) > 1:
         raise ValueError("no weights are trained on one of several devices")

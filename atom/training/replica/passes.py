@@ -8,30 +8,25 @@ shows.
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from atom.base.clock import Clock
 from atom.base.errors import DeviceError
-from atom.optim.adamw import AdamW
-from atom.optim.optimizer import Optimizer
 from atom.optim.rate import RateSettings
-from atom.swap.arrangement import Arrangement
-from atom.swap.engine import Observer
 from atom.swap.pass_shares import PassShares
-from atom.swap.schedule import Observed
-from atom.swap.state_form import StateForm
+from atom.swap.schedule import Observed, Observer
 from atom.swap.timeline import Recording, Span, Timeline
 from atom.swap.voided import Cause, PassVoided
+from atom.training.replica.device_engines import EngineSettings
 from atom.training.replica.update_rule import EveryStep, UpdateRule
 
 _LOWER_MEMORY = (
     "lower [device] memory in the peer file, so that the plan leaves more room, "
     "or train a run with a smaller micro_batch_sequences"
 )
-MAX_MICRO_BATCHES_PER_PASS = 8
 GROWTH_PASSES = 1000
 FIRST_EXPONENT, LEAST_EXPONENT, MOST_EXPONENT = 15, 0, 24
 LOOK_S = 30.0
@@ -39,23 +34,14 @@ _STEP_SPANS = 4096
 """Largest number of the optimizer's latest time spans to keep."""
 
 
-@dataclass(frozen=True)
-class ReplicaSettings:
-    """Settings of a replica: update rule, precision, and use of the device."""
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSettings(EngineSettings):
+    """Settings of a replica: its memory, the learning rate, and the update rule."""
 
     rate: RateSettings
-    optimizer: Optimizer = field(default_factory=AdamW)
     clip_norm: float | None = None
-    precision: torch.dtype = torch.float32
-    arrangement: Arrangement = field(default_factory=Arrangement)
-    """Use of the device by the training program, and by an evaluation program with the same cut."""
-    micro_batches: int = MAX_MICRO_BATCHES_PER_PASS
-    """Largest number of micro-batches in a pass; device memory is planned for this number."""
     dropout_seed: int = 0
     """Seed of dropout; it should differ between peers. The initial weights do not depend on it."""
-    state_form: StateForm = StateForm.EXACT
-    gradients: torch.dtype = torch.float32
-    """Dtype of gradients in the copy to the host and in the host sums: float32 or bfloat16."""
     update_rule: Callable[..., UpdateRule] = EveryStep
     """Constructor of the update rule: an `UpdateRule` subclass, or a partial with its options."""
 

@@ -6,12 +6,11 @@ one token, and the text continues after the step, with the new weights. The pass
 while a token is generated.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 
 from atom.base.clock import Clock
 from atom.base.units import printable
-from atom.models.sampling import Sampling, continuations
+from atom.models.sampling import MOST_TOKENS, Prompts, Sampling, continuations
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided
 from atom.swarm.records.lease import MAX_SAMPLE_BYTES, SampleText
@@ -19,23 +18,7 @@ from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Worker
 
-MOST_TOKENS = 32
-"""Largest number of tokens in a text, without its prompt."""
 _TEMPERATURE = 0.8
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """Prompts of the texts, used in turn, and the vocabulary."""
-
-    every_rounds: int
-    tokens: Sequence[Sequence[int]]
-    window: int
-    """Number of tokens in one input of the model."""
-    vocabulary: int
-    ends: frozenset[int]
-    """Tokens that end a text."""
-    decode: Callable[[Sequence[int]], str]
 
 
 class RoundTexts:

@@ -17,8 +17,7 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.swap.host_sums import Gate, HostSum
-from atom.training.replica.passes import ReplicaSettings
-from atom.training.replica.replica import Replica
+from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
 from tests.training.small_replica import FIRST_VALUE, RATE, batches, config, program, same
 
@@ -116,7 +115,7 @@ class Rig:
         self.is_alone = devices == changes.get("arrangement", Arrangement()).devices
         """One device, or one group of them: a call is a pass there."""
         self.clock, self.told = ManualClock(), list[str]()
-        settings = ReplicaSettings(RATE, clip_norm=0.5, micro_batches=2, **changes)
+        settings = ReplicaSettings(rate=RATE, clip_norm=0.5, micro_batches=2, **changes)
         made = head_apart() if head_is_apart else program(0.1, settings.precision, blocks=3)
         first, *beside = self.devices
         self.replica = Replica(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from atom.swarm.chain.commit import ChainRules, Voter, genesis
 from atom.swarm.records.lease import PeerState
+from atom.training.replica.device_engines import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.pacing import (
     READ_S,
     SELDOM_S,
@@ -22,7 +23,6 @@ from atom.training.replica.pacing import (
     sequences_per_s,
     usual_pass_seconds,
 )
-from atom.training.replica.passes import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.round.events import View
 
 NEWS, STALE = 6.0, 0.0

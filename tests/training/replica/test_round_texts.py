@@ -12,12 +12,12 @@ from atom.graph.trace import trace
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.gpt3 import GPT3
 from atom.models.gpt3_source import GPT3Source
-from atom.models.sampling import example_question, next_token_model
+from atom.models.sampling import MOST_TOKENS, Prompts, example_question, next_token_model
 from atom.swap.device import CpuDevice
 from atom.swarm.records.lease import SampleText
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.replica.round_texts import MOST_TOKENS, Prompts, RoundTexts, shown
+from atom.training.replica.round_texts import RoundTexts, shown
 from tests.manual_clock import ManualClock
 from tests.training.small_replica import FIRST_VALUE, RATE, batches, config
 
@@ -31,7 +31,7 @@ def a_replica() -> Replica:
     assert asked.layout == graph.layout
     ends = layer_ends(layers_of(graph))
     answering = build_program(asked, ends=ends_alike(graph, asked, ends))
-    settings = ReplicaSettings(RATE)
+    settings = ReplicaSettings(rate=RATE)
     program = build_program(graph, ends=ends)
     replica = Replica(program, None, settings, CpuDevice(), ManualClock(), answering=answering)
     replica.initialise(FIRST_VALUE)

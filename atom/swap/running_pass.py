@@ -1,14 +1,16 @@
-"""Exchange of values and gradients between the devices of a group during one pass."""
+"""A pass in progress, and the values and gradients that the devices of a group exchange in it."""
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from atom.base.errors import AtomError
-from atom.swap.boundary_traffic import TensorLayout
+from atom.swap.boundary_traffic import MicroBatch, TensorLayout
 from atom.swap.device import Arrival, RandomState
+from atom.swap.host_sums import Gate
+from atom.swap.schedule import Shape
 
 
 class HandoffStopped(AtomError):
@@ -67,3 +69,39 @@ class Handoff:
             self._is_stopped = True
             self._parcels.clear()
             self._changed.notify_all()
+
+
+@dataclass(frozen=True)
+class RunningPass:
+    """Inputs of a pass and the state of its micro-batches."""
+
+    batches: list[MicroBatch]
+    shape: Shape
+    loss_scale: float = 1.0
+    """Factor of the loss in the backward; gradients are divided by it in float32."""
+    gate: Gate | None = None
+    """Gate of the pass's gradients; None: an evaluation, without gradients."""
+    first: bool = False
+    """True for the first pass of a round, which overwrites the gradient arena."""
+    seed: int = 0
+    """Seed of the noise for stochastic rounding of bfloat16 sums."""
+    handoff: Handoff = field(default_factory=Handoff)
+    """Exchange with the other devices of the group."""
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    """Values from other devices that are the same in every micro-batch."""
+
+    @property
+    def training(self) -> bool:
+        """True for a training pass, False for an evaluation."""
+        return self.gate is not None
+
+    def results(self) -> list[Tensor]:
+        """Return the program's output (usually the loss) of each finished micro-batch, on the host.
+
+        Waits for the device.
+        """
+        return [batch.loss.cpu() for batch in self.batches if batch.loss is not None]
+
+    def losses(self) -> list[float]:
+        """Return the results as numbers; waits for the device."""
+        return [float(loss) for loss in self.results()]
