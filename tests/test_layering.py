@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
 WITHIN: dict[str, dict[str, set[str]]] = {
     "swarm": {
         "": set(),
+        "router": {""},
         "chain": {""},
         "records": {"", "chain"},
         "dht": {"", "chain", "records", "stream"},

@@ -38,6 +38,8 @@ class Work:
 
     False if the devices are the host's cores, which passes and steps share.
     """
+    dialable: int | None = None
+    """Number of peers that other peers can dial; None: all."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class RoundPrediction:
     of its gradients before the step.
     """
     line_bytes: float
-    """Bytes that this peer sends; it receives as many."""
+    """Bytes that the busiest peer sends; it receives as many."""
     all_reduce_s: float
     """Seconds of averaging over the network."""
     overlapped: bool
@@ -94,22 +96,28 @@ class RoundPrediction:
 
     @property
     def line_bytes_per_day(self) -> float:
-        """Bytes that this peer sends in a day of training; it receives as many."""
+        """Bytes that the busiest peer sends in a day of training; it receives as many."""
         return self.line_bytes / self.round_s * DAY_S
 
 
-def exchange_bytes(elements: int, element_bytes: float, peers: int) -> float:
-    """Return the bytes that each of `peers` peers sends, and receives, in an exchange.
+def exchange_bytes(
+    elements: int, element_bytes: float, peers: int, dialable: int | None = None
+) -> float:
+    """Return the bytes that the busiest line sends, and receives, in an exchange.
 
-    They are 2 (n - 1) / n times the bytes of the averaged numbers for n peers. This holds in a
-    ring, and if each peer averages an equal part.
+    Of n peers, the k that can be dialled own equal parts. The line of each carries 1 + (n - 2) / k
+    times the bytes of the averaged numbers in either direction; with k = n that is 2 (n - 1) / n,
+    as in a ring. The line of a peer that cannot be dialled carries them once.
 
     Args:
         elements: Number of averaged numbers.
         element_bytes: Bytes per number on the network.
         peers: Number of peers that average together.
+        dialable: Number of peers that can be dialled, at least one; None: all.
     """
-    return 2 * (peers - 1) / peers * (elements * element_bytes)
+    owners = min(dialable or peers, peers)
+    averages = 1 + (peers - 2) / owners if peers > 1 else 0
+    return averages * (elements * element_bytes)
 
 
 def predict(choice: Choice, work: Work) -> RoundPrediction:
@@ -130,7 +138,8 @@ def predict(choice: Choice, work: Work) -> RoundPrediction:
     if micro_batches < choice.micro_batches:  # a pass with fewer micro-batches may take as long
         choice = choice.allowing(micro_batches=micro_batches)
     inner = work.inner_sequences
-    line_bytes = exchange_bytes(work.parameters, work.gradient_element_bytes, work.peers)
+    wire = work.parameters, work.gradient_element_bytes
+    line_bytes = exchange_bytes(*wire, work.peers, work.dialable)
     on_host = max(work.parameters - choice.trained_elements, 0)
     optimizer = waits = on_host / work.step.elements_per_s
     passes = math.ceil(micro_batches / choice.micro_batches)

@@ -13,7 +13,7 @@ from atom.graph.chain import Chain, Machine, Operation
 from atom.plan.choice import Choice, HostStep
 from atom.plan.choosing import Question, choose
 from atom.plan.memory import Cut, Limits
-from atom.plan.prediction import RoundPrediction, Work, gain, predict
+from atom.plan.prediction import RoundPrediction, Work, exchange_bytes, gain, predict
 from atom.swap.arrangement import Arrangement
 
 WORK = Work(
@@ -44,6 +44,18 @@ def a_second_each() -> Choice:
     only = Operation("only", {}, 0.25, 0.75, 0, 0)
     cut = Cut.of(Chain((only,), ()), MACHINE, Limits(0, 4, micro_batches=2), (1,))
     return Choice(cut, Arrangement())
+
+
+@pytest.mark.parametrize(
+    ("peers", "dialable", "averages"),
+    [(1, None, 0), (2, 1, 1), (2, None, 1), (8, 1, 7), (8, 2, 4), (8, None, 1.75), (8, 9, 1.75)],
+)
+def test_the_busiest_line_carries_more_if_few_can_be_dialled(
+    peers: int, dialable: int | None, averages: float
+) -> None:
+    assert exchange_bytes(10, 0.5, peers, dialable) == pytest.approx(averages * 5)
+    lonely = predict(a_second_each(), replace(WORK, peers=peers, dialable=dialable))
+    assert lonely.all_reduce_s == pytest.approx(averages * 4e6 / 1e6)
 
 
 def test_a_round_by_hand() -> None:

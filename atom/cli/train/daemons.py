@@ -88,7 +88,7 @@ def serve_bootstrap(
     node = NodeSettings(
         identity_path=str(place.identity),
         listen=str(where),
-        announce=announced_multiaddrs(peer.network.announce, where.port),
+        announce=announced_multiaddrs(peer.network.announce, str(where)),
         initial_peers=parse_multiaddrs(tuple(initial_peers)),
         log_path=str(place.dht_log),
     )

@@ -12,10 +12,12 @@ from atom.base.clock import Clock
 from atom.base.errors import AddressError
 from atom.config.address import parse_host_port
 from atom.config.peer_file import Network
+from atom.daemon.peer.box import Box
 from atom.daemon.state_directory import write_atomically
 from atom.swarm.addresses import parse_listen, parse_multiaddr
-from atom.swarm.dial_rules import LOCAL, AddressClass, class_of, dialled_classes, own_hosts
+from atom.swarm.dial_rules import AddressClass, class_of, dialled_classes, own_hosts
 from atom.swarm.records.lease import MAX_ADDRESSES
+from atom.swarm.router.requests import Opened
 from atom.training.storage.disk import DiskRoom
 
 
@@ -31,61 +33,71 @@ def data_place(network: Network, listen: str) -> tuple[str, int] | None:
     return parse_listen(listen).host, network.data_port
 
 
-def announced_multiaddrs(announce: Sequence[str], dht_port: int) -> tuple[str, ...]:
-    """Return the libp2p addresses that the DHT node announces.
+def announced_multiaddrs(
+    announce: Sequence[str], listen: str, opened: Opened | None = None
+) -> tuple[str, ...]:
+    """Return the libp2p addresses that the DHT node announces; empty: those that libp2p finds.
+
+    Addresses in this machine's own network follow the others, for peers in the same home.
 
     Args:
         announce: "HOST" or "HOST:PORT" each.
-        dht_port: port for hosts without a port; if it is 0, such hosts are left out.
+        listen: HOST:PORT where the node listens; if the port is 0, hosts without a port are left
+            out.
+        opened: port of the router that leads to the node, if any.
     """
-    found = []
-    for text in announce:
-        host, port = _host_and_port(text, dht_port)
-        if port:
-            found.append(f"/{_family(host)}/{host}/tcp/{port}")
-    return tuple(found)
+    place = parse_listen(listen)
+    named = [_host_and_port(text, place.port) for text in announce]
+    if opened is not None:
+        named.insert(0, (opened.host, opened.port))
+    if named:
+        named += [(host, place.port) for host in _own_hosts(place.host)]
+    return tuple(f"/{_family(host)}/{host}/tcp/{port}" for host, port in named if port)
 
 
-def data_addresses(network: Network, bound: tuple[str, int]) -> tuple[str, ...]:
+def data_addresses(
+    network: Network, bound: tuple[str, int], opened: Opened | None = None
+) -> tuple[str, ...]:
     """Return "host:port" of the direct transport, best first.
 
     Args:
         network: `[network]` of the peer file.
         bound: IP address and port that the transport listens on.
+        opened: port of the router that leads to the transport, if any.
     """
     host, port = bound
-    hosts = announced_hosts(network, host)[:MAX_ADDRESSES]
-    return tuple(f"[{h}]:{port}" if ":" in h else f"{h}:{port}" for h in hosts)
+    found = [f"[{h}]:{port}" if ":" in h else f"{h}:{port}" for h in announced_hosts(network, host)]
+    if opened is not None:
+        found.insert(0, opened.address)
+    return tuple(found[:MAX_ADDRESSES])
 
 
 def announced_hosts(network: Network, listen_host: str) -> Sequence[str]:
     """Return the hosts under which other peers can reach this peer, best first.
 
-    The hosts of `announce` replace the addresses of this machine. With `lan` its local addresses
-    follow, for peers in the same network: many routers do not route their public address back to
-    the inside.
+    The hosts of `announce` come before the addresses of this machine. These are for peers in the
+    same network: many routers do not route their public address back to the inside.
 
     Args:
         network: `[network]` of the peer file.
         listen_host: IP address on which this peer listens.
     """
-    own = own_hosts(listen_host)
     if not network.announce:
-        return own
+        return own_hosts(listen_host)
     named = [_host_and_port(text, 0)[0] for text in network.announce]
-    return named + [each for each in own if network.lan and class_of(each) in LOCAL]
+    return named + _own_hosts(listen_host)
 
 
-def dialled_by(network: Network, listen: str, entrances: Sequence[str]) -> frozenset[AddressClass]:
-    """Return the classes of addresses that a daemon dials now.
+def _own_hosts(listen_host: str) -> list[str]:
+    return [each for each in own_hosts(listen_host) if class_of(each) is not AddressClass.LOOPBACK]
 
-    Args:
-        network: `[network]` of its peer file.
-        listen: HOST:PORT where its DHT node listens.
-        entrances: Multiaddrs through which it enters the run.
-    """
-    own = announced_hosts(network, parse_listen(listen).host)
-    return dialled_classes(own, entrances, network.lan)
+
+def dialled_by(box: Box) -> frozenset[AddressClass]:
+    """Return the classes of addresses that a daemon on this machine dials now."""
+    network, listen = box.peer.network, parse_listen(box.listen)
+    own, opened = [*announced_hosts(network, listen.host)], box.opened(network.data_port)
+    own += [] if opened is None else [opened.host]
+    return dialled_classes(own, box.entrances, network.lan)
 
 
 def _host_and_port(text: str, default_port: int) -> tuple[str, int]:

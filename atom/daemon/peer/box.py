@@ -18,6 +18,8 @@ from atom.swarm.addresses import check_run_name, parse_join_address
 from atom.swarm.chain.commit import Voter
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import Listed
+from atom.swarm.router.ports import PortKeeper
+from atom.swarm.router.requests import Opened
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,13 @@ class Box:
     entrances: tuple[str, ...] = ()
     """Multiaddrs of DHT nodes through which the peer enters the run; empty if its node is the
     first."""
+
+    ports: PortKeeper | None = None
+    """Keeper of the ports that the home router opens; None: it opens none."""
+
+    def opened(self, port: int) -> Opened | None:
+        """Return the port of the router that leads to a port of this machine, if any."""
+        return None if self.ports is None else self.ports.outside(port)
 
     @property
     def me(self) -> Voter:

@@ -29,6 +29,14 @@ LOOK_AROUND_S = 5.0
 WAITING_S = 60.0
 """Time for which voters must be missing before a line names them. Usually the others go on without
 them sooner."""
+UNREACHED_S = 30.0
+"""Time without a way to any other peer before a line says so."""
+UNREACHED = (
+    "no other peer can be reached, and none can reach this machine, so no round takes both in. One "
+    "peer that others can dial is enough: start a peer with --map-ports; or forward the port of "
+    "[network] data_port in a router, and name the router's public address in announce; or let a "
+    "machine with a public address join"
+)
 MOST_NAMES = 3
 """Number of peers that a line names at most."""
 WRONG_S = 2.0
@@ -54,7 +62,7 @@ class News:
         self._reason = ""
         self._round: int | None = None
         self._waiting_since: float | None = None
-        self._has_told_lack = False
+        self._has_told_lack = self._is_unreached = False
 
     def hear(self, now: float) -> None:
         """Note that the leases were read. Thread-safe."""
@@ -93,6 +101,7 @@ class News:
         missing: Collection[str],
         now: float,
         lacks: str = "",
+        silent_s: float = 0.0,
     ) -> Iterator[str]:
         """Yield the lines that are due now.
 
@@ -104,7 +113,13 @@ class News:
             now: monotonic time in seconds.
             lacks: name of the data that other peers must give before this peer can train; empty if
                 it lacks nothing.
+            silent_s: seconds for which no other peer could be reached although there are some.
         """
+        if silent_s < UNREACHED_S:
+            self._is_unreached = False
+        elif not self._is_unreached:
+            self._is_unreached = True
+            yield UNREACHED
         if reason != self._reason and now >= self._pauses_due:
             self._reason, self._pauses_due = reason, now + PAUSES_S
             yield f"paused: {reason}" if reason else "resumed"

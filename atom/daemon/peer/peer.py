@@ -211,7 +211,8 @@ class Peer:
         stats, lacks = training.executor.stats, training.shared.lacks
         last = None if stats.last_commit_at is None else stats.last
         missing = training.machine.waiting_for
-        for line in self._news.lines(reason, last, view.fresh, missing, facts.now, lacks):
+        silent_s = self._reach.outreach.silent_s
+        for line in self._news.lines(reason, last, view.fresh, missing, facts.now, lacks, silent_s):
             self._say(line)
         if math.isfinite(view.seen_at) and not facts.started:
             self._arrive(head.round, ahead)

@@ -181,5 +181,4 @@ def transport_of(box: Box, member: Membership, inbox: Inbox, storage: RunStorage
     server = BlobServer(storage.content, known)
     handlers = Handlers(inbox.receive, inbox.unreachable, server.serve)
     place = data_place(network, box.listen)
-    dialled = partial(dialled_by, network, box.listen, box.entrances)
-    return Transport(local, place, box.events, bandwidth, handlers, known, dialled)
+    return Transport(local, place, box.events, bandwidth, handlers, known, partial(dialled_by, box))

@@ -33,9 +33,13 @@ from atom.swarm.addresses import (
     parse_multiaddrs,
     with_entrances,
 )
+from atom.swarm.dht.client import free_port
 from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.dial_rules import LOCAL, class_of, own_hosts
 from atom.swarm.exchange.codec import chunk_kernels
 from atom.swarm.records.manifest import listed_peers
+from atom.swarm.router.ports import PortKeeper
+from atom.swarm.router.requests import PortRefused
 from atom.swarm.transport.listener import data_door
 from atom.training.run_optimizer import load_run
 
@@ -172,12 +176,18 @@ def _opened(
     place = data_place(network, box.listen)
     if place is not None:
         data_door(place).close()
+        box = with_open_ports(box, stack)
     sinks, begin_metrics = open_metrics(box.peer, stack, box.console)
     box = replace(box, entrances=address.bootstrap, events=EventFan(box.events, *sinks))
+
+    def announced() -> tuple[str, ...]:
+        opened = box.opened(parse_listen(box.listen).port)
+        return announced_multiaddrs(network.announce, box.listen, opened)
+
     node = NodeSettings(
         identity_path=str(state.identity),
         listen=box.listen,
-        announce=announced_multiaddrs(network.announce, parse_listen(box.listen).port),
+        announce=announced(),
         initial_peers=address.bootstrap,
         contacts=known_contacts(state.known_addresses),
         log_path=str(state.dht_log),
@@ -185,8 +195,41 @@ def _opened(
     box.console.progress("entering the DHT", 0, 1)
     thread = enter_dht(address.run, address.owner, node, box.events)
     stack.callback(thread.close)
+    if box.ports is not None:
+        box.ports.start(lambda: thread.announce(announced()))
     box.console.progress("entering the DHT", 1, 1)
     return box, begin_metrics, thread
+
+
+def with_open_ports(box: Box, stack: ExitStack) -> Box:
+    """Ask the router to open this peer's ports, if the owner wants it and it would help.
+
+    The DHT node announces the ports, so this comes before the node starts.
+
+    Args:
+        box: this machine.
+        stack: closes the ports.
+
+    Returns:
+        The same machine, with port numbers that are fixed now if the router opened the ports.
+    """
+    network, listen = box.peer.network, parse_listen(box.listen)
+    if not network.map_ports or class_of(own_hosts(listen.host)[0]) not in LOCAL:
+        return box
+    listen, data = free_port(listen), free_port(replace(listen, port=network.data_port))
+    keeper = PortKeeper(box.events)
+    try:
+        opened = keeper.open((listen.port, data.port))
+    except PortRefused as refused:
+        box.console.note(f"the router opens no port: {refused.message}")
+        return box
+    stack.callback(keeper.close)
+    for port in opened:
+        told = f"{port.opened.address} leads to port {port.wish.inside} of this machine"
+        box.console.note(f"the router opened a port ({port.way}): {told}, until Atom ends")
+    fixed = network.model_copy(update={"data_port": data.port})
+    peer = box.peer.model_copy(update={"network": fixed})
+    return replace(box, listen=str(listen), peer=peer, ports=keeper)
 
 
 def _raise_file_limit() -> None:

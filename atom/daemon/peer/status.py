@@ -46,7 +46,10 @@ class Status:
     def addresses(self) -> tuple[str, ...]:
         """Addresses "host:port" for other peers' data; empty if this peer only dials."""
         transport, network = self.training.executor.transport, self.box.peer.network
-        return data_addresses(network, transport.address) if transport.listens else ()
+        if not transport.listens:
+            return ()
+        bound = transport.address
+        return data_addresses(network, bound, self.box.opened(bound[1]))
 
     def lease(self, serial: int) -> Lease:
         """Return our current lease, unsigned.

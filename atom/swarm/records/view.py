@@ -14,6 +14,7 @@ from atom.swarm.records.lease import (
     LEASE_SECONDS,
     Lease,
     PeerState,
+    Reached,
     SampleText,
     Validation,
     of_our_version,
@@ -120,6 +121,31 @@ def trained_on(data_amount: tuple[int, int, int] | None) -> str:
         data_amount: Tokens, samples and held-back amount, as in the manifest; None if unknown.
     """
     return "samples" if data_amount and not data_amount[0] else "tokens"
+
+
+def dialable_text(peers: Iterable[Lease]) -> str:
+    """Return the load of the peers that can be dialled, and the value of one more.
+
+    Of N peers k can be dialled; they own the parts of an exchange, and the line of each carries
+    1 + (N - 2) / k averages in each direction.
+
+    Args:
+        peers: Leases of the peers at the head.
+
+    Returns:
+        Text such as "1 of 8 peers can be dialled: its line carries 7.0 averages per round; one
+        more makes it 4.0"; empty if all can, or there are fewer than three.
+    """
+    reached = [peer.reached is not Reached.NO for peer in peers]
+    members, able = len(reached), sum(reached)
+    if members < 3 or able in (0, members):
+        return ""
+    loads = [f"{1 + (members - 2) / owners:.1f}" for owners in (able, able + 1)]
+    each = "its line carries" if able == 1 else "each of their lines carries"
+    return (
+        f"{able} of {members} peers can be dialled: {each} {loads[0]} averages per round; one more "
+        f"makes it {loads[1]}"
+    )
 
 
 _COLUMNS = (
@@ -253,6 +279,7 @@ class SwarmView:
             "tokens_per_s": lease.tokens_per_s,
             "digest": lease.state_digest.hex(),
             "lease_age_s": self.age_s(lease),
+            "reachable": lease.reached.value or "unknown",
             "void_passes": lease.void_passes,
             "void_cause": lease.void_cause,
             "last_round": lease.last_round and lease.last_round._asdict(),

@@ -1,10 +1,10 @@
 """Reachability of this peer: it asks other peers whether they can dial it, and if they cannot, it
 keeps lines open to peers that can be dialled.
 
-A peer cannot find this out alone. One answer is not enough: a peer in the same home may reach us
-while all others cannot. So the latest answers of a few witnesses are kept, and if half of them are
-no, the verdict is no. A wrong no only costs connections to peers that could have dialled us; with a
-wrong yes an exchange fails.
+A peer cannot find this out alone. One answer is not enough, so the latest answers of a few
+witnesses are kept, and if half of them are no, the verdict is no. A witness in our own network
+proves nothing to peers elsewhere: while there are such peers, its answer does not count. A wrong no
+only costs connections to peers that could have dialled us; with a wrong yes an exchange fails.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from blake3 import blake3
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
+from atom.swarm.dial_rules import AddressClass, class_of
 from atom.swarm.records.lease import Lease, PeerState, Reached
 from atom.swarm.transport.transport import Transport
 
@@ -49,6 +50,8 @@ class Outreach:
         self._asked = 0
         self._ask_at = -math.inf
         """Time of the next question; infinite while a question is under way."""
+        self._heard_at = clock.now()
+        """Latest time at which a peer answered, or no peer was there to ask."""
 
     def know(self, leases: Mapping[str, Lease]) -> None:
         """Take a reading of the directory: update addresses and lines.
@@ -69,7 +72,9 @@ class Outreach:
         if others:  # an empty reading is no reason to close lines
             known, is_undialled = self._transport.known, self.reached is Reached.NO
             self._transport.keep_lines(lines_to(me, others, known) if is_undialled else frozenset())
-        if self._wish is Reached.UNKNOWN and others and now >= self._ask_at:
+        if self._wish is not Reached.UNKNOWN or not others:
+            self._heard_at = now
+        elif now >= self._ask_at:
             self._ask_at = math.inf
             try:
                 self._transport.threads.start("atom-outreach", lambda: self._ask(others))
@@ -81,13 +86,19 @@ class Outreach:
         """Answer to the question whether other peers can dial us, as far as we know."""
         return self._wish if self._wish is not Reached.UNKNOWN else verdict(self._answers.values())
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which other peers are known, but none of them could be asked anything."""
+        return self._clock.now() - self._heard_at
+
     def _ask(self, others: Mapping[str, Lease]) -> None:
         before, witness = self.reached, witness_of(others, self._asked, self._transport.known)
         self._asked += 1
         answers = {peer: said for peer, said in self._answers.items() if peer != witness}
         try:
             with contextlib.suppress(OSError, PeerRefused):  # such a peer is no witness
-                answer = self._transport.probe(witness)
+                answer = self._transport.probe(witness, any(map(is_outside, others.values())))
+                self._heard_at = self._clock.now()
                 if answer is not Reached.UNKNOWN:
                     answers[witness] = answer
         finally:
@@ -101,6 +112,12 @@ class Outreach:
             self._events.emit(
                 "reachability", reachable=self.reached.value, asked=len(self._answers)
             )
+
+
+def is_outside(lease: Lease) -> bool:
+    """Return True if a peer publishes a public address."""
+    hosts = (address.rpartition(":")[0].strip("[]") for address in lease.addresses)
+    return AddressClass.PUBLIC in map(class_of, hosts)
 
 
 def verdict(answers: Iterable[Reached]) -> Reached:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
-from atom.swarm.dial_rules import AddressClass, dialled_classes, own_hosts
+from atom.swarm.dial_rules import AddressClass, class_of, dialled_classes, own_hosts
 from atom.swarm.records.lease import Reached
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
@@ -156,14 +156,20 @@ class Transport:
         """Keep lines to exactly these peers: they can call us over them, but cannot dial us."""
         self._lines.keep(peer_ids)
 
-    def probe(self, peer_id: str) -> Reached:
+    def probe(self, peer_id: str, from_outside: bool = False) -> Reached:
         """Ask a peer to dial us, and return its answer. Takes seconds.
+
+        Args:
+            peer_id: Peer to ask.
+            from_outside: True: the answer of a peer in our own network is UNKNOWN.
 
         Raises:
             PeerRefused, OSError: The peer cannot be reached, or does not answer.
         """
         channel = self.connect(peer_id, Purpose.PROBE)
         try:
+            if from_outside and class_of(channel.remote[0]) is not AddressClass.PUBLIC:
+                return Reached.UNKNOWN
             answer = channel.recv_frame(Kind.REACHED, 8, Patience.within(_PROBE_S + 2.0))
         finally:
             channel.close()

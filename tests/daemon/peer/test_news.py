@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from atom.daemon.peer.news import EVERY_S, WAITING_S, News
+from atom.daemon.peer.news import EVERY_S, UNREACHED, UNREACHED_S, WAITING_S, News
 from atom.swarm.chain.commit import Ballot, MemberCount, Value
 
 ANN, BOB, CY = "12D3KooWAnnAnn", "12D3KooWBobBob", "12D3KooWCyCyCy"
@@ -107,3 +107,11 @@ def test_who_lacks_something_alone_is_told_once_what_to_do() -> None:
     (line,) = told.after(60, lacks="what the run keeps frozen")
     assert line.startswith("what the run keeps frozen is missing or damaged, and no other peer")
     assert "--from FOLDER" in line
+
+
+def test_a_standstill_without_a_way_to_any_peer_is_told_once() -> None:
+    told = Told()
+    assert told.after(1, silent_s=UNREACHED_S - 1) == []
+    assert told.after(60, silent_s=UNREACHED_S) == [UNREACHED]
+    assert told.after(1) == []
+    assert told.after(1, silent_s=UNREACHED_S) == [UNREACHED]

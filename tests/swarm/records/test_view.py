@@ -8,9 +8,10 @@ from swarm_samples import HEAD, a_lease, a_manifest
 from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import Branch
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease, PeerState, RoundUse, SampleText, Validation
+from atom.swarm.records.lease import Lease, PeerState, Reached, RoundUse, SampleText, Validation
 from atom.swarm.records.view import (
     SwarmView,
+    dialable_text,
     preferred_head,
     remaining,
     validation_by_text,
@@ -42,6 +43,21 @@ def test_the_view_is_computed_at_the_preferred_head_and_speed_also_just_behind_i
     assert view.head == HEAD.hex()
     assert view.tokens_per_s == 2 * 80.0 + 100.0
     assert [peer.peer_id for peer in view.peers] == list("abcdefg")
+
+
+@pytest.mark.parametrize(
+    ("able", "members", "text"),
+    [
+        (1, 8, "1 of 8 peers can be dialled: its line carries 7.0 averages per round; one more "
+            "makes it 4.0"),
+        (2, 8, "2 of 8 peers can be dialled: each of their lines carries 4.0 averages per round; "
+            "one more makes it 3.0"),
+        (8, 8, ""), (0, 8, ""), (1, 2, ""),
+    ],
+)  # fmt: skip
+def test_the_value_of_one_more_peer_that_can_be_dialled(able: int, members: int, text: str) -> None:
+    reached = [Reached.YES] * able + [Reached.NO] * (members - able)
+    assert dialable_text(a_lease(f"{n}", reached=can) for n, can in enumerate(reached)) == text
 
 
 def test_what_the_status_command_tells() -> None:

@@ -69,8 +69,9 @@ class Stage:
     def start(self, name: str, work: Callable[[], None]) -> None:
         work()
 
-    def probe(self, peer_id: str) -> Reached:
+    def probe(self, peer_id: str, from_outside: bool) -> Reached:
         self.asked += peer_id
+        self.from_outside = from_outside
         answer = self.answers[peer_id]
         if isinstance(answer, Exception):
             raise answer
@@ -117,6 +118,28 @@ def test_who_cannot_be_asked_is_no_witness() -> None:
     assert stage.read(1) == ("a", YES, "")
     stage.answers["a"] = OSError("gone")
     assert stage.read(AGAIN_S) == ("aa", UNKNOWN, ""), "its earlier report is old"
+
+
+def test_witnesses_in_our_network_prove_nothing_to_peers_elsewhere() -> None:
+    stage = Stage()
+    stage.leases = {"a": a_lease("a", reached=YES, addresses=("192.168.1.3:1",))}
+    stage.read(1)
+    assert not stage.from_outside
+    stage.leases["b"] = a_lease("b", addresses=("192.168.7.3:1", "[2001:db8::1]:1"))
+    stage.read(AGAIN_S)
+    assert stage.from_outside
+
+
+def test_silence_counts_while_there_are_peers_that_nobody_can_ask() -> None:
+    stage = Stage(answer=OSError("gone"))
+    stage.read(10)
+    assert stage.outreach.silent_s == 10
+    stage.answers["b"] = UNKNOWN
+    stage.read(2 * AGAIN_S)
+    assert stage.outreach.silent_s <= 4 * SETTLE_S
+    stage.leases, stage.answers = {}, {}
+    stage.read(AGAIN_S)
+    assert stage.outreach.silent_s == 1
 
 
 @pytest.mark.parametrize(("wish", "lines"), [(NO, "abcd"), (YES, "")])

@@ -98,6 +98,7 @@ def test_others_say_whether_they_can_dial_us(make: Make) -> None:
     assert open_peer.transport.probe(witness.peer_id) is Reached.UNKNOWN  # it has no address of us
     witness.knows(open_peer)
     assert open_peer.transport.probe(witness.peer_id) is Reached.YES
+    assert open_peer.transport.probe(witness.peer_id, from_outside=True) is Reached.UNKNOWN
     keep_lines(closed, witness)
     assert closed.transport.probe(witness.peer_id) is Reached.UNKNOWN
     assert witness.transport.probe(closed.peer_id) is Reached.YES, "a peer behind NAT can dial, too"

@@ -1,0 +1,114 @@
+"""Conversation with the router of this network: the only host that is asked to open a port."""
+
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from atom.swarm.router import requests
+from atom.swarm.router.requests import MAX_ANSWER_BYTES, Opened, PortRefused, Wish
+
+T = TypeVar("T")
+
+PORT = 5351
+"""UDP port on which routers answer PCP and NAT-PMP."""
+WAITS_S = (0.25, 0.5, 1.0)
+"""Seconds to wait for an answer before the request is sent again; the last wait ends the attempt.
+
+The specifications wait for minutes. A router in the same home that is silent for 1.75 s does not
+know the protocol.
+"""
+_ROUTES = Path("/proc/net/route")
+_IS_GATEWAY = 2
+
+
+def default_gateway(routes: Path = _ROUTES) -> str:
+    """Return the IPv4 address of the router on the default route.
+
+    Args:
+        routes: The kernel's table of routes.
+
+    Raises:
+        PortRefused: There is no default route, or the system has no such table.
+    """
+    try:
+        lines = routes.read_text(encoding="ascii").splitlines()[1:]
+    except OSError:
+        raise PortRefused("this system does not tell its router's address") from None
+    for line in lines:
+        _, target, via, flags, _, _, _, mask, *_ = line.split()
+        if target == mask == "00000000" and int(flags, 16) & _IS_GATEWAY:
+            return socket.inet_ntoa(struct.pack("<I", int(via, 16)))
+    raise PortRefused("this machine has no router on its default route")
+
+
+def by_pcp(gateway: str, wish: Wish, port: int = PORT) -> Opened:
+    """Open or close a port by PCP.
+
+    Args:
+        gateway: IPv4 address of the router.
+        wish: Port to open or to close.
+        port: UDP port of the router.
+
+    Raises:
+        PortRefused: The router does not answer, or refuses.
+    """
+
+    def request(own_host: str) -> bytes:
+        return requests.pcp_request(own_host, wish)
+
+    return _ask((gateway, port), request, lambda answer: requests.read_pcp(answer, wish))
+
+
+def by_nat_pmp(gateway: str, wish: Wish, port: int = PORT) -> Opened:
+    """Open or close a port by NAT-PMP: see `by_pcp`."""
+    place, host = (gateway, port), outside_host(gateway, port)
+    request = requests.pmp_request(wish)
+    return _ask(place, lambda own: request, lambda answer: requests.read_pmp(answer, wish, host))
+
+
+def outside_host(gateway: str, port: int = PORT) -> str:
+    """Return the router's address on the internet by NAT-PMP, without opening a port.
+
+    Args:
+        gateway: IPv4 address of the router.
+        port: UDP port of the router.
+
+    Raises:
+        PortRefused: The router does not answer, or refuses.
+    """
+    return _ask((gateway, port), lambda own: requests.pmp_host_request(), requests.read_pmp_host)
+
+
+def _ask(
+    place: tuple[str, int], request: Callable[[str], bytes], read: Callable[[bytes], T | None]
+) -> T:
+    """Send a request until an answer fits, and return what `read` makes of the answer.
+
+    The socket is connected, so the kernel drops packets of any other host.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+            line.connect(place)
+            for wait_s in WAITS_S:
+                line.send(request(line.getsockname()[0]))
+                found = _answer(line, time.monotonic() + wait_s, read)
+                if found is not None:
+                    return found
+    except OSError as problem:
+        raise PortRefused(f"the router cannot be asked: {problem}") from problem
+    raise PortRefused("the router does not answer")
+
+
+def _answer(line: socket.socket, give_up_at: float, read: Callable[[bytes], T | None]) -> T | None:
+    while (left_s := give_up_at - time.monotonic()) > 0:
+        line.settimeout(left_s)
+        try:
+            found = read(line.recv(MAX_ANSWER_BYTES))
+        except TimeoutError:
+            break
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,171 @@
+"""Ports that the home router opens for this peer, kept open until the peer ends.
+
+After the death of a peer a port closes by itself. Nothing is opened without the owner's consent
+(`[network] map_ports`).
+"""
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from atom.base.events import EventSink
+from atom.swarm.dial_rules import AddressClass, class_of
+from atom.swarm.router.gateway import by_nat_pmp, by_pcp, default_gateway
+from atom.swarm.router.requests import Opened, PortRefused, Wish
+from atom.swarm.router.upnp import by_upnp
+
+LASTS_S = 600
+"""Seconds for which the router is asked to keep a port open. Ports are renewed at half of it. So a
+router that has lost them, or has a new address, is noticed within five minutes."""
+LEAST_S = 60
+"""Least number of seconds that a router must promise."""
+RETRY_S = 20.0
+"""Pause after a failed renewal."""
+LEAST_PORT = 1024
+
+Way = Callable[[str, Wish], Opened]
+"""Function (router's address, port to open) → opened port; raises PortRefused."""
+WAYS: Mapping[str, Way] = {"PCP": by_pcp, "NAT-PMP": by_nat_pmp, "UPnP": by_upnp}
+"""Protocols by name, in the order in which they are tried."""
+
+
+@dataclass(frozen=True)
+class OpenPort:
+    """Port of the router that leads to a port of this machine."""
+
+    way: str
+    """Name of the protocol."""
+    wish: Wish
+    opened: Opened
+
+
+def open_port(gateway: str, inside: int, ways: Mapping[str, Way] = WAYS) -> OpenPort:
+    """Ask the router to open a port, in each way until one succeeds.
+
+    Args:
+        gateway: IPv4 address of the router.
+        inside: TCP port on which this machine listens.
+        ways: Protocols to try.
+
+    Raises:
+        PortRefused: All ways failed; the message has each reason. Nothing stays open.
+    """
+    if inside < LEAST_PORT:
+        raise PortRefused(f"port {inside} is reserved: ports from {LEAST_PORT} on are opened")
+    wish, reasons = Wish(inside, inside, LASTS_S, secrets.token_bytes(12)), list[str]()
+    for name in ways:
+        try:
+            return _opened(gateway, name, wish, ways)
+        except PortRefused as refused:
+            reasons.append(f"{name}: {refused.message}")
+    raise PortRefused("; ".join(reasons))
+
+
+def _opened(gateway: str, name: str, wish: Wish, ways: Mapping[str, Way]) -> OpenPort:
+    opened = ways[name](gateway, wish)
+    port = OpenPort(name, replace(wish, outside=opened.port), opened)
+    if class_of(opened.host) is not AddressClass.PUBLIC:
+        problem = f"the provider translates the router's address {opened.host} once more"
+    elif opened.port < LEAST_PORT or opened.lasts_s < LEAST_S:
+        problem = f"the router offers port {opened.port} for {opened.lasts_s} s"
+    else:
+        return port
+    close_port(gateway, port, ways)
+    raise PortRefused(problem)
+
+
+def close_port(gateway: str, port: OpenPort, ways: Mapping[str, Way] = WAYS) -> None:
+    """Ask the router to close a port; if it does not answer, the port closes by itself later."""
+    with suppress(PortRefused):
+        ways[port.way](gateway, replace(port.wish, lasts_s=0))
+
+
+class PortKeeper:
+    """Keeper of this peer's open ports. Call `open`, then `start`, and `close` at the end."""
+
+    def __init__(
+        self,
+        events: EventSink,
+        gateway: Callable[[], str] = default_gateway,
+        ways: Mapping[str, Way] = WAYS,
+    ) -> None:
+        """Begin without an open port.
+
+        Args:
+            events: Receives changes of the open ports.
+            gateway: Returns the router's address, which differs in another network.
+            ways: Protocols to try.
+        """
+        self._events, self._gateway, self._ways = events, gateway, ways
+        self._ports: dict[int, OpenPort] = {}
+        """Open ports by the port of this machine."""
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def open(self, ports: Sequence[int]) -> Sequence[OpenPort]:
+        """Open ports of the router for these ports of this machine; takes up to half a minute.
+
+        Raises:
+            PortRefused: The router does not open one of them; then none stays open.
+        """
+        try:
+            for inside in ports:
+                self._ports[inside] = open_port(self._gateway(), inside, self._ways)
+        except PortRefused:
+            self.close()
+            raise
+        return [*self._ports.values()]
+
+    def outside(self, inside: int) -> Opened | None:
+        """Return the open port that leads to a port of this machine, if any. Thread-safe."""
+        port = self._ports.get(inside)
+        return None if port is None else port.opened
+
+    def start(self, on_change: Callable[[], None]) -> None:
+        """Begin to renew the ports.
+
+        Args:
+            on_change: Called on the keeper's thread when the outside address of a port changed.
+        """
+
+        def renew_until_closed() -> None:
+            pause_s = LASTS_S / 2
+            while not self._closing.wait(pause_s):
+                pause_s = LASTS_S / 2 if self.renew(on_change) else RETRY_S
+
+        self._thread = threading.Thread(target=renew_until_closed, name="ports", daemon=True)
+        self._thread.start()
+
+    def renew(self, on_change: Callable[[], None]) -> bool:
+        """Renew all ports, and return False if the router refused one of them."""
+        refusals, before = 0, {inside: port.opened.address for inside, port in self._ports.items()}
+        for inside, address in before.items():
+            try:
+                port = self._ports[inside] = self._again(self._ports[inside])
+            except PortRefused as refused:
+                refusals += 1
+                self._events.emit("port-refused", port=inside, detail=refused.message)
+                continue
+            if port.opened.address != address:
+                self._events.emit("port-opened", port=inside, outside=port.opened.address)
+                on_change()
+        return not refusals
+
+    def _again(self, port: OpenPort) -> OpenPort:
+        gateway = self._gateway()
+        with suppress(PortRefused):
+            return _opened(gateway, port.way, port.wish, self._ways)
+        return open_port(gateway, port.wish.inside, self._ways)
+
+    def close(self) -> None:
+        """Close all ports. Idempotent."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        ports, self._ports = self._ports, {}
+        with suppress(PortRefused):
+            gateway = self._gateway()
+            for port in ports.values():
+                close_port(gateway, port, self._ways)

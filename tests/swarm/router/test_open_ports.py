@@ -1,0 +1,141 @@
+"""Ports that the router opens: which are accepted, how they are renewed, and that they close."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from atom.swarm.router.ports import LASTS_S, PortKeeper, Way, open_port
+from atom.swarm.router.requests import Opened, PortRefused, Wish
+from tests.event_list import EventList
+
+ROUTER, PUBLIC = "192.168.1.1", "11.22.33.44"
+
+
+@dataclass
+class PlayedRouter:
+    """Router whose next answers a test chooses; it knows what is open."""
+
+    host: str = PUBLIC
+    lasts_s: int = LASTS_S
+    shift: int = 0
+    refuses: bool = False
+    open: dict[int, int] = field(default_factory=dict)
+    """Port of this machine by the router's port."""
+
+    def way(self, gateway: str, wish: Wish) -> Opened:
+        assert gateway == ROUTER
+        if self.refuses:
+            raise PortRefused("not today")
+        if not wish.lasts_s:
+            assert self.open.pop(wish.outside) == wish.inside
+            return Opened(self.host, 0, 0)
+        port = wish.outside if wish.outside in self.open else wish.outside + self.shift
+        self.open[port] = wish.inside
+        return Opened(self.host, port, min(self.lasts_s, wish.lasts_s))
+
+
+def refusing(gateway: str, wish: Wish) -> Opened:
+    raise PortRefused("unknown")
+
+
+def keeper_of(router: PlayedRouter, **more: Way) -> tuple[PortKeeper, EventList]:
+    events = EventList()
+    return PortKeeper(events, lambda: ROUTER, {**more, "played": router.way}), events
+
+
+def test_the_first_way_that_succeeds_is_taken() -> None:
+    router = PlayedRouter(shift=5)
+    port = open_port(ROUTER, 4000, {"first": refusing, "second": router.way})
+    assert (port.way, port.opened) == ("second", Opened(PUBLIC, 4005, LASTS_S))
+    with pytest.raises(PortRefused, match=r"first: unknown; other: unknown"):
+        open_port(ROUTER, 4000, {"first": refusing, "other": refusing})
+
+
+@pytest.mark.parametrize(
+    ("router", "reason"),
+    [
+        (PlayedRouter(host="100.64.0.9"), "translates"),
+        (PlayedRouter(host="192.168.0.2"), "translates"),
+        (PlayedRouter(host="0.0.0.0"), "translates"),
+        (PlayedRouter(host="127.0.0.1"), "translates"),
+        (PlayedRouter(lasts_s=5), "for 5 s"),
+        (PlayedRouter(shift=-3999), "port 1 "),
+    ],
+)
+def test_a_port_that_helps_nobody_is_closed_again(router: PlayedRouter, reason: str) -> None:
+    with pytest.raises(PortRefused, match=reason):
+        open_port(ROUTER, 4000, {"played": router.way})
+    assert not router.open
+
+
+def test_reserved_ports_are_not_opened() -> None:
+    with pytest.raises(PortRefused, match="reserved"):
+        open_port(ROUTER, 22, {"never asked": refusing})
+
+
+def test_both_ports_are_open_or_none() -> None:
+    router = PlayedRouter()
+    keeper, _ = keeper_of(router)
+    with pytest.raises(PortRefused):
+        keeper.open([4000, 22])
+    assert not router.open
+    assert keeper.outside(4000) is None
+
+
+@pytest.fixture
+def changes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def on_change(changes: list[str]) -> Callable[[], None]:
+    return lambda: changes.append("changed")
+
+
+def test_a_router_with_a_new_address_is_noticed_at_the_renewal(
+    changes: list[str], on_change: Callable[[], None]
+) -> None:
+    router = PlayedRouter()
+    keeper, events = keeper_of(router)
+    assert [port.opened.port for port in keeper.open([4000, 5000])] == [4000, 5000]
+    assert keeper.renew(on_change)
+    assert not changes
+    router.host, router.open = "11.22.33.55", {}
+    assert keeper.renew(on_change)
+    assert changes == ["changed"] * 2
+    assert events.events[0] == {
+        "event": "port-opened", "port": 4000, "outside": "11.22.33.55:4000",
+    }  # fmt: skip
+    outside = keeper.outside(5000)
+    assert outside is not None
+    assert outside.address == "11.22.33.55:5000"
+    keeper.close()
+    assert not router.open
+
+
+def test_a_router_that_restarts_is_asked_again(
+    changes: list[str], on_change: Callable[[], None]
+) -> None:
+    router = PlayedRouter()
+    keeper, events = keeper_of(router)
+    keeper.open([4000])
+    router.refuses = True
+    assert not keeper.renew(on_change)
+    assert [each["event"] for each in events.events] == ["port-refused"]
+    router.refuses, router.open, router.shift = False, {}, 7
+    assert keeper.renew(on_change)
+    assert changes == ["changed"]
+    outside = keeper.outside(4000)
+    assert outside is not None
+    assert outside.port == 4007
+
+
+def test_a_closed_keeper_has_ended_its_thread(on_change: Callable[[], None]) -> None:
+    router = PlayedRouter()
+    keeper, _ = keeper_of(router)
+    keeper.open([4000])
+    keeper.start(on_change)
+    keeper.close()
+    keeper.close()
+    assert not router.open
