@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from subprocess import DEVNULL
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,8 +27,8 @@ from atom.swarm.router.requests import Opened, PortRefused, Wish
 DISCOVERY_S = 2.0
 CHILD_S = 10.0
 """Most time of the child; a router answers within milliseconds."""
-MAX_CHILD_BYTES = 256 << 20
-"""Most memory of the child, of which Python takes 40 MB."""
+MAX_CHILD_BYTES = 128 << 20
+"""Most memory of the child, of which Python takes 60 MiB."""
 _MAX_SEARCH_BYTES = 4096
 _GROUP = ("239.255.255.250", 1900)
 _SEARCH = (
@@ -103,11 +104,13 @@ def _map(gateway: str, inside: int, outside: int, lasts_s: int) -> dict[str, Any
 
     router = miniupnpc.UPnP()
     router.selectigd(description_of(gateway))
+    if not (host := router.externalipaddress()):
+        raise PortRefused("the router describes no gateway to the internet")
     ours = router.lanaddr, inside
     if not lasts_s:
         if _owner_of(router, outside) == ours:
             router.deleteportmapping(outside, "TCP")
-        return {"host": gateway, "port": outside}
+        return {"host": host, "port": outside}
     if _owner_of(router, outside) not in (None, ours):
         outside = random.randint(*_OTHER_PORTS)
     router.addportmapping(outside, "TCP", *ours, _NAME, "", lasts_s)
@@ -116,7 +119,7 @@ def _map(gateway: str, inside: int, outside: int, lasts_s: int) -> dict[str, Any
     if not 0 < router.getspecificportmapping(outside, "TCP")[4] <= lasts_s:
         router.deleteportmapping(outside, "TCP")
         raise PortRefused("the router would never close the port by itself")
-    return {"host": router.externalipaddress(), "port": outside}
+    return {"host": host, "port": outside}
 
 
 def _owner_of(router: Any, outside: int) -> tuple[str, int] | None:
@@ -125,10 +128,10 @@ def _owner_of(router: Any, outside: int) -> tuple[str, int] | None:
     return None if told is None else (told[0], told[1])
 
 
-def main() -> None:
-    """Carry out the request on the command line, and print its result."""
+def main(arguments: Sequence[str]) -> None:
+    """Carry out the request of the command line `arguments`, and print its result."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_CHILD_BYTES, MAX_CHILD_BYTES))
-    gateway, *numbers = sys.argv[1:]
+    gateway, *numbers = arguments
     try:
         result = _map(gateway, *map(int, numbers))
     except PortRefused as refused:
@@ -139,4 +142,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,7 +1,11 @@
 """PCP, NAT-PMP and UPnP: only fitting answers of the router on the default route count."""
 
 import contextlib
+import http.server
+import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +135,38 @@ def test_the_router_is_found_by_upnp() -> None:
 def test_only_the_router_itself_counts_by_upnp(answer: str, router_host: str, reason: str) -> None:
     with answering(answer) as place, pytest.raises(PortRefused, match=reason):
         upnp.description_of(router_host, place)
+
+
+class EndlessRouter(http.server.BaseHTTPRequestHandler):
+    """Router that describes itself in 300 MB."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(300):
+                self.wfile.write(b"<root>" + b"x" * 10**6)
+
+
+CHILD = """
+import sys
+from atom.swarm.router import upnp
+
+upnp.description_of = lambda gateway: sys.argv[5]
+upnp.main(sys.argv[1:5])
+"""
+
+
+def test_an_endless_description_ends_the_child_alone() -> None:
+    with http.server.ThreadingHTTPServer((HERE, 0), EndlessRouter) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://{HERE}:{server.server_port}/root.xml"
+        command = [sys.executable, "-c", CHILD, HERE, "4000", "4000", "600", url]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)
+        told, _ = child.communicate(timeout=60.0)
+        server.shutdown()
+    assert child.returncode or "refused" in json.loads(told)
+    assert upnp.MAX_CHILD_BYTES < 300 * 10**6
 
 
 @pytest.mark.parametrize("program", ["print('{')", "import time; time.sleep(60)", "1/0"])
