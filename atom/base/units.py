@@ -56,12 +56,12 @@ Raises:
 
 
 def format_bytes(count: float) -> str:
-    """Format a number of bytes for people: 8589934592 → "8.0 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
+    """Format a number of bytes for people, in decimal units: 8589934592 → "8.6 GB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 def format_seconds(seconds: float) -> str:

@@ -7,6 +7,9 @@ from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import Commit, Value, Voter
 from atom.swarm.records.lease import RoundUse, SampleText, Validation
 
+ROUNDS_OF_MEAN = 20
+"""Number of rounds after which an older round hardly counts in the mean duration of a round."""
+
 
 @dataclass
 class RoundStats:
@@ -31,6 +34,9 @@ class RoundStats:
     """Time at which the last round was committed; None: we did not see the commit."""
     use: RoundUse | None = None
     """Resources that the last round took on this peer; None: we did not see the round begin."""
+    usual_seconds: float = 0.0
+    """Mean seconds of recent rounds, in which the newest ones weigh most; 0: none was seen."""
+    _rounds_timed: int = 0
     validation: Validation | None = None
     """Newest validation losses."""
     sample: SampleText | None = None
@@ -78,11 +84,14 @@ class RoundStats:
         if self.last_commit_at is not None:
             seconds = max(now - self.last_commit_at, 1e-3)
             self.sequences_per_s = commit.value.sequences / seconds
+            self._rounds_timed = min(self._rounds_timed + 1, ROUNDS_OF_MEAN)
+            self.usual_seconds += (seconds - self.usual_seconds) / self._rounds_timed
             self.use = RoundUse(
                 seconds=round(seconds, 3),
                 utilisation=round(min(passes_s / seconds, 1.0), 4),
                 sent_bytes=int(sent),
                 received_bytes=int(received),
+                usual_seconds=round(self.usual_seconds, 3),
             )
         self.last_commit_at, self._spent_before = now, spent
 

@@ -141,7 +141,7 @@ def test_a_batch_that_does_not_fit_is_refused_first() -> None:
 def test_what_is_too_large_to_compare() -> None:
     assert not too_large_to_compare(10, limit_bytes=40)
     assert "NOT compared" in too_large_to_compare(10, limit_bytes=39)
-    assert "3.9 KiB" in too_large_to_compare(1000, limit_bytes=3999)
+    assert "4.0 kB" in too_large_to_compare(1000, limit_bytes=3999)
 
 
 def test_parameter_bytes_count_tied_ones_once() -> None:

@@ -83,11 +83,11 @@ def test_an_optimizer_step_has_a_micro_batch_at_least() -> None:
     [
         ((0.999, 1.0, 1.0), 0, "passes take 100% of the time on this line."),
         ((0.81, 0.94, 1.0), 1, "passes take 94% of the time on this line, and 81% by every-step "
-                               "with float32; needs 4.0 GiB more host memory."),
+                               "with float32; needs 4.3 GB more host memory."),
         ((0.05, 0.25, 1.0), 2, "passes take 100% of the time on this line, and 25% by every-step "
-                               "with bfloat16; needs 20.0 GiB more host memory."),
+                               "with bfloat16; needs 21.5 GB more host memory."),
         ((0.0, 0.004, 0.32), 2, "passes take 32% of the time on this line, and 0% by every-step "
-                                "with bfloat16; needs 20.0 GiB more host memory."),
+                                "with bfloat16; needs 21.5 GB more host memory."),
     ],
 )  # fmt: skip
 def test_the_most_exact_mode_that_leaves_time_is_recommended(

@@ -78,9 +78,9 @@ def test_what_a_round_took_is_what_was_spent_between_two_commits() -> None:
     for number, now in ((1, 50.0), (2, 60.0)):
         assert stats.use is None, "nobody saw it begin"
         stats.committed(a_round(number, {ME: 8}), 8, now)
-    assert stats.use == RoundUse(10.0, 0.75, 600, 700)
+    assert stats.use == RoundUse(10.0, 0.75, 600, 700, 10.0)
     stats.committed(a_round(3, {ME: 8}), 8, 64.0)
-    assert stats.use == RoundUse(4.0, 1.0, 0, 0)
+    assert stats.use == RoundUse(4.0, 1.0, 0, 0, 7.0)
     assert stats.sequences_per_s == 8 / 4.0
     stats.caught_up([], 0)
     assert (stats.use, stats.sequences_per_s, stats.last_commit_at) == (None, 0.0, None)

@@ -59,8 +59,9 @@ def _work(info: Info) -> Iterator[Row]:
     data, loss = Amount(**info["data"]), info["loss"]
     of_rounds = "" if info["rounds"] is None else f" of {info['rounds']:,}"
     now = "" if loss is None else f", loss {loss:.4f} {loss_unit(data)}".rstrip()
+    to_go = remaining(info["rounds"], info["round"], info["round_s"])
     held_back = validation_text(info["validation"])
-    yield "round", ", ".join(filter(None, (f"{info['round']:,}{of_rounds}{now}", held_back)))
+    yield "round", ", ".join(filter(None, (f"{info['round']:,}{of_rounds}{now}", held_back, to_go)))
     if by_text := validation_by_text(info["validation"]):
         yield "validation", by_text
     if sample := info["sample"]:
@@ -68,9 +69,7 @@ def _work(info: Info) -> Iterator[Row]:
     if use := info["last_round"]:
         took = f"{use['seconds']:.1f} s, {use['utilisation']:.0%} of it in passes"
         sent, received = (format_bytes(use[f"{kind}_bytes"]) for kind in ("sent", "received"))
-        line = f"{sent} sent, {received} received"
-        to_go = remaining(info["rounds"], info["round"], use["seconds"])
-        yield "last round", ", ".join(filter(None, (took, line, to_go)))
+        yield "last round", f"{took}, {sent} sent, {received} received"
     counted, batch = info["sequences"], info["global_batch"]
     yield "next round", f"{counted:,} of {batch:,} sequences counted by this peer"
     seen = (f"{name} {times:,.2f}".lstrip() for name, times in info["epochs"].items())

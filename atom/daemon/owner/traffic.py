@@ -108,7 +108,7 @@ def most_round_bytes(carried: int, members: int, average_bytes: int) -> int:
 
 
 def used_text(today_bytes: int, month_bytes: int, per_month_bytes: int | None) -> str:
-    """Return text such as "1.2 GiB today, 34.0 GiB this month of 465.7 GiB"."""
+    """Return text such as "1.2 GB today, 34.0 GB this month of 500.0 GB"."""
     used = f"{format_bytes(today_bytes)} today, {format_bytes(month_bytes)} this month"
     return used if per_month_bytes is None else f"{used} of {format_bytes(per_month_bytes)}"
 

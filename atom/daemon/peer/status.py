@@ -16,7 +16,7 @@ from atom.swarm.records.lease import (
     Lease,
     PeerState,
 )
-from atom.swarm.records.view import validation_json, void_text
+from atom.swarm.records.view import usual_round_s, validation_json, void_text
 from atom.swarm.transport.outreach import Outreach
 from atom.training.replica.pacing import READ_S, reading_pause
 from atom.training.round.events import Phase
@@ -92,6 +92,7 @@ class Status:
         training, run = self.training, self.member.run
         stats, head = training.executor.stats, training.machine.head
         view = training.loop.view
+        mates = (lease for lease in view.fresh.values() if lease.head == head.digest)
         rate, engines = training.worker.rate(), training.shared.replica.engines
         return {
             "run": self.member.manifest.run,
@@ -121,6 +122,8 @@ class Status:
             "received_bytes": training.executor.transport.bandwidth.received_bytes,
             "passes_voided": dict(stats.void_passes),
             "last_round": stats.use and stats.use._asdict(),
+            "round_s": usual_round_s([self.lease(0), *mates]),
+            "pass_sequences_per_s": training.worker.pass_rate(),
             "last_pass": training.shared.replica.watch.figures(),
             "devices": dict(engines.devices),
             "disk": self._disk(),

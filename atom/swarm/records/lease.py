@@ -117,6 +117,8 @@ class RoundUse(NamedTuple):
     sent_bytes: int
     """Bytes sent to other peers, for any purpose."""
     received_bytes: int
+    usual_seconds: Rate = 0.0
+    """Mean seconds of this peer's recent rounds; 0: unknown, from an older version."""
 
 
 class Validation(NamedTuple):

@@ -23,13 +23,25 @@ from atom.swarm.records.lease import (
 from atom.swarm.records.manifest import DataAmount, Manifest
 
 
+def usual_round_s(leases: Iterable[Lease]) -> float | None:
+    """Return the usual seconds of a round: the median of the means that peers at one head claim.
+
+    Peers smooth the durations, so a look at one moment is as steady as a look over minutes.
+    Return None if no peer has seen a whole round.
+    """
+    uses = [lease.last_round for lease in leases if lease.last_round]
+    return statistics.median_low(e.usual_seconds or e.seconds for e in uses) if uses else None
+
+
 def remaining(rounds: int | None, round_number: int, round_s: float | None) -> str:
     """Return the estimated time until the run ends, at the present speed, as "2.3 h to go".
+
+    All screens use this text.
 
     Args:
         rounds: Number of rounds of the run; None if it is unlimited or unknown.
         round_number: Number of the last committed round.
-        round_s: Duration of the last round in seconds; None if unknown.
+        round_s: Usual seconds of a round (`usual_round_s`); None if unknown.
 
     Returns:
         Text for display; empty if the time is unknown or the run is over.
@@ -184,7 +196,7 @@ class SwarmView:
     sample: SampleText | None = None
     """Newest sample text that a peer at the head published."""
     round_s: float | None = None
-    """Duration of the last round in seconds: the median over the peers at the head."""
+    """Usual seconds of a round: see `usual_round_s`."""
 
     other_versions: str = ""
     """Text about peers that run another protocol version; `peers` does not contain them."""
@@ -309,7 +321,6 @@ def view_swarm(
     head = preferred_head(peers)
     on_head = [lease for lease in peers if lease.head == head]
     newest = max((lease.round for lease in on_head), default=0)
-    seconds = [lease.last_round.seconds for lease in on_head if lease.last_round]
     validations = [v for lease in on_head if (v := lease.validation) and v.round <= newest]
     samples = [each for lease in on_head if (each := lease.sample) and each.round <= newest]
     return SwarmView(
@@ -331,7 +342,7 @@ def view_swarm(
         validation=validation_json(max(validations, default=None), data),
         sample=max(samples, default=None),
         me=me,
-        round_s=statistics.median_low(seconds) if seconds else None,
+        round_s=usual_round_s(on_head),
         other_versions=versions_text(found.values()),
     )
 

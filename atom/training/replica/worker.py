@@ -6,6 +6,7 @@ running pass is cancelled, unless that would lose gradients of earlier passes.
 """
 
 import queue
+import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -287,6 +288,14 @@ class Worker:
     def rate(self) -> float:
         """Return the sequences per second of recent passes: see `sequences_per_s`. Thread-safe."""
         return sequences_per_s(list(self._passes), self.clock.now())
+
+    def pass_rate(self) -> float | None:
+        """Return the median sequences per second of recent passes, without the time between them.
+
+        None: no pass has counted yet. Thread-safe.
+        """
+        rates = [each.sequences / max(each.ended - each.began, 1e-9) for each in list(self._passes)]
+        return statistics.median(rates) if rates else None
 
     def _run(self) -> None:
         try:

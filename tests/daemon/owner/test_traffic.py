@@ -119,8 +119,8 @@ def test_a_full_disk_keeps_nobody_from_training(box: Box) -> None:
         (None, 10**15, ""),
         (10_240, 0, ""),
         (10_240, 8191, ""),
-        (10_240, 8192, "10.0 KiB a month ([network] per_month) is used up until 01 December 2026"),
-        (2048, 0, "2.0 KiB a month ([network] per_month) is less than two rounds need: 2.0 KiB"),
+        (10_240, 8192, "10.2 kB a month ([network] per_month) is used up until 01 December 2026"),
+        (2048, 0, "2.0 kB a month ([network] per_month) is less than two rounds need: 2.0 kB"),
     ],
 )  # fmt: skip
 def test_two_rounds_before_its_end_a_peer_goes(

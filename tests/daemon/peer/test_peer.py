@@ -142,7 +142,7 @@ def test_a_peer_whose_month_is_used_up_leaves_in_order(tmp_path: Path, owner: st
         published: list[Any] = peer._reach._directory.published  # type: ignore[attr-defined]
     assert ended is (Ending.LEFT if owner else Ending.MONTH_USED)
     assert all(each.state is PeerState.LEFT for each in published[-1:])
-    assert any(note.startswith("leaving: the allowance of 1000 B a month") for note in notes.notes)
+    assert any(note.startswith("leaving: the allowance of 1.0 kB a month") for note in notes.notes)
     with pytest.raises(AllowanceError):  # so it does not start
         require_allowance(state / "traffic.json", 1000, datetime.now())
 

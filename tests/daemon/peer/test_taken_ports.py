@@ -59,7 +59,7 @@ def test_a_used_up_month_is_reported_first(tmp_path: Path) -> None:
     box, state = peer_file(tmp_path, 'per_month = "1 kB"'), StateDirectory(tmp_path / "state")
     state.traffic.parent.mkdir()
     state.traffic.write_text('{"days": {}, "round_bytes": 900, "per_month": 1000}')
-    with pytest.raises(AllowanceError, match="the allowance of 1000 B a month"):
+    with pytest.raises(AllowanceError, match="the allowance of 1.0 kB a month"):
         run_start(tmp_path / "run.toml", Silence(), box, state.root)
     assert not state.manifest.exists()
 

@@ -33,9 +33,7 @@ def test_what_this_box_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_kernels, "host_kernels", not_compiled)
     told(this_box.kernels(), Level.FAILURE, "not compiled", "build_kernels")
     limited = UsableMemory(64 * GIB, 60 * GIB, is_limited=True)
-    told(
-        this_box.memory(limited), Level.OK, "60.0 GiB of 64.0 GiB free: the limit of this container"
-    )
+    told(this_box.memory(limited), Level.OK, "64.4 GB of 68.7 GB free: the limit of this container")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +57,7 @@ def test_without_a_gpu(
 @pytest.mark.parametrize(
     ("free", "daemon_runs", "level", "said"),
     [
-        (22 * GIB, False, Level.OK, "A card, 22.0 GiB of 24.0 GiB free"),
+        (22 * GIB, False, Level.OK, "A card, 23.6 GB of 25.8 GB free"),
         (2 * GIB, False, Level.WARNING, "other programs use the rest"),
         (2 * GIB, True, Level.OK, "your daemon is running"),
     ],

@@ -64,7 +64,7 @@ LONGEST: dict[str, Any] = {
     "links": (LINK,) * MAX_LINKS,
     "branches": (Branch(MOST, 9, NAME),) * SHOWN,
     "void_cause": "a" * 32,
-    "last_round": RoundUse(1e15, 1.0, MOST, MOST),
+    "last_round": RoundUse(1e15, 1.0, MOST, MOST, 1e15),
     "validation": Validation(MOST, MAX_LOSS, (-MAX_LOSS,) * MAX_TEXTS),
     "sample": SampleText(MOST, "a" * MAX_SAMPLE_BYTES),
 }

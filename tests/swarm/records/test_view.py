@@ -64,9 +64,10 @@ def test_what_the_status_command_tells() -> None:
     view = view_of(a_lease("b"), a_lease("a", sequences_per_s=1.23456))
     shown = json.loads(json.dumps(view.to_json()))
     assert shown["peers"][0]["rate"] == 1.235
-    used = view_of(a_lease(last_round=RoundUse(8.5, 0.25, 4096, 2048))).to_json()["peers"][0]
+    used = view_of(a_lease(last_round=RoundUse(8.5, 0.25, 4096, 2048, 9.0))).to_json()["peers"][0]
     assert used["last_round"] == {
         "seconds": 8.5, "utilisation": 0.25, "sent_bytes": 4096, "received_bytes": 2048,
+        "usual_seconds": 9.0,
     }  # fmt: skip
 
 
@@ -94,14 +95,19 @@ def test_an_empty_swarm_and_a_clock_that_runs_ahead() -> None:
 
 
 def test_the_newest_validation_and_the_middle_time_of_those_at_the_head() -> None:
-    said = [(4, 2.0, 10.0), (6, 1.5, 30.0), (10**9, 0.0, 20.0)]
+    said = [(4, 2.0, 10.0, 15.0), (6, 1.5, 30.0, 25.0), (10**9, 0.0, 20.0, 0.0)]
     head = {"head": bytes(32), "round": 7}
     leases = [
-        a_lease(f"p{n}", validation=Validation(at, loss), last_round=RoundUse(s, 1.0, 0, 0), **head)
-        for n, (at, loss, s) in enumerate(said)
+        a_lease(
+            f"p{n}",
+            validation=Validation(at, loss),
+            last_round=RoundUse(s, 1.0, 0, 0, mean),
+            **head,
+        )
+        for n, (at, loss, s, mean) in enumerate(said)
     ]
     seen = view_of(*leases)
-    assert seen.round_s == 20.0
+    assert seen.round_s == 20.0, "of an older version, which sends no mean, the last round"
     assert seen.to_json()["validation"] == seen.validation
     texts = (SampleText(4, "old"), SampleText(6, "new"), SampleText(10**9, "made up"), None)
     told = view_of(*(a_lease(f"p{n}", sample=t, **head) for n, t in enumerate(texts)))

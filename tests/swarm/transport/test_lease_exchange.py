@@ -276,7 +276,7 @@ def wordy_lease(peer: Identity, serial: int) -> Lease:
     links = tuple(Link(bytes([n] * 8), 0.025, 1e6 + n) for n in range(MAX_LINKS))
     return a_lease(
         peer.peer_id, serial=serial, links=links, reached=Reached.YES, name="a-peer",
-        last_round=RoundUse(7.0, 0.9, 10**9, 10**9),
+        last_round=RoundUse(7.0, 0.9, 10**9, 10**9, 7.0),
     )  # fmt: skip
 
 
