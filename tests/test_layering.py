@@ -65,7 +65,7 @@ WITHIN: dict[str, dict[str, set[str]]] = {
     },
     "cli": {
         "shell": set(),
-        "train": {"shell"},
+        "train": {"shell", "box"},
         "box": {"shell"},
         "look": {"shell", "box"},
         "demo": {"shell"},
@@ -86,6 +86,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "grpc": ("atom/daemon/control.py",),
     "pydantic": ("atom/config/",),
     "pydantic_core": ("atom/config/",),
+    "plotille": ("atom/cli/look/watch.py",),
     "prometheus_client": ("atom/daemon/owner/metrics.py",),
     "rich": ("atom/cli/",),
     "typer": ("atom/cli/",),

@@ -14,14 +14,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from atom.base.errors import ConfigError, DeviceError
+import torch
+
+from atom.base.errors import ConfigError, DeviceError, StorageError
 from atom.base.units import format_bytes
 from atom.config.load import normalised_run_text, run_from_text
+from atom.config.model_and_data import Model
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import EVERY_STEP, LOCAL_STEPS, RunFile
-from atom.graph.costs.seconds import Profile, assume_graph, assumed_device
+from atom.graph.costs.seconds import Profile, assume_graph, assumed_device, live_graph
 from atom.graph.ir import ParameterLayout, Program
 from atom.graph.traced import Graph
 from atom.plan.choice import Choice, HostStep
@@ -35,7 +38,7 @@ from atom.plan.footprint import (
 )
 from atom.plan.memory import PLANNED_SHARE
 from atom.plan.prediction import Gain, RoundPrediction, Work, gain, predict
-from atom.plan.profiling import profile_of, step_elements_per_s
+from atom.plan.profiling import profile_of, profile_or_guess, step_elements_per_s
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.manifest import SharedText
 from atom.training.replica.device_engines import MAX_MICRO_BATCHES_PER_PASS
@@ -69,6 +72,19 @@ class PlanRequest:
     """Measure this device even if a measurement is stored."""
     text: SharedText | None = None
     """Text in a swarm's manifest; None: no text comes through the swarm."""
+    live: Sequence["LivePasses"] = ()
+    """Passes of the peers that run on this machine; none with `assume`."""
+    guesses: bool = False
+    """Use typical rates if measuring this device would take long."""
+
+
+class LivePasses(NamedTuple):
+    """Passes of a peer that runs on this machine."""
+
+    sequences_per_s: float
+    """Speed during its passes."""
+    of: tuple[Model, int, tuple[str, ...]]
+    """Model, size of micro-batches and names of devices, which determine the speed."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +143,30 @@ class Plan:
     def run_alone_s(self) -> float | None:
         """Seconds of the run's rounds if this machine trains alone; None if the run is endless."""
         return None if self.run_s is None else self.run_s * self.gain.times_alone
+
+
+def require_room(plan: Plan) -> None:
+    """Check that the plan fits into host memory and disk, so that scripts get an exit code.
+
+    Raises:
+        DeviceError: Host memory is too small.
+        StorageError: The disk is too small.
+    """
+    host, disk = plan.footprint.host, plan.footprint.disk
+    if host.total_bytes > host.have_bytes:
+        raise DeviceError(
+            f"this run needs {format_bytes(host.total_bytes)} of host memory; "
+            f"there are {format_bytes(host.have_bytes)}",
+            "free memory (top lists its users), or choose a smaller model; to plan for another "
+            'machine, set its size in a peer file: [host] memory = "128 GB"',
+        )
+    if disk.total_bytes > disk.have_bytes:
+        raise StorageError(
+            f"this run needs {format_bytes(disk.total_bytes)} of disk; "
+            f"there are {format_bytes(disk.have_bytes)}",
+            "choose a larger disk: [state] directory in the peer file; or ask the owner for more "
+            "frequent snapshots",
+        )
 
 
 @dataclass(frozen=True)
@@ -198,8 +238,19 @@ def plan_traced(
             most memory.
     """
     terms = ReplicaTerms.of(run, graph.layout)
-    device, room, profile = _device(request, peer, graph, footprint.host.left_bytes, note)
+    named = tuple(map(str, named_devices(peer.device.use)))
+    asked, host = (run.model, run.batch.micro_batch_sequences, named), footprint.host
+    live = next((each for each in request.live if each.of == asked), None)
+    if live is not None:  # its memory is the memory that the plan counts
+        host = replace(host, have_bytes=host.have_bytes + host.total_bytes)
+        footprint = replace(footprint, host=host)
+    device, room, profile = _device(request, peer, graph, host.left_bytes, note, live)
     ways = choose_each(question_of_run(run, terms, graph, profile, room))
+    if live is not None:
+        planned_s = fastest(ways.values()).seconds_per_micro_batch
+        live_s = run.batch.micro_batch_sequences / live.sequences_per_s
+        profile = live_graph(graph, torch.device(live.of[2][0]), profile, live_s / planned_s)
+        ways = choose_each(question_of_run(run, terms, graph, profile, room))
     choice = fastest(ways.values())
     program = choice.program(graph)
     work = _work(run, terms, peer, request, room.on_gpu)
@@ -223,9 +274,16 @@ def plan_traced(
 
 
 def _device(
-    request: PlanRequest, peer: PeerFile, graph: Graph, left_bytes: int, note: Callable[[str], None]
+    request: PlanRequest,
+    peer: PeerFile,
+    graph: Graph,
+    left_bytes: int,
+    note: Callable[[str], None],
+    live: LivePasses | None,
 ) -> tuple[str, Room, Profile]:
     """Measure the devices of the peer file, or look up the assumed one.
+
+    Beside a live peer of the same kind nothing is measured.
 
     Returns:
         The names of the devices, the memory that may be used on each, and the profile of one.
@@ -244,8 +302,13 @@ def _device(
         room = Room(cap or int(has * PLANNED_SHARE), left_bytes, count, True, True)
         return assumed.title, room, assume_graph(graph, request.assume)
     devices = require_devices(peer.device.use, graph.parameter_dtype)
-    device_bytes = cap or usable_device_bytes(devices, left_bytes)
-    profile = profile_of(graph, devices[0], note, again=request.measure_again)
+    device_bytes = cap or usable_device_bytes(devices, left_bytes, alone=live is not None)
+    if live is not None:
+        profile = profile_or_guess(graph, devices[0], lambda text: None, patience_s=0.0)
+    elif request.guesses:
+        profile = profile_or_guess(graph, devices[0], note)
+    else:
+        profile = profile_of(graph, devices[0], note, again=request.measure_again)
     on_gpu, kernels = devices[0].type == "cuda", has_kernels(devices[0], note)
     room = Room(device_bytes, left_bytes, len(devices), on_gpu, kernels)
     return ", ".join(map(str, devices)), room, profile

@@ -1,7 +1,6 @@
 """Measure a model's layers and an optimizer's step on this machine, or use typical rates."""
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -22,12 +21,13 @@ from atom.graph.costs.measured import (
     measure_layers,
     measure_link,
 )
-from atom.graph.costs.seconds import Profile, typical_graph
+from atom.graph.costs.seconds import BUSY_SHARE, Profile, typical_graph
 from atom.graph.ir import ParameterLayout
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.traced import Graph
 from atom.optim.optimizer import optimizer_state
 from atom.optim.stepper import Stepper
+from atom.plan.contention import others_share
 from atom.plan.memory import pieces_of
 from atom.swap.host_store import HostStore
 from atom.training.run_optimizer import ReplicaTerms
@@ -40,8 +40,6 @@ SAMPLE_MATRIX = 768, 3072
 """Shape of the matrix on which matrix products of an optimizer are timed."""
 PATIENCE_S = 30.0
 """Longest time, estimated in advance, that a daemon measures before it begins to train."""
-BUSY_SHARE = 0.75
-"""Load, as a fraction of the cores, above which a note warns of slow measurements."""
 
 
 def profile_of(
@@ -67,35 +65,45 @@ def profile_of(
         ModelError: The layers do not run on made-up inputs.
     """
 
+    on_cpu = device.type == "cpu"
+
     def measure() -> Measurement:
         usual = typical_graph(graph, device, Machine(1.0, 1.0))
         distinct = set(usual.layers)  # each is measured several times
         seconds = (REPEATS + 1) * sum(layer.forward_s + layer.backward_s for layer in distinct)
         if seconds > patience_s:
             raise DeviceError("measuring the model's layers would take long on this machine")
-        if device.type == "cpu":
+        if on_cpu:
             _require_memory(graph, usual)
         minutes = f", about {seconds / 60:.0f} min or more; --assume DEVICE needs none"
         about = minutes if seconds >= PATIENCE_S else ""
         note(f"measuring the model's layers on this device{about} (kept for the next time)")
-        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-        if load > BUSY_SHARE * cores:
-            said = f"other programs are at work (a load of {load:.1f} on {cores} cores)"
-            note(f"{said}: times will be too long; repeat later: atom plan --measure-again")
+        others = others_share(device)
+        if others > BUSY_SHARE:
+            said = f"other programs use {others:.0%} of this device: its times will be too long"
+            note(f"{said}, and are measured again when they rest: atom plan --measure-again")
         try:
             layers = measure_layers(graph, device, REPEATS, on_progress=on_progress)
-            return layers, measure_link(device)
+            link = measure_link(device)
+            return layers, link, max(others, others_share(device) if on_cpu else 0.0)
         except (RuntimeError, ValueError, IndexError) as problem:
             raise ModelError(
                 f"{graph.model_name} does not run layer by layer on random inputs: {problem}",
                 "plan with --assume DEVICE",
             ) from problem
 
-    return kept_profile(base_folder("cache") / "profiles", graph, device, measure, again)
+    def is_calm() -> bool:
+        return others_share(device) <= BUSY_SHARE
+
+    return kept_profile(base_folder("cache") / "profiles", graph, device, measure, again, is_calm)
 
 
 def profile_or_guess(
-    graph: Graph, device: torch.device, note: Callable[[str], None], on_progress: OnProgress
+    graph: Graph,
+    device: torch.device,
+    note: Callable[[str], None],
+    on_progress: OnProgress = lambda done, total: None,
+    patience_s: float | None = None,
 ) -> Profile:
     """Return the measured profile, or one with typical rates if measuring fails or would take long.
 
@@ -106,9 +114,11 @@ def profile_or_guess(
         device: Device to measure.
         note: Receives lines of text for people.
         on_progress: Receives the progress: (layers measured, layers in total).
+        patience_s: Most seconds that measuring may take; None: `PATIENCE_S`.
     """
     try:
-        return profile_of(graph, device, note, PATIENCE_S, on_progress)
+        patience_s = PATIENCE_S if patience_s is None else patience_s
+        return profile_of(graph, device, note, patience_s, on_progress)
     except (ModelError, DeviceError) as problem:
         note(f"planning with typical rates: {problem}")
     return typical_graph(graph, device, measure_link(device))

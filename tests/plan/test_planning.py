@@ -16,7 +16,7 @@ from atom.plan import devices, profiling
 from atom.plan.choice import Choice
 from atom.plan.devices import has_kernels
 from atom.plan.footprint import NOTHING_STORED, Footprint, HostMemory
-from atom.plan.planning import Plan, PlanRequest
+from atom.plan.planning import LivePasses, Plan, PlanRequest
 from atom.swap.arrangement import Arrangement
 from atom.swap.device_slots import staging_bytes
 from atom.swarm.records.manifest import SharedText, TextFile
@@ -307,6 +307,38 @@ def test_without_an_assumed_device_it_measures_also_where_nothing_can_be_kept(
     planned = plan(tmp_path, '[device]\nuse = "cpu"\n', assume=None)
     assert planned.profile.source == "measured"
     assert planned.choice.micro_batches >= 1
+
+
+def test_beside_a_peer_of_the_run_its_passes_count_and_its_memory_is_the_plan_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is measured beside it, and another model, batch or device is not its concern."""
+
+    def fails(*arguments: object) -> None:
+        pytest.fail("measured beside a running peer")
+
+    plan(tmp_path)  # writes the run file
+    run, _ = pin_for_plan(parse_run_text((tmp_path / "run.toml").read_text()), tmp_path, PeerFile())
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("atom.plan.footprint.free_host_bytes", lambda cap_bytes: 10**10)
+    of = run.model, run.batch.micro_batch_sequences, ("cpu",)
+    others = [
+        LivePasses(9.0, (run.model.model_copy(update={"layers": 7}), *of[1:])),
+        LivePasses(9.0, (of[0], 8, of[2])),
+        LivePasses(9.0, (*of[:2], ("cuda:0",))),
+    ]
+    with monkeypatch.context() as busy:
+        busy.setattr(profiling, "measure_layers", fails)
+        request = PlanRequest(tmp_path / "run.toml", live=[*others, LivePasses(12.5, of)], peers=1)
+        live = plan_run(request, lambda _: None)
+    assert (live.profile.source, live.profile.doubtful) == ("live", False)
+    passes = run.batch.micro_batch_sequences / live.choice.seconds_per_micro_batch
+    assert passes == pytest.approx(12.5, rel=0.05)
+    monkeypatch.setattr(profiling, "REPEATS", 1)
+    measured = plan_run(PlanRequest(tmp_path / "run.toml", live=others, peers=1), lambda _: None)
+    assert measured.profile.source == "measured"
+    host = measured.footprint.host
+    assert live.footprint.host.have_bytes - host.have_bytes in range(1, host.total_bytes + 1)
 
 
 @pytest.mark.parametrize("size", ["gpu-8gb", "gpu-12gb", "gpu-24gb"])

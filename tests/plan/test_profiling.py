@@ -33,7 +33,7 @@ def graph() -> Graph:
 @pytest.fixture(autouse=True)
 def _no_cache_nor_load_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(profiling, "others_share", lambda device: 0.0)
 
 
 def test_a_profile_is_measured_once_and_kept(graph: Graph) -> None:
@@ -78,14 +78,23 @@ def test_who_asks_for_a_plan_is_told_how_long_it_takes(
     assert "--assume" in notes[0]
 
 
-@pytest.mark.parametrize(("load", "doubts"), [(0.1, False), (1e4, True)])
-def test_a_measurement_beside_other_programs_is_doubted(
-    graph: Graph, monkeypatch: pytest.MonkeyPatch, load: float, doubts: bool
+@pytest.mark.parametrize(
+    ("shares", "doubts", "noted"),
+    [([0.1, 0.1], False, False), ([0.9, 0.0], True, True), ([0.0, 0.9], True, False)],
+    ids=["idle", "busy before", "busy after"],
+)
+def test_a_measurement_beside_other_programs_is_doubted_until_they_rest(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, shares: list[float], doubts: bool, noted: bool
 ) -> None:
-    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    seen = iter([*shares, 0.9, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(profiling, "others_share", lambda device: next(seen))
     notes: list[str] = []
-    profile_of(graph, CPU, notes.append, again=True)
-    assert ("--measure-again" in notes[-1]) is doubts
+    profiles = [profile_of(graph, CPU, notes.append) for _ in range(3)]
+    assert profiles[0].doubtful is doubts
+    assert any("other programs use 90%" in note for note in notes) is noted
+    assert profiles[1] == profiles[0], "they still work: not repeated"
+    assert not profiles[2].doubtful
+    assert (profiles[2] != profiles[0]) is doubts, "repeated if it was doubtful"
 
 
 def test_layers_that_do_not_run_on_made_up_inputs(

@@ -83,7 +83,7 @@ def find_daemon(state: Path | None) -> Path:
     if state is not None and not state.is_dir():
         raise ControlError(f"there is no state directory {state}", _START_HINT)
     home = base_folder("data") if state is None else state
-    folders = _state_directories(home) if state is None else [StateDirectory(state)]
+    folders = state_directories(home) if state is None else [StateDirectory(state)]
     running = [folder.root for folder in folders if folder.in_use]
     if not running:
         raise ControlError(f"no daemon of this user is running in {home}", _START_HINT)
@@ -119,7 +119,7 @@ def find_state(state: Path | None) -> Path:
     if state is not None:
         return state
     home = base_folder("data")
-    runs = [folder.root for folder in _state_directories(home) if folder.manifest.exists()]
+    runs = [folder.root for folder in state_directories(home) if folder.manifest.exists()]
     if not runs:
         raise StorageError(f"there is no run under {home}", "name its directory with --state DIR")
     running = [path for path in runs if StateDirectory(path).in_use]
@@ -140,7 +140,8 @@ def _the_one(folders: Sequence[Path], several: str, error: type[UserError]) -> P
     return folders[0]
 
 
-def _state_directories(home: Path) -> list[StateDirectory]:
+def state_directories(home: Path) -> list[StateDirectory]:
+    """Return the state directories of runs in a folder, by name."""
     if not home.is_dir():
         return []
     runs = (path for path in sorted(home.iterdir()) if path.is_dir() and path.name[0] not in "._")

@@ -2,16 +2,20 @@
 
 import dataclasses
 import json
+from contextlib import suppress
 from typing import Any
 
 import typer
 
-from atom.base.errors import DeviceError, StorageError
-from atom.base.units import format_bytes, parse_bits_per_s
+from atom.base.errors import PeerRefused, UserError
+from atom.base.units import parse_bits_per_s
+from atom.cli.box.control import ask_daemon, state_directories
 from atom.cli.shell.terminal import print_plainly, stderr_console
 from atom.cli.train.plan_text import plan_text
-from atom.daemon.model.pinning import plan_run
-from atom.plan.planning import Plan, PlanRequest
+from atom.config.places import base_folder
+from atom.daemon.model.pinning import agreed_run, plan_run
+from atom.plan.planning import LivePasses, Plan, PlanRequest, require_room
+from atom.swarm.records.manifest import decode_manifest
 
 
 def show_plan(request: PlanRequest, as_json: bool) -> None:
@@ -38,30 +42,20 @@ def show_plan(request: PlanRequest, as_json: bool) -> None:
         typer.echo(json.dumps(plan_json(plan), indent=2))
     else:
         print_plainly(plan_text(plan))
-    _require_room(plan)
+    require_room(plan)
 
 
-def _require_room(plan: Plan) -> None:
-    """Check that the plan fits into host memory and disk, so that scripts get an exit code.
-
-    Raises:
-        DeviceError: Host memory is too small.
-        StorageError: The disk is too small.
-    """
-    host, disk = plan.footprint.host, plan.footprint.disk
-    if host.total_bytes > host.have_bytes:
-        raise DeviceError(
-            f"this run needs {format_bytes(host.total_bytes)} of host memory; "
-            f"there are {format_bytes(host.have_bytes)}",
-            'to plan for another machine, set its size in a peer file: [host] memory = "128 GiB"',
-        )
-    if disk.total_bytes > disk.have_bytes:
-        raise StorageError(
-            f"this run needs {format_bytes(disk.total_bytes)} of disk; "
-            f"there are {format_bytes(disk.have_bytes)}",
-            "choose a larger disk: [state] directory in the peer file; or ask the owner for more "
-            "frequent snapshots",
-        )
+def live_passes() -> list[LivePasses]:
+    """Return the passes of this user's peers on this machine, as their daemons report them."""
+    found = []
+    for folder in state_directories(base_folder("data")):
+        with suppress(UserError, PeerRefused, OSError):
+            info = ask_daemon(folder.root, "info") if folder.in_use else {}
+            if speed := info.get("pass_sequences_per_s"):
+                run = agreed_run(decode_manifest(folder.manifest.read_bytes(), None))
+                kind = run.model, run.batch.micro_batch_sequences, tuple(info["devices"])
+                found.append(LivePasses(speed, kind))
+    return found
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -83,6 +77,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "alone_tokens_per_s": plan.alone,
             "budget_bytes": plan.choice.cut.limits.device_bytes,
             "seconds_from": plan.profile.source,
+            "doubtful": plan.profile.doubtful,
             "link_bytes_per_s": plan.profile.link.load_bytes_per_s,
         },
         "work": dataclasses.asdict(plan.work),

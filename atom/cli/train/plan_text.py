@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -58,7 +59,8 @@ def _verdict(plan: Plan) -> RenderableType:
     unit = "tokens" if plan.work.sequence_tokens > 1 else "samples"
     times = ("fewer than", "bad") if gain.times_alone < 1 else f"{gain.times_alone:.2g} times"
     others = f"; without this machine {gain.without:,.0f}" if gain.without else ""
-    alone = f" the {gain.alone:,.0f} of this machine alone{others}"
+    doubt = " (doubtful)" * plan.profile.doubtful
+    alone = f" the {gain.alone:,.0f} of this machine alone{doubt}{others}"
     swarm = Text.assemble(f"{gain.swarm:,.0f} {unit}/s for {_peers(plan)}, ", times, alone)
     table = _grid(right=())
     table.add_row("speed", swarm)
@@ -68,7 +70,7 @@ def _verdict(plan: Plan) -> RenderableType:
     if plan.choice.group_devices > 1:
         table.add_row("groups", f"{plan.choice.groups} of {plan.choice.group_devices} devices")
     table.add_row("passes", _share_of(round_))
-    an_hour = _line_bytes(round_.line_bytes_per_day / 24)
+    an_hour = format_bytes(round_.line_bytes_per_day / 24)
     table.add_row("line", f"{an_hour} per hour up, and the same down")
     if plan.run_s is not None and plan.run_alone_s is not None:
         ends = f"{plan.run.run.rounds:,} rounds take {format_seconds(plan.run_s)}"
@@ -127,12 +129,9 @@ def _pass_title(plan: Plan) -> str:
 
 def _pass(plan: Plan) -> RenderableType:
     timeline = plan.choice.timeline
-    source = "measured once on this device, layer by layer: --measure-again"
-    if plan.profile.source == "assumed":
-        source = f"estimated from the data sheet of {plan.device}"
     table = _grid()
     table.add_row("model", "", _cut(plan))
-    table.add_row("takes", format_seconds(timeline.seconds), f"times are {source}")
+    table.add_row("takes", format_seconds(timeline.seconds), Text("times are ") + _source(plan))
     busy = f"the device computes {timeline.computing:.0%} of the pass"
     table.add_row("computes", format_seconds(timeline.busy_s("compute")), busy)
     waits_s = plan.choice.waits_s
@@ -140,6 +139,21 @@ def _pass(plan: Plan) -> RenderableType:
     words = (f"{format_seconds(waits_s[r])} for {_WAITS[r]}" for r in longest if waits_s[r] > 0)
     table.add_row("waits", format_seconds(sum(waits_s.values())), ", ".join(words))
     return table
+
+
+def _source(plan: Plan) -> Text:
+    """Name the source of the seconds, and say whether they are doubtful."""
+    profile = plan.profile
+    if profile.source == "live":
+        return Text("those of the peer that runs on this machine now")
+    if profile.source == "assumed":
+        return Text(f"estimated from the data sheet of {plan.device}")
+    day = f"{datetime.fromtimestamp(profile.measured_at):%d %B %Y, %H:%M}"
+    text = f"measured on this device, layer by layer, on {day}: --measure-again"
+    if profile.doubtful:
+        others = f"doubtful, other programs used {profile.others_share:.0%} of the device; "
+        return Text.assemble((f"{others}measured again when they rest; ", "bad"), text)
+    return Text(text)
 
 
 def _round_title(plan: Plan) -> str:
@@ -155,7 +169,7 @@ def _round(plan: Plan) -> RenderableType:
     waits = f"each delays a pass by {format_seconds(round_.optimizer_wait_s)}"
     steps = f"measured on this machine; {round_.steps} per round, {waits}"
     table.add_row("a step", format_seconds(round_.optimizer_s), steps)
-    travels = f"{_line_bytes(plan.footprint.wire_bytes)} up and as much down, at {network}"
+    travels = f"{format_bytes(plan.footprint.wire_bytes)} up and as much down, at {network}"
     table.add_row("exchange", format_seconds(round_.all_reduce_s), travels)
     goes_on = "continue during" if round_.overlapped else "wait for"
     table.add_row("round", format_seconds(round_.round_s), f"passes {goes_on} the exchange")
@@ -168,8 +182,3 @@ def _share_of(round_: RoundPrediction) -> str:
         return share
     waiting = round_.passes_s / (round_.passes_s + round_.all_reduce_s)
     return f"{share}, during the exchange too; {waiting:.0%} if passes waited for it"
-
-
-def _line_bytes(count: float) -> str:
-    """Format bytes in MB or GB, the decimal units of internet providers."""
-    return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.1f} GB"

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,7 +28,7 @@ from torch import fx, nn
 
 from atom.base.errors import DeviceError
 from atom.graph.chain import ADDED, Machine, Seconds
-from atom.graph.costs.seconds import Profile, measured_graph
+from atom.graph.costs.seconds import BUSY_SHARE, Profile, measured_graph
 from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import Layer, layers_of
 from atom.graph.program import build_program, load
@@ -46,7 +47,7 @@ _MIN_SAMPLING_S = 0.2
 """Small layers are sampled more often than requested, until all samples take this long."""
 _MAX_REPEATS = 40
 _PATTERN_ELEMENTS = 2**20
-_FORMAT = 7
+_FORMAT = 8
 """Version of the measurement and of its file."""
 _BUFFER_ELEMENTS = 16 * 2**20
 _HOST_ELEMENTS = 64 * 2**20
@@ -264,8 +265,9 @@ def measure_link(
     return Machine(load_rate, leave_rate, ADDED * alone, (1 + ADDED) * both)
 
 
-Measurement = tuple[tuple[Seconds, ...], Machine]
-"""Seconds of each layer, and rates of copies."""
+Measurement = tuple[tuple[Seconds, ...], Machine, float]
+"""Seconds of each layer, rates of copies, and the fraction of the device that other programs used
+meanwhile."""
 
 
 def kept_profile(
@@ -274,6 +276,7 @@ def kept_profile(
     device: torch.device,
     measure: Callable[[], Measurement],
     remeasure: bool = False,
+    is_calm: Callable[[], bool] = lambda: False,
 ) -> Profile:
     """Return a graph's profile from the stored measurement, or measure and store it.
 
@@ -285,17 +288,26 @@ def kept_profile(
         device: the device that is measured.
         measure: takes the measurement.
         remeasure: measure even if a measurement is stored.
+        is_calm: returns True if other programs leave the device alone now. Then a stored
+            measurement that is doubtful is repeated.
     """
     path = directory / file_name(graph, device)
     stored = None if remeasure else _read(path, len(layers_of(graph)))
-    layers, link = stored or measure()
+    if stored is not None and stored[2] > BUSY_SHARE and is_calm():
+        stored = None
+    layers, link, others_share = stored or measure()
+    taken_at = time.time()
     if stored is None:
         rates = list(vars(link).values())
-        content = [*(list(vars(layer).values()) for layer in layers), rates[:2], rates[2:]]
+        pairs = [*(list(vars(layer).values()) for layer in layers), rates[:2], rates[2:]]
         with suppress(OSError):
             directory.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    return measured_graph(graph, device, layers, link)
+            path.write_text(json.dumps([*pairs, [others_share, 0.0]], indent=1), encoding="utf-8")
+    else:
+        with suppress(OSError):
+            taken_at = path.stat().st_mtime
+    profile = measured_graph(graph, device, layers, link)
+    return replace(profile, measured_at=taken_at, others_share=others_share)
 
 
 def file_name(graph: Graph, device: torch.device) -> str:
@@ -322,10 +334,10 @@ def _read(path: Path, layers: int) -> Measurement | None:
     """Read a stored measurement; return None if there is no valid one of so many layers."""
     try:
         pairs = [(float(first), float(second)) for first, second in json.loads(path.read_bytes())]
-        link, host = pairs[layers:]
+        link, host, (others_share, _) = pairs[layers:]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    valid = all(0 <= number < math.inf for pair in pairs[:-1] for number in pair)
+    valid = all(0 <= number < math.inf for pair in pairs if pair is not host for number in pair)
     if not (valid and min(link) > 0 and min(host) > 0):
         return None
-    return tuple(Seconds(*pair) for pair in pairs[:layers]), Machine(*link, *host)
+    return tuple(Seconds(*pair) for pair in pairs[:layers]), Machine(*link, *host), others_share

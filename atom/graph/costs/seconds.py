@@ -11,7 +11,7 @@ each direction while both directions were busy.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import torch
@@ -169,12 +169,17 @@ DEVICES: dict[str, AssumedDevice] = {device.name: device for device in _CARDS}
 """Table of devices, by the name with which users select one."""
 
 
+BUSY_SHARE = 0.25
+"""Fraction of a device used by other programs from which measured seconds are doubtful."""
+
+
 @dataclass(frozen=True)
 class Profile:
     """Costs of a graph on a device."""
 
     source: str
-    """Either `measured`, or `assumed` (rates of the table, or typical ones)."""
+    """`live` (passes of a peer that runs here), `measured`, or `assumed` (rates of the table, or
+    typical ones)."""
     layers: tuple[Seconds, ...]
     """Seconds of each layer, in order."""
     chain: Chain
@@ -184,6 +189,29 @@ class Profile:
     chain_of: Callable[[Graph], Chain] = field(compare=False, repr=False)
     """Function that returns the chain of the same graph with matrices in parts. The seconds of its
     layers are the same."""
+    measured_at: float = field(default=0.0, compare=False)
+    """Unix time of the measurement; 0: nothing was measured."""
+    others_share: float = field(default=0.0, compare=False)
+    """Fraction of the device that other programs used during the measurement."""
+
+    @property
+    def doubtful(self) -> bool:
+        """True if other programs made the measured seconds too long."""
+        return self.others_share > BUSY_SHARE
+
+
+def live_graph(graph: Graph, device: torch.device, profile: Profile, times: float) -> Profile:
+    """Return a profile whose seconds, of layers and of copies, are a multiple of another profile's.
+
+    Args:
+        graph: the traced model.
+        device: device of the profile.
+        profile: profile with realistic proportions.
+        times: seconds of a live pass, as a multiple of its seconds by `profile`.
+    """
+    layers = [Seconds(s.forward_s * times, s.backward_s * times) for s in profile.layers]
+    link = Machine(*(rate / times for rate in vars(profile.link).values()))
+    return replace(measured_graph(graph, device, layers, link), source="live")
 
 
 def assume_graph(graph: Graph, device: str) -> Profile:

@@ -6,15 +6,25 @@ import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from atom.base.errors import ControlError
 from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode
 from atom.cli.train import plan
+from atom.config.load import normalised_run_text
+from atom.config.peer_file import PeerFile
+from atom.daemon.model.pinning import pin_for_plan
+from atom.daemon.state_directory import StateDirectory
 from atom.graph.chain import Machine
 from atom.graph.costs.seconds import DEVICES
 from atom.plan import planning
+from atom.swarm.identity import Identity
+from atom.swarm.records.manifest import encode_manifest
+from atom.training.run_optimizer import load_run
+from tests.swarm.swarm_samples import a_manifest
 
 PEERS = Path(__file__).parents[3] / "peers"
 DEMO = str(PEERS / "demo.toml")
@@ -40,7 +50,7 @@ def test_the_text_tells_all(
         capsys, *with_memory(tmp_path, "20 MB"), "--network", "400 Mbit/s", "--peers", "3"
     )
     text = "\n".join(lines)
-    for words in ("834,304 parameters", "requirements", "19.1 MiB", "GeForce RTX 3060",
+    for words in ("834,304 parameters", "requirements", "20.0 MB", "GeForce RTX 3060",
                   "400 Mbit/s each way", "with 3 peers like this", "tokens/s for 3 peers like this",
                   'rule = "local-steps", codec = ', "100 rounds take "):  # fmt: skip
         assert words in text, words
@@ -109,7 +119,7 @@ def test_of_a_model_that_does_not_fit_what_would_do_is_named(
     lines_of(capsys, *with_memory(tmp_path, enough[1]))
     arguments = ["plan", DEMO, *ASSUME, *with_memory(tmp_path, "16 GiB")]
     assert main(arguments) == ExitCode.DEVICE
-    assert "has 12.0 GiB" in capsys.readouterr().err
+    assert "has 12.9 GB" in capsys.readouterr().err
 
 
 def test_a_swarm_that_is_slower_than_one_box_says_so(
@@ -153,13 +163,13 @@ def test_a_box_with_too_little_memory_or_disk_sees_the_plan_and_gets_an_exit_cod
     assert main(["plan", DEMO, *ASSUME, "--peer", str(peer), "--json"]) == ExitCode.DEVICE
     seen = capsys.readouterr()
     assert not json.loads(seen.out)["fits"]
-    assert "of host memory; there are 9.5 MiB" in seen.err
+    assert "of host memory; there are 10.0 MB" in seen.err
     assert "[host] memory" in seen.err
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1000))
     assert main(["plan", DEMO, *ASSUME]) == ExitCode.STORAGE
     seen = capsys.readouterr()
     assert "short by" in seen.out
-    assert "of disk; there are 1000 B" in seen.err
+    assert "of disk; there are 1.0 kB" in seen.err
 
 
 def test_devices_that_work_better_in_groups_are_told_so(
@@ -180,3 +190,41 @@ def test_devices_that_work_better_in_groups_are_told_so(
     assert main(["plan", str(run), *slow, "--json"]) == ExitCode.OK
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["groups"], plan["group_devices"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "manifest", "found"),
+    [
+        ({"pass_sequences_per_s": 12.5, "devices": {"cpu": None}}, True, 1),
+        ({"pass_sequences_per_s": None, "devices": {"cpu": None}}, True, 0),
+        ({"state": "starting"}, True, 0),
+        (ControlError("accepts no commands now"), True, 0),
+        ({"pass_sequences_per_s": 12.5, "devices": {"cpu": None}}, False, 0),
+        (None, True, 0),
+    ],
+    ids=["trains", "no pass yet", "starts", "silent", "damaged manifest", "not running"],
+)
+def test_only_daemons_that_train_have_live_passes(
+    answer: Any, manifest: bool, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    folder = StateDirectory(tmp_path / "atom" / "words")
+    folder.lock()
+    owner = Identity.load_or_create(folder.identity)
+    run, _ = pin_for_plan(load_run(Path(DEMO)), PEERS, PeerFile())
+    of_run = a_manifest(owner, run=run.run.name, run_file=normalised_run_text(run))
+    folder.manifest.write_bytes(encode_manifest(of_run, owner) if manifest else b"damaged")
+
+    def ask(state: Path, command: str) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(plan, "ask_daemon", ask)
+    if answer is None:
+        folder.unlock()
+    passes = plan.live_passes()
+    folder.unlock()
+    assert len(passes) == found
+    for each in passes:
+        assert each == (12.5, (run.model, run.batch.micro_batch_sequences, ("cpu",)))
