@@ -1,11 +1,13 @@
 """Commands that found, join and plan runs. They import heavy modules only when they run."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from atom.cli.shell.loading import load_torch
 from atom.cli.shell.options import (
     AddressArgument,
     AssumeOption,
@@ -21,7 +23,7 @@ from atom.cli.shell.options import (
     parse_trust,
 )
 from atom.cli.shell.signals import end_at_once_on_signals, run_to_the_end
-from atom.cli.shell.terminal import stderr_console
+from atom.cli.shell.terminal import print_plainly, stderr_console
 
 commands = typer.Typer()
 
@@ -55,6 +57,7 @@ def start(
     """
     end_at_once_on_signals()
     with stderr_console().status("loading PyTorch"):
+        load_torch()
         from atom.cli.train.daemons import in_foreground
         from atom.daemon.peer.setup import run_start
 
@@ -74,9 +77,13 @@ def join(
         Path | None,
         from_option("Your copy of the run's frozen weights, which are then not fetched."),
     ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Join without a question, as without a terminal.")
+    ] = False,
 ) -> int:
     """Join a run: fetch its state, then train with its peers.
 
+    A new peer first sees its use for the swarm and the price, and a terminal asks whether to join.
     The state is kept in ~/.local/share/atom/RUN, or in the directory of --state. The same command
     later continues as the same peer, and fetches only the rounds that it missed. Ctrl-C or SIGTERM
     acts as `atom leave`. Code of the run's owner is executed only with --trust.
@@ -88,10 +95,15 @@ def join(
     end_at_once_on_signals()
     parse_trust(trust)
     with stderr_console().status("loading PyTorch"):
+        load_torch()
         from atom.cli.train.daemons import in_foreground
+        from atom.cli.train.join_screen import ask
         from atom.daemon.peer.setup import run_join
 
-    return in_foreground(lambda console: run_join(address, console, peer, state, trust, base))
+    given = peer, state, trust, base
+    return in_foreground(
+        lambda console: run_join(address, console, *given, partial(ask, console, yes))
+    )
 
 
 @commands.command("id")
@@ -161,16 +173,21 @@ def plan(
     atom plan peers/gpt3-2.7b.toml --assume rtx3060-12g --network "100 Mbit/s"
     """
     end_at_once_on_signals("interrupted")
-    from atom.cli.train.plan import parse_network, show_plan
+    load_torch()
+    from atom.cli.train.plan import live_passes, parse_network, show_plan
     from atom.plan.planning import DEFAULT_PEERS, PlanRequest
 
     bits_per_s, sharing = parse_network(network), peers or DEFAULT_PEERS
     request = PlanRequest(Path(run), peer, assume, bits_per_s, sharing, measure_again)
+    request = replace(request, live=[] if assume or measure_again else live_passes())
     if "/p2p/" in run and not Path(run).exists():
         from atom.cli.look.onlooker import looked_at
+        from atom.cli.look.status import headline
         from atom.daemon.model.pinning import agreed_run
 
         swarm = run_to_the_end(looked_at(run))
+        if not as_json:
+            print_plainly(headline(swarm.latest, swarm.rounds))
         its, there = agreed_run(swarm.manifest), len(swarm.alive)
         request = replace(request, run=its, text=swarm.manifest.text, peers=peers or there + 1)
     show_plan(request, as_json)

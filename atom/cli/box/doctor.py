@@ -71,4 +71,5 @@ def page(findings: list[Finding]) -> Group:
 def _summary(findings: list[Finding]) -> Text:
     counts = Counter(finding.level for finding in findings)
     parts = [f"{counts[level]} {word}" for level, (*_, word) in _SHOWN.items() if counts[level]]
-    return Text(", ".join(parts))
+    can = "cannot train yet" if counts[Level.FAILURE] else "can train"
+    return Text(f"this machine {can}\n{', '.join(parts)}")

@@ -64,6 +64,8 @@ class Onlooker:
         self._reader = LedgerReader(first_head(manifest), self._fetcher)
         self.leases: dict[str, Lease] = {}
         """Leases of the last view, by peer id."""
+        self.latest = self._seen()
+        """The last view."""
         self._progress = ""
 
     @property
@@ -78,6 +80,10 @@ class Onlooker:
             DirectoryUnavailable: The DHT did not answer.
         """
         self.leases = await self._directory.read_leases()
+        self.latest = self._seen()
+        return self.latest
+
+    def _seen(self) -> SwarmView:
         now, leases = time.time(), self.leases.values()
         return view_swarm(self.manifest, leases, self._global_batch, now, self._me, self._data)
 

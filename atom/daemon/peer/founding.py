@@ -5,6 +5,7 @@ round 0 and signs the manifest; a joiner compares what it built with the manifes
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,6 +142,7 @@ def enter_run(
     code: OwnCode | None,
     box: Box,
     weights: Path | None = None,
+    before_building: Callable[[Recipe], None] = lambda recipe: None,
 ) -> Membership:
     """Build the run of a manifest on this machine, and record the manifest as this peer's run.
 
@@ -150,6 +152,7 @@ def enter_run(
         code: the run's own code, which is executed; None: the run has none.
         box: this machine's side, whose state directory is locked.
         weights: folder with the weights that the run began from; None: no folder.
+        before_building: called with the traced model before memory is allocated for it.
 
     Raises:
         MismatchError: this installation, or our copy of the text, differs from the run's.
@@ -161,7 +164,8 @@ def enter_run(
     texts = None if run.data.source == "module" else _joiners_texts(run, manifest, box)
     try:
         with source_errors(run):
-            member = _member(run, texts, code, box, weights, (manifest, record))
+            known = manifest, record
+            member = _member(run, texts, code, box, weights, known, before_building)
     except (ConfigError, ModelError) as problem:
         # The cause may be another version of a library, which does not know the model.
         refuse_versions(manifest.versions, problem)
@@ -254,6 +258,7 @@ def _member(
     box: Box,
     weights: Path | None,
     known: tuple[Manifest, bytes] | None,
+    before_building: Callable[[Recipe], None] = lambda recipe: None,
 ) -> Membership:
     """Build the run on this machine.
 
@@ -267,6 +272,7 @@ def _member(
         box: this machine's side.
         weights: folder with the weights that the run began or begins from; None: no folder.
         known: manifest of the run and its record; None: the run is founded now.
+        before_building: called with the traced model before memory is allocated for it.
     """
     console = box.console
     if code is not None:
@@ -288,6 +294,7 @@ def _member(
                 "the run's manifest and its model disagree on whether anything is frozen",
                 "ask the run's owner to found it again: frozen weights could differ between peers",
             )
+    before_building(recipe)
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
     prompts = wanted_prompts(box.peer.sample, recipe, box.state.tokenizer, console.note)
     program = box.state.program

@@ -5,7 +5,7 @@ Cheap checks come first, so that a mistake is reported before anything that take
 
 import contextlib
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -14,7 +14,7 @@ from pathlib import Path
 from atom.base.events import EventFan
 from atom.config.load import check_checkpoints, check_listen
 from atom.daemon.console import Console
-from atom.daemon.model.recipe import PRECISIONS
+from atom.daemon.model.recipe import PRECISIONS, Recipe
 from atom.daemon.owner.metrics import Info, open_metrics
 from atom.daemon.owner.traffic import require_allowance
 from atom.daemon.peer.addresses import announced_multiaddrs, data_place, known_contacts
@@ -37,13 +37,17 @@ from atom.swarm.dht.client import free_port
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.dial_rules import LOCAL, class_of, own_hosts
 from atom.swarm.exchange.codec import chunk_kernels
-from atom.swarm.records.manifest import listed_peers
+from atom.swarm.records.lease import Lease
+from atom.swarm.records.manifest import Manifest, listed_peers
 from atom.swarm.router.ports import PortKeeper
 from atom.swarm.router.requests import PortRefused
 from atom.swarm.transport.listener import data_door
 from atom.training.run_optimizer import load_run
 
 __all__ = ["run_join", "run_start"]
+
+Agree = Callable[[Recipe, Manifest, Mapping[str, Lease], Box], None]
+"""Function that shows what joining means, and raises if the owner of this machine declines."""
 
 
 def run_start(
@@ -106,6 +110,7 @@ def run_join(
     state: Path | None = None,
     trust: str | None = None,
     weights: Path | None = None,
+    agree: Agree = lambda *_: None,
 ) -> Ending:
     """Join a run by its address, and train until it ends.
 
@@ -117,6 +122,8 @@ def run_join(
         trust: KEY:SHA256 of the owner and the code that may run here; None: no code may.
         weights: folder with the weights that the run began from, to read the frozen ones; None: no
             folder.
+        agree: shows the owner of this machine what joining means, before the first fetch of state
+            or text; it raises if the owner declines. A peer that returns is not asked again.
 
     Returns:
         Why the daemon ended.
@@ -138,7 +145,12 @@ def run_join(
         check_member(listed, manifest.owner, box.identity.peer_id)
         require_devices(box.peer.device.use, PRECISIONS[run.model.precision])
         code = obtain_code(run, manifest, join_address, trust, box, thread)
-        member = enter_run(manifest, record, code, box, weights)
+
+        def ask_newcomer(recipe: Recipe) -> None:
+            if not box.state.chain.exists():
+                agree(recipe, manifest, thread.ask(thread.directory.read_leases), box)
+
+        member = enter_run(manifest, record, code, box, weights, ask_newcomer)
         thread.ask(lambda: thread.directory.publish_manifest(member.record))
         entrance = tuple(thread.ask(thread.directory.visible_addresses)[:1]) or address.bootstrap
         ours = replace(address, bootstrap=entrance)

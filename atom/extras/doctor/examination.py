@@ -25,7 +25,8 @@ from atom.extras.doctor import this_box
 from atom.extras.doctor.this_box import Finding, failure, ok, unchecked, warning
 from atom.models.data.corpus import Amount
 from atom.models.source import install_version
-from atom.plan.footprint import Footprint
+from atom.plan.offer import Offer
+from atom.plan.planning import require_room
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.dht.directory import open_directory
 from atom.swarm.dht.p2pd import NodeSettings
@@ -182,38 +183,39 @@ def clock_offset_s(ages: list[float]) -> tuple[float, float] | None:
     return youngest - RENEWAL_S - TRAVEL_S, youngest
 
 
-def fit(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool) -> Finding:
-    """Check that the run's model fits into host memory and disk, by the planner's arithmetic.
+def fit(sight: Sight, peer: PeerFile, folder: Path, trains: bool) -> Iterator[Finding]:
+    """Check that the run's model fits into host memory and disk, and how fast it would train.
 
     Args:
-        manifest: Manifest of the run.
+        sight: The swarm.
         peer: Peer file.
         folder: State directory.
-        trains: True if its daemon runs: then it has its host memory already.
+        trains: True if its daemon runs already.
     """
-    topic = "This run"
+    topic, manifest = "This run", sight.manifest
+    if trains:
+        yield ok(topic, "your daemon trains it: atom info shows its speed")
+        return
     try:
         run = agreed_run(manifest)
         if run.model.module is not None:
             said = "unknown: the run's model is code of its owner, which needs --trust"
-            return unchecked(topic, said)
+            yield unchecked(topic, said)
+            return
         with source_errors(run):
             graph = trace_run(run, open_source(run, None))
         text_bytes = 0 if manifest.text is None else total_bytes(manifest.text)
-        disk_bytes = StateDirectory(folder).room_bytes
-        footprint = Footprint.of_run(run, graph.layout, peer, disk_bytes, text_bytes)
+        room = StateDirectory(folder).room_bytes, text_bytes
+        leases = sight.alive.values()
+        offer = Offer.of(run, graph, peer, manifest, leases, sight.own or "", room)
+        require_room(offer.plan)
     except UserError as problem:  # the same error would end `atom join`
-        return failure(topic, problem.message, problem.hint)
-    host, disk = footprint.host, footprint.disk
+        yield failure(topic, problem.message, problem.hint)
+        return
+    host, disk = offer.plan.footprint.host, offer.plan.footprint.disk
     takes = f"{format_bytes(host.total_bytes)} of host memory"
-    if host.left_bytes < 0 and not trains:
-        fix = "free memory (top lists its users), or raise [host] memory"
-        return failure(topic, f"it takes {takes}, {format_bytes(host.have_bytes)} may be used", fix)
-    if disk.total_bytes > disk.have_bytes:
-        said = f"it needs up to {format_bytes(disk.total_bytes)} of disk, "
-        said += f"{format_bytes(disk.have_bytes)} are free or its own"
-        return failure(topic, said, "choose a larger disk: [state] directory in the peer file")
-    return ok(topic, f"fits: {takes}, {format_bytes(disk.total_bytes)} of disk")
+    yield ok(topic, f"fits: {takes}, {format_bytes(disk.total_bytes)} of disk")
+    yield ok("Speed", offer.speed)
 
 
 def examine(
@@ -252,7 +254,7 @@ def examine(
     has_it = is_ours or sight.own == sight.manifest.owner
     found += [data(sight.manifest, peer, folder, has_it)]
     note("estimating whether the run fits")
-    return [*found, fit(sight.manifest, peer, folder, is_ours)]
+    return [*found, *fit(sight, peer, folder, is_ours)]
 
 
 def box_of(

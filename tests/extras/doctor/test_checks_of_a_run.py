@@ -1,6 +1,7 @@
 """The checks of a run, and that the examination asks for the right box."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.doctor import examination
 from atom.extras.doctor.examination import (
+    Sight,
     box_of,
     clock_offset_s,
     data,
@@ -72,19 +74,26 @@ def manifest(tmp_path: Path, request: pytest.FixtureRequest) -> Manifest:
         return decode_manifest(StateDirectory(tmp_path / "a").manifest.read_bytes(), None)
 
 
-def test_a_run_fits_or_says_what_it_lacks(
+def told(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool = False) -> list[Finding]:
+    return list(fit(Sight(manifest, None, {}, 0.0), peer, folder, trains))
+
+
+def test_a_run_fits_and_has_a_speed_or_says_what_it_lacks(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = parse_peer_text('[host]\nmemory = "1 KiB"\n', tmp_path)
-    assert "fits: " in fit(manifest, PeerFile(), tmp_path, trains=False).said
-    lacking = fit(manifest, small, tmp_path, trains=False)
-    assert (lacking.level, "1.0 KiB may be used" in lacking.said) == (Level.FAILURE, True)
-    assert fit(manifest, small, tmp_path, trains=True).level is Level.OK, "its daemon has it"
+    fits, speed = told(manifest, PeerFile(), tmp_path)
+    assert "fits: " in fits.said
+    assert re.fullmatch(r"about [\d,]+ tokens/s here.*", speed.said)
+    assert (fits.level, speed.level) == (Level.OK, Level.OK)
+    small = parse_peer_text('[host]\nmemory = "1 kB"\n', tmp_path)
+    (lacking,) = told(manifest, small, tmp_path)
+    assert (lacking.level, "there are 1.0 kB" in lacking.said) == (Level.FAILURE, True)
+    (its_own,) = told(manifest, small, tmp_path, trains=True)
+    assert (its_own.level, "atom info" in its_own.said) == (Level.OK, True)
     full = type("Usage", (), {"free": 0})
     monkeypatch.setattr("shutil.disk_usage", lambda path: full)
-    for trains in (False, True):
-        lacking = fit(manifest, PeerFile(), tmp_path / "new", trains)
-        assert (lacking.level, "of disk, 0 B" in lacking.said) == (Level.FAILURE, True)
+    (lacking,) = told(manifest, PeerFile(), tmp_path / "new")
+    assert (lacking.level, "of disk; there are 0 B" in lacking.said) == (Level.FAILURE, True)
 
 
 def test_a_run_whose_model_cannot_be_made_here_is_a_failure(
@@ -94,7 +103,7 @@ def test_a_run_whose_model_cannot_be_made_here_is_a_failure(
     config = json.dumps({"model_type": "no-such"})
     run["model"] = {"huggingface": "c", "huggingface_config": config, "sequence_tokens": 8}
     other = replace(manifest, run_file=json.dumps(run))
-    lacking = fit(other, PeerFile(), tmp_path, trains=False)
+    (lacking,) = told(other, PeerFile(), tmp_path)
     assert lacking.level is Level.FAILURE
     assert "no-such" in lacking.said
     assert lacking.fix

@@ -1,0 +1,94 @@
+"""Screen before a machine joins a run: its use for the swarm, the price, and the question."""
+
+import sys
+from collections.abc import Mapping
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from atom.base.errors import DeviceError
+from atom.base.units import format_bytes
+from atom.cli.shell.console import TerminalConsole
+from atom.cli.shell.terminal import stderr_console
+from atom.config.peer_file import PeerFile
+from atom.daemon.model.recipe import Recipe
+from atom.daemon.model.texts import total_bytes
+from atom.daemon.peer.box import Box
+from atom.plan.offer import Offer
+from atom.swarm.records.lease import Lease
+from atom.swarm.records.manifest import Manifest
+
+_HOURS_A_MONTH = 730
+_ROWS_FOR_ALL = (
+    ("leaves it", "gradients, counts, speeds, your IP address, this peer's id and name; no files"),
+    ("", "(docs/volunteer.md, What leaves your machine)"),
+    ("to limit it", 'add --upload "10 Mbit/s", --download "50 Mbit/s", --gpu-memory "6 GB",'),
+    ("", '--cpu-threads 4 or --hours "22:00-07:00" to this command'),
+    ("to pause it", "atom pause, then atom resume; atom leave or Ctrl-C ends it cleanly"),
+)
+
+
+def ask(
+    console: TerminalConsole,
+    agreed: bool,
+    recipe: Recipe,
+    manifest: Manifest,
+    leases: Mapping[str, Lease],
+    box: Box,
+) -> None:
+    """Show what joining a run means for this machine, and on a terminal ask whether to join.
+
+    A service has no terminal: waiting there for an answer would last for ever, so it joins. Nothing
+    is shown if the model does not fit: setting up the replica then reports why.
+
+    Args:
+        console: The daemon's console, which prints its notes before the screen.
+        agreed: True if the command line already agrees (`--yes`).
+        recipe: The run and its traced model.
+        manifest: Manifest of the run.
+        leases: Leases of the swarm.
+        box: This machine.
+
+    Raises:
+        typer.Exit: The answer is no.
+    """
+    text_bytes = 0 if manifest.text is None else total_bytes(manifest.text)
+    room, me = (box.state.room_bytes, text_bytes), box.identity.peer_id
+    told = manifest, leases.values(), me, room, console.note
+    try:
+        offer = Offer.of(recipe.run, recipe.graph, box.peer, *told)
+    except DeviceError:
+        return
+    console.close()
+    stderr_console().print(screen(offer, box.peer))
+    if agreed or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    if not typer.confirm("Join this run?", default=True, err=True):
+        typer.echo("not joined: nothing was fetched; the same command asks again", err=True)
+        raise typer.Exit
+
+
+def screen(offer: Offer, peer: PeerFile) -> Table:
+    """Return the screen of an offer, for a machine with the limits of its peer file."""
+    host, disk, device = (getattr(offer.plan.footprint, n) for n in ("host", "disk", "device"))
+    network, hourly, watts = peer.network, offer.line_bytes_per_h, offer.watts
+    limits = {"up": network.upload_bits_per_s, "down": network.download_bits_per_s}
+    capped = [f"; at most {rate / 1e6:,.4g} Mbit/s {way}" for way, rate in limits.items() if rate]
+    month = f"{format_bytes(hourly * _HOURS_A_MONTH)} a month each way, if it trains all the time"
+    rows = [
+        ("use", offer.speed),
+        ("line", f"{format_bytes(hourly)} per hour up and as much down{''.join(capped)}"),
+        ("", month),
+        ("", f"once {format_bytes(offer.fetched_bytes)} down: state and text"),
+        ("memory", f"{format_bytes(host.total_bytes)} of {format_bytes(host.have_bytes)}"),
+        ("device", f"{format_bytes(device.total_bytes)} on {offer.plan.device}"),
+        ("disk", f"{format_bytes(disk.total_bytes)} of {format_bytes(disk.have_bytes)}"),
+    ]
+    if watts:
+        energy = f"at most {watts * _HOURS_A_MONTH / 1000:,.0f} kWh a month"
+        rows.append(("power", f"up to {watts:,.0f} W, the limit of the card: {energy}"))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for label, text in (*rows, *_ROWS_FOR_ALL):
+        table.add_row(Text(f"  {label}", "bold", no_wrap=True), Text(text))
+    return table
