@@ -17,7 +17,7 @@ from atom.extras.dashboard.server import LOOPBACK, serve
 from atom.swarm.addresses import ListenAddress
 
 pytestmark = pytest.mark.timeout(180)
-PHONE, SCREEN = 390, 1280
+PHONE, SCREEN = 360, 1280
 OUTSIDE = """[...document.querySelectorAll('main *')].filter(
     each => each.getBoundingClientRect().right > innerWidth + 1).length"""
 

@@ -10,6 +10,7 @@ import os
 import time
 from pathlib import Path
 
+import plotille
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,6 +22,7 @@ from atom.cli.look.status import headline, swarm
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import draws, stderr_console, stdout_console
 from atom.config.address import parse_interface
+from atom.extras.dashboard.chart import drawable, label, readable_scale
 from atom.extras.dashboard.feed import Seen, SwarmFeed
 from atom.extras.dashboard.server import LOOPBACK, serve
 from atom.swarm.addresses import ListenAddress
@@ -29,6 +31,11 @@ from atom.swarm.records.lease import SampleText
 DEFAULT_PORT = 8700
 """Port of the page. It is fixed, so that an open page works again after a restart."""
 _MARGIN = 2
+_LEAST_CURVE_ROWS, _MOST_CURVE_ROWS = 10, 24
+"""Rows of the curve with its labels. A smaller one would show nothing."""
+_LABEL_COLUMNS, _LABEL_ROWS, _TICK_COLUMNS = 24, 4, 10
+_MARGIN_NATS = 1e-6
+"""Space above the highest loss: the library draws no point on the upper edge."""
 _OTHER_ROWS = 9
 """Rows of headline, bar, table head, last line and blank lines."""
 
@@ -54,7 +61,8 @@ async def _watch(address: str, state: Path | None, console: Console) -> None:
     try:
         async with onlooking(address, state) as onlooker, asyncio.TaskGroup() as group:
             feed = SwarmFeed(onlooker, await onlooker.first_view(), onlooker.rounds)
-            group.create_task(feed.follow_views())
+            # Lines of text need no chain, whose reading would load the peers.
+            group.create_task(feed.follow() if show is _watch_live else feed.follow_views())
             await show(feed, console)
     except ExceptionGroup as several:
         if several.subgroup(BrokenPipeError) is None:
@@ -106,12 +114,46 @@ def screen(seen: Seen, width: int, height: int) -> RenderableType:
     rows, peers = height - besides, len(seen.view.peers)
     listed = peers if peers <= rows else max(1, rows - 1)
     parts: list[RenderableType] = [swarm(seen.view, seen.rounds, room, listed), Text()]
+    spare_rows = rows - listed - (listed < peers) - 1
+    if spare_rows >= _LEAST_CURVE_ROWS and len(seen.ledger.rounds) > 1:
+        parts += [Text(curve(seen, room, min(spare_rows, _MOST_CURVE_ROWS))), Text()]
     if seen.view.sample is not None:
         parts.append(written(seen.view.sample))
     footer = Text("Ctrl-C ends the display", "quiet")
     shown = Padding(Group(*parts, footer), (1, _MARGIN, 0, _MARGIN))
     # A problem comes first, because a terminal that is too small cuts off the bottom.
     return Group(Text(f"  {seen.problem}", "yellow"), shown) if seen.problem else shown
+
+
+def curve(seen: Seen, width: int, height: int) -> str:
+    """Return the training loss of the certified rounds as a line of dots, and validations as "o".
+
+    Args:
+        seen: Latest state of the swarm, with two certified rounds at least.
+        width: Columns of the curve with its labels.
+        height: Rows of the curve with its labels.
+    """
+    rounds = seen.ledger.rounds
+    losses = {each.number: each.loss for each in rounds}
+    held_back = drawable(seen.validations, rounds)
+    values = [*losses.values(), *held_back.values()]
+    most = max(width - _LABEL_COLUMNS, 20) // _TICK_COLUMNS
+    first, rounds_a_tick, ticks = readable_scale(rounds[0].number - 1, rounds[-1].number + 1, most)
+    low, step, height = readable_scale(
+        min(values), max(values) + _MARGIN_NATS, height - _LABEL_ROWS
+    )
+    figure = plotille.Figure()
+    figure.width, figure.height = ticks * _TICK_COLUMNS, height
+    figure.with_colors, figure.origin = False, False
+    figure.set_x_limits(first, first + ticks * rounds_a_tick)
+    figure.set_y_limits(low, low + height * step)
+    figure.x_label, figure.y_label = "round", "loss"
+    figure.x_ticks_fkt = lambda number, _: f"{number:,g}"
+    figure.y_ticks_fkt = lambda loss, _: label(loss, step)
+    figure.plot(list(losses), list(losses.values()))
+    if held_back:
+        figure.scatter(list(held_back), list(held_back.values()), marker="o")
+    return str(figure.show())
 
 
 def written(sample: SampleText) -> Text:

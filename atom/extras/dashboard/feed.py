@@ -1,16 +1,19 @@
 """Latest state of a swarm, read again and again, for the page to show."""
 
 import asyncio
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from atom.base.errors import AtomError
-from atom.extras.dashboard.chart import Point
 from atom.swarm.chain.commit_chain import Ledger
 from atom.swarm.records.view import SwarmView
 
 LOOK_EVERY_S = 1.0
 """Seconds between two views."""
+MOST_REMEMBERED = 500
+"""Validations, and sample texts, that a feed keeps for the curve."""
+T = TypeVar("T")
 READ_EVERY_S = 2.0
 """Seconds between the end of one read of the chain and the next."""
 
@@ -49,11 +52,16 @@ class Seen:
     """Reason why the view is not newer; empty if it is up to date."""
     ledger_note: str = ""
     """Reason why the ledger is not newer: see `Swarm.note`."""
+    validations: Mapping[int, float] = field(default_factory=dict)
+    """Validation losses by round, as far as this feed saw them."""
+    samples: Mapping[int, str] = field(default_factory=dict)
+    """Sample texts by round, as far as this feed saw them."""
 
-    @property
-    def losses(self) -> tuple[Point, ...]:
-        """Losses of the certified rounds only: any lease can claim losses of later rounds."""
-        return tuple((each.number, each.loss) for each in self.ledger.rounds)
+
+def _keep(by_round: dict[int, T], number: int, value: T) -> None:
+    by_round[number] = value
+    if len(by_round) > MOST_REMEMBERED:
+        del by_round[min(by_round)]
 
 
 class SwarmFeed:
@@ -61,6 +69,8 @@ class SwarmFeed:
 
     def __init__(self, swarm: Swarm, first: SwarmView, rounds: int | None = None) -> None:
         self._swarm, self._view, self._rounds = swarm, first, rounds
+        self._validations, self._samples = dict[int, float](), dict[int, str]()
+        self._remember()
         self._problem = ""
         self._news = asyncio.Event()
 
@@ -68,7 +78,8 @@ class SwarmFeed:
     def seen(self) -> Seen:
         """Latest state of the swarm."""
         swarm = self._swarm
-        return Seen(self._view, self._rounds, swarm.ledger, self._problem, swarm.note)
+        told = self._problem, swarm.note, self._validations, self._samples
+        return Seen(self._view, self._rounds, swarm.ledger, *told)
 
     async def news(self) -> None:
         """Wait until the next view was read, or the DHT failed to answer."""
@@ -79,10 +90,18 @@ class SwarmFeed:
         try:
             self._view = await self._swarm.view()
             self._problem = ""
+            self._remember()
         except AtomError as unavailable:
             self._problem = f"the DHT does not answer, trying again ({unavailable})"
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+    def _remember(self) -> None:
+        """Keep the view's validation and sample text, because leases hold only the newest ones."""
+        if losses := self._view.validation:
+            _keep(self._validations, losses["round"], losses["loss"])
+        if sample := self._view.sample:
+            _keep(self._samples, sample.round, sample.text)
 
     async def follow(self, every_s: float = LOOK_EVERY_S) -> None:
         """Read views and the chain until cancelled.

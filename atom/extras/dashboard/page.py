@@ -133,9 +133,9 @@ def _sample(view: SwarmView) -> str:
 
 def _loss(seen: Seen) -> str:
     title = "<h2>loss by round</h2>"
-    if len(seen.losses) < 2:
+    if len(seen.ledger.rounds) < 2:
         return title + _quietly(seen.ledger_note or "the curve begins with the second round")
-    return title + loss_chart(seen.losses)
+    return title + loss_chart(seen.ledger.rounds, seen.validations, seen.samples)
 
 
 def _rounds(seen: Seen) -> str:

@@ -1,5 +1,6 @@
 import asyncio
 import io
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ from atom.cli.look.watch import _watch_plain, screen
 from atom.cli.shell.terminal import THEME, draws
 from atom.extras.dashboard.feed import Seen
 from atom.swarm.chain.commit import Head
-from atom.swarm.chain.commit_chain import Ledger
+from atom.swarm.chain.commit_chain import Ledger, Round
 from atom.swarm.records.lease import PeerState, SampleText
 from tests.cli.swarm_sights import Sight, sight
 
@@ -81,6 +82,30 @@ def test_the_last_line_stays_on_the_screen_whatever_is_wrong_with_peers(
     assert len(shown) <= height
     assert "Ctrl-C" in shown[-1]
     assert any("void" in line for line in shown)
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 24), (80, 30), (200, 60)])
+@pytest.mark.parametrize("rounds", [2, 7, 999])
+def test_the_curve_has_a_readable_scale_and_leaves_room(
+    width: int, height: int, rounds: int
+) -> None:
+    certified = tuple(Round(n, 2.0 + 3.0 / n, 64, 2, 0, 0) for n in range(1, rounds + 1))
+    ledger, held_back = replace(LEDGER, rounds=certified), {2: 4.5, 10**6: 9.0}
+    seen = Seen(sight().view, 2000, ledger, validations=held_back)
+    shown = lines(screen(seen, width, height), width, height)
+    assert len(shown) <= height
+    assert "Ctrl-C" in shown[-1]
+    text = "\n".join(shown)
+    assert "(loss)" in text
+    assert "-> (round)" in text
+    drawn_rows = [line for line in shown if re.search("[\u2800-\u28ff]", line)]
+    assert any("o" in line for line in drawn_rows)
+    assert any(re.search("[\u2801-\u28ff]", line) for line in drawn_rows)
+
+
+def test_a_small_screen_has_no_curve() -> None:
+    ledger = replace(LEDGER, rounds=tuple(Round(n, 2.0, 64, 2, 0, 0) for n in (1, 2)))
+    assert "(loss)" not in "".join(lines(screen(Seen(sight().view, 9, ledger), 60, 16), 60, 16))
 
 
 def test_a_crowd_is_cut_and_counted_and_who_has_left_goes_first() -> None:

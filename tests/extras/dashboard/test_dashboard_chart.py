@@ -1,59 +1,99 @@
-"""Losses as seen, thinned and drawn."""
+"""Losses as seen, thinned, drawn, and told under the pointer."""
 
+import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.extras.dashboard.chart import loss_chart, thinned
+from atom.extras.dashboard.chart import drawable, label, loss_chart, readable_scale, thinned
+from atom.swarm.chain.commit_chain import Round
 from atom.swarm.records.lease import MAX_LOSS
+
+
+def rounds(losses: Sequence[float], first: int = 1) -> list[Round]:
+    return [Round(number, loss, 64, 2, 0, 0) for number, loss in enumerate(losses, first)]
+
+
+def parsed(html: str) -> ElementTree.Element:
+    return ElementTree.fromstring(f"<all>{html}</all>")
+
+
+def texts(picture: ElementTree.Element, path: str) -> list[str]:
+    return [part.text or "" for part in picture.findall(path)]
 
 
 @given(st.integers(2, 2000), st.integers(3, 100))
 def test_thinning_keeps_ends_order_and_bound(count: int, most: int) -> None:
-    points = [(round_number, float(round_number % 7)) for round_number in range(count)]
-    few = thinned(points, most)
-    assert len(few) <= most
-    assert (few[0], few[-1]) == (points[0], points[-1])
-    rounds = [round_number for round_number, _ in few]
-    assert rounds == sorted(set(rounds))
+    few = thinned(count, most)
+    assert len(few) == min(count, most)
+    assert (few[0], few[-1]) == (0, count - 1)
+    assert few == sorted(set(few))
+
+
+@given(st.floats(-MAX_LOSS, MAX_LOSS), st.floats(-MAX_LOSS, MAX_LOSS), st.integers(2, 60))
+def test_an_axis_contains_its_values_and_has_short_numbers(a: float, b: float, most: int) -> None:
+    low, high = min(a, b), max(a, b)
+    start, step, steps = readable_scale(low, high, most)
+    slack = 1e-9 * max(abs(low), abs(high), 1.0)
+    assert 1 <= steps <= most
+    assert start <= low + slack
+    assert start + steps * step >= high - slack
+    assert len({label(start + n * step, step) for n in range(steps + 1)}) == steps + 1
 
 
 @pytest.mark.parametrize(
-    "points",
-    [[(1, 5.5), (2, 5.5)], [(1, 5.0), (900_000, 0.001)], [(r, 1 / r) for r in range(1, 999)]],
+    "losses", [[5.5, 5.5], [5.0, 0.001], [1 / n for n in range(1, 999)], [-MAX_LOSS, MAX_LOSS]]
 )
-def test_the_curve_stays_inside_its_picture(points: list[tuple[int, float]]) -> None:
-    picture = ElementTree.fromstring(loss_chart(points))
-    width, height = map(float, picture.attrib["viewBox"].split()[2:])
-    line = next(part for part in picture if part.tag == "polyline")
+def test_the_curve_stays_inside_its_picture(losses: list[float]) -> None:
+    html = loss_chart(rounds(losses, first=900_000), {900_001: 4.0, 1: 9.0}, {})
+    assert not re.search("inf|nan", html)
+    (line,) = parsed(html).iter("polyline")
     places = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
-    assert 2 <= len(places) <= 400
-    assert all(0 <= x <= width and 0 <= y <= height for x, y in places)
+    assert 2 <= len(places) <= 200
+    assert all(0 <= x <= 1000 and 0 <= y <= 100 for x, y in places)
     assert [x for x, _ in places] == sorted(x for x, _ in places)
 
 
-def test_what_leases_may_say_can_be_drawn() -> None:
-    svg = loss_chart([(1, -MAX_LOSS), (2, MAX_LOSS)])
-    texts = [part.text or "" for part in ElementTree.fromstring(svg)]
-    assert max(map(len, texts)) < 24
-    assert "inf" not in svg
-    assert "nan" not in svg
+def test_the_pointer_finds_loss_validation_samples_and_text() -> None:
+    told = {2: 2.75, 900: 9.0}, {3: "def <x>", 901: "too early"}
+    chart = parsed(loss_chart(rounds([3.0, 2.5, 2.0]), *told))
+    assert texts(chart, ".//li/p") == [
+        "round 1, loss 3.0000, 64 samples",
+        "round 2, loss 2.5000, validation 2.7500, 128 samples",
+        "round 3, loss 2.0000, 192 samples, wrote: def <x>",
+    ]
+    dots = {path.attrib["class"]: path.attrib["d"] for path in chart.iter("path")}
+    assert (dots["held-back"], dots["texts"]) == ("M500.0,25.00h0", "M1000.0,100.00h0")
+
+
+@pytest.mark.parametrize("claimed", [-MAX_LOSS, -2.0, 9.0, 1e3, MAX_LOSS])
+def test_a_peer_that_lies_about_its_validation_does_not_flatten_the_curve(claimed: float) -> None:
+    honest = rounds([3.0, 2.5, 2.0])
+    assert drawable({2: claimed, 3: 2.75}, honest) == {3: 2.75}
+    assert loss_chart(honest, {2: claimed}, {}) == loss_chart(honest, {}, {})
+
+
+def test_of_a_thinned_curve_no_validation_is_lost() -> None:
+    held_back = {n: 2.0 + n / 1e4 for n in range(3, 5000, 7)}
+    said = " ".join(texts(parsed(loss_chart(rounds([2.0] * 5000), held_back, {})), ".//li/p"))
+    assert said.count("validation") == len(held_back)
 
 
 @pytest.mark.parametrize(
     ("losses", "labels", "ends"),
     [
-        ([0.0, 1.0], {"0", "0.25", "0.5", "0.75", "1"}, ["1", "2"]),
-        ([90_000.0, 0.0], {"0", "22500", "45000", "67500", "90000"}, ["1", "2"]),
-        ([4e7, *[0.0] * 1232, 4.9e7], {"0", "2.45e+07", "4.9e+07"}, ["1", "1,234"]),
+        ([0.0, 1.0], ["1.00", "0.75", "0.50", "0.25", "0.00"], ["round 1", "round 2, 128 samples"]),
+        ([3.1, 2.2], ["3.30", "3.00", "2.70", "2.40", "2.10"], ["round 1", "round 2, 128 samples"]),
+        ([4e4, *[0.0] * 1233], ["40,000", "30,000", "20,000", "10,000", "0"],
+         ["round 1", "round 1,234, 78,976 samples"]),
     ],
-)
-def test_a_curve_has_numbers_of_few_digits_and_its_ends_are_named(
-    losses: list[float], labels: set[str], ends: list[str]
+)  # fmt: skip
+def test_the_axes_have_readable_numbers(
+    losses: list[float], labels: list[str], ends: list[str]
 ) -> None:
-    picture = ElementTree.fromstring(loss_chart(list(enumerate(losses, start=1))))
-    texts = [part.text or "" for part in picture if part.tag == "text"]
-    assert set(texts) >= labels
-    assert texts[-2:] == ends
+    chart = parsed(loss_chart(rounds(losses), {}, {}))
+    assert texts(chart, "./div/div[@class='ys']/span") == labels
+    assert texts(chart, "./div/div[@class='xs']/span") == ends
