@@ -11,6 +11,7 @@ from atom.cli.shell.loading import load_torch
 from atom.cli.shell.options import (
     AddressArgument,
     AssumeOption,
+    DialableOption,
     InitialPeersOption,
     JsonOption,
     ListenOption,
@@ -157,6 +158,7 @@ def plan(
     assume: AssumeOption = None,
     network: NetworkOption = None,
     peers: PeersOption = None,
+    dialable: DialableOption = None,
     measure_again: Annotated[
         bool, typer.Option("--measure-again", help="Measure again, instead of reusing figures.")
     ] = False,
@@ -179,17 +181,22 @@ def plan(
 
     bits_per_s, sharing = parse_network(network), peers or DEFAULT_PEERS
     request = PlanRequest(Path(run), peer, assume, bits_per_s, sharing, measure_again)
-    request = replace(request, live=[] if assume or measure_again else live_passes())
+    request = replace(
+        request, dialable=dialable, live=[] if assume or measure_again else live_passes()
+    )
     if "/p2p/" in run and not Path(run).exists():
         from atom.cli.look.onlooker import looked_at
         from atom.cli.look.status import headline
         from atom.daemon.model.pinning import agreed_run
+        from atom.swarm.records.view import is_dialable
 
         swarm = run_to_the_end(looked_at(run))
         if not as_json:
             print_plainly(headline(swarm.latest, swarm.rounds))
         its, there = agreed_run(swarm.manifest), len(swarm.alive)
-        request = replace(request, run=its, text=swarm.manifest.text, peers=peers or there + 1)
+        reach = dialable or max(1, sum(map(is_dialable, swarm.latest.peers)))
+        text, count = swarm.manifest.text, peers or there + 1
+        request = replace(request, run=its, text=text, peers=count, dialable=reach)
     show_plan(request, as_json)
 
 

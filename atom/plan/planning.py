@@ -74,6 +74,8 @@ class PlanRequest:
     """Text in a swarm's manifest; None: no text comes through the swarm."""
     live: Sequence["LivePasses"] = ()
     """Passes of the peers that run on this machine; none with `assume`."""
+    dialable: int | None = None
+    """Number of peers that other peers can dial; None: unknown."""
     guesses: bool = False
     """Use typical rates if measuring this device would take long."""
 
@@ -124,6 +126,8 @@ class Plan:
     work: Work
     prediction: RoundPrediction
     gain: Gain
+    with_one_dialable: Gain
+    """Speeds if other peers can dial only one peer, as the founder among homes behind routers."""
     alone: tuple[float, ...]
     """Tokens per second of this machine alone with one device, with two, and so on.
 
@@ -267,9 +271,12 @@ def plan_traced(
         work=work,
         prediction=predict(choice, work),
         gain=gain(choice, work),
+        with_one_dialable=gain(choice, replace(work, dialable=1)),
         alone=tuple(gain(ways[1].allowing(devices=n), work).alone for n in alone),
         shapes={size: 1 / way.seconds_per_micro_batch for size, way in ways.items()},
-        recommendation=_recommended(choice, run, graph.layout, work),
+        recommendation=_recommended(
+            choice, run, graph.layout, replace(work, dialable=work.dialable or 1)
+        ),
     )
 
 
@@ -330,6 +337,7 @@ def _work(
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
         gradient_element_bytes=average_element_bytes(terms.codec),
         steps_beside=on_gpu,
+        dialable=request.dialable,
     )
 
 

@@ -73,8 +73,7 @@ def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
         console.print(f"data  {data}", style="dim", soft_wrap=not console.is_terminal)
     if by_text := validation_by_text(view.validation):
         console.print(f"validation  {by_text}", style="dim", soft_wrap=not console.is_terminal)
-    here = [peer for peer in view.peers if peer.state != "left"]
-    if lines := dialable_text(here):
+    if lines := dialable_text(view.peers):
         console.print(f"lines {lines}", style="dim", soft_wrap=not console.is_terminal)
     if not view.peers:
         stderr_console().print("[hint]hint:[/]  the run is known, but none of its peers is alive")

@@ -78,6 +78,16 @@ NetworkOption = Annotated[
         metavar="RATE", help='Bandwidth of a peer: "400 Mbit/s"; default: the peer file\'s limits.'
     ),
 ]
+DialableOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="K",
+        min=1,
+        max=100_000,
+        help="Number of peers that other peers can dial; default: one and all, or as the swarm's"
+        " peers say.",
+    ),
+]
 PeersOption = Annotated[
     int | None,
     typer.Option(

@@ -101,6 +101,7 @@ def _round_json(plan: Plan) -> dict[str, Any]:
         "swarm_tokens_per_s": gain.swarm,
         "without_this_peer_tokens_per_s": gain.without,
         "alone_tokens_per_s": gain.alone,
+        "one_dialable_tokens_per_s": plan.with_one_dialable.swarm,
         "run_s": plan.run_s,
         "run_alone_s": plan.run_alone_s,
     }

@@ -64,6 +64,12 @@ def _verdict(plan: Plan) -> RenderableType:
     swarm = Text.assemble(f"{gain.swarm:,.0f} {unit}/s for {_peers(plan)}, ", times, alone)
     table = _grid(right=())
     table.add_row("speed", swarm)
+    if plan.work.dialable is not None:
+        table.add_row("reach", f"{plan.work.dialable:,} of these peers can be dialled")
+    elif plan.work.peers > 2:
+        fewer = plan.with_one_dialable
+        speed = f"{fewer.swarm:,.0f} {unit}/s, {fewer.times_alone:.2g} times this machine alone"
+        table.add_row("reach", f"if only one of the peers can be dialled: {speed}")
     if len(plan.alone) > 1:
         each = ", ".join(f"{rate:,.0f} with {n}" for n, rate in enumerate(plan.alone, start=1))
         table.add_row("devices", f"{each}: {unit}/s of this machine alone")
@@ -77,7 +83,8 @@ def _verdict(plan: Plan) -> RenderableType:
         table.add_row("end", f"{ends}; alone {format_seconds(plan.run_alone_s)}")
     found = plan.recommendation
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
-    table.add_row("best mode", f"{keys}: {found.reason}")
+    assumed = " (with one dialable peer)" if plan.work.dialable is None else ""
+    table.add_row("best mode", f"{keys}: {found.reason}{assumed}")
     return table
 
 

@@ -135,6 +135,11 @@ def trained_on(data_amount: tuple[int, int, int] | None) -> str:
     return "samples" if data_amount and not data_amount[0] else "tokens"
 
 
+def is_dialable(peer: Lease) -> bool:
+    """Return True if a peer is present, and says that others can dial it or does not know."""
+    return peer.state is not PeerState.LEFT and peer.reached is not Reached.NO
+
+
 def dialable_text(peers: Iterable[Lease]) -> str:
     """Return the load of the peers that can be dialled, and the value of one more.
 
@@ -148,7 +153,7 @@ def dialable_text(peers: Iterable[Lease]) -> str:
         Text such as "1 of 8 peers can be dialled: its line carries 7.0 averages per round; one
         more makes it 4.0"; empty if all can, or there are fewer than three.
     """
-    reached = [peer.reached is not Reached.NO for peer in peers]
+    reached = [is_dialable(peer) for peer in peers if peer.state is not PeerState.LEFT]
     members, able = len(reached), sum(reached)
     if members < 3 or able in (0, members):
         return ""
