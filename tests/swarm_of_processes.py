@@ -249,7 +249,7 @@ class Peer:
         assert self.exit_code is None, self.story()
         with contextlib.suppress(ControlError):
             told: dict[str, Any] = self.ask("info")
-            return told
+            return {} if "step" in told else told
         return {}
 
     def events(self, kind: str | None = None) -> list[Event]:

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import psutil
 
-_ROOT = Path("/")
+from atom.base.control_groups import ROOT, group_folders, lines_of, numbers_in
+
 _CACHED = ("active_file", "inactive_file")
-"""Keys in memory.stat for pages that the kernel takes back before it kills a process."""
-_LIMITS = ("memory.max", "memory.high")
-"""Files with limits of a group. Beyond the second the kernel kills no process but slows them down
-to almost a standstill, so it counts as a limit, too."""
+"""Keys in memory.stat for pages of the file cache."""
+_FILES = (
+    (("memory.max", "memory.high"), "memory.current", ""),
+    (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_"),
+)
+"""Files of version 2 and of version 1 of control groups: files with limits, file with the usage,
+prefix of the keys in memory.stat that include the groups below. Beyond memory.high the kernel kills
+no process but slows them down to almost a standstill, so it counts as a limit, too."""
 
 ALWAYS_ALLOWED_BYTES = 2 * 2**30
 """Memory that `bounded_memory` allows at least. Importing and tracing a usual model take 0.5 GiB, a
@@ -31,7 +36,7 @@ class UsableMemory:
     MemoryMax=)."""
 
 
-def usable_memory(root: Path = _ROOT) -> UsableMemory:
+def usable_memory(root: Path = ROOT) -> UsableMemory:
     """Return the memory that this process may use, and the part of it that is free now.
 
     Both are the minimum over the machine, this process's control group and all groups above it.
@@ -69,35 +74,15 @@ def bounded_memory() -> Iterator[None]:
 
 def _allowed(root: Path) -> Iterator[tuple[int, int]]:
     """Yield (limit, free bytes) of this process's group and the groups above it, if limited."""
-    top = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup"):
-        if not line.startswith("0::"):
-            continue  # version 1 of control groups, whose limits are not read here
-        group = top / line.removeprefix("0::").strip("/")
-        # In a container the path may be the host's, of which only the top exists here.
-        for folder in (group, *group.parents):
-            if not folder.is_relative_to(top):
-                break
-            found = [limit for name in _LIMITS if (limit := _number(folder / name)) is not None]
-            if found:
-                yield min(found), max(min(found) - _held_bytes(folder), 0)
+    for folder, is_first in group_folders("memory", root):
+        limits, usage, total = _FILES[is_first]
+        found = [number for name in limits for number in numbers_in(folder / name)[:1]]
+        if found:
+            held_bytes = sum(numbers_in(folder / usage)[:1]) - _cached_bytes(folder, total)
+            yield min(found), max(min(found) - max(held_bytes, 0), 0)
 
 
-def _held_bytes(folder: Path) -> int:
-    """Return the bytes that the kernel cannot take back: all but the cache of files."""
-    counts = (line.split() for line in _lines(folder / "memory.stat"))
-    cached = sum(int(count) for name, count in counts if name in _CACHED)
-    return max((_number(folder / "memory.current") or 0) - cached, 0)
-
-
-def _number(path: Path) -> int | None:
-    """Return the number in a file; None if the file does not exist or says `max`."""
-    words = _lines(path)
-    return int(words[0]) if words and words[0].isdigit() else None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
+def _cached_bytes(folder: Path, prefix: str) -> int:
+    """Return the bytes of a group that the kernel takes back before it kills a process."""
+    counts = dict(line.split() for line in lines_of(folder / "memory.stat"))
+    return sum(int(counts.get(prefix + name, 0)) for name in _CACHED)

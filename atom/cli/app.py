@@ -13,6 +13,7 @@ import typer
 from atom.base import __version__
 from atom.cli import box_commands, look_commands, train_commands
 from atom.cli.shell.failures import ExitCode, refuse_empty, run_guarded
+from atom.cli.shell.terminal import Messages
 
 _EPILOGUE = "\n".join(
     (
@@ -87,6 +88,9 @@ def main(arguments: Sequence[str] | None = None, raise_interrupts: bool = False)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the process ends
+    if (own := sys.__stderr__) is not None and sys.stderr is own:
+        messages = io.BufferedWriter(Messages(own.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(messages, own.encoding, line_buffering=True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # not every terminal has all characters

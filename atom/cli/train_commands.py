@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from atom.cli.shell.options import (
     TrustOption,
     from_option,
     parse_trust,
+    with_machine_options,
 )
 from atom.cli.shell.signals import end_at_once_on_signals, run_to_the_end
 from atom.cli.shell.terminal import print_plainly, stderr_console
@@ -30,6 +31,7 @@ commands = typer.Typer()
 
 
 @commands.command()
+@with_machine_options
 def start(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Settings of the swarm.")],
     peer: PeerOption = None,
@@ -43,13 +45,14 @@ def start(
             " directory of a run."
         ),
     ] = None,
+    options: Any = None,
 ) -> int:
     """Found a run, and train it on this machine.
 
     RUN.toml has the settings of the whole swarm: model, data, batch, optimizer. PEER.toml has the
-    settings of this machine. Both are checked before anything is written. The first line of stdout
-    is the address for joining. Ctrl-C or SIGTERM acts as `atom leave`. The same command continues
-    the run later.
+    settings of this machine, which options such as --upload replace. All are checked before
+    anything is written. The first line of stdout is the address for joining. Ctrl-C or SIGTERM acts
+    as `atom leave`. The same command continues the run later.
 
     [bold]Examples[/]
     atom start peers/demo.toml
@@ -63,12 +66,14 @@ def start(
         from atom.daemon.peer.setup import run_start
 
     others = initial_peers or ()
+    keys = options if listen is None else {**options, "--listen": listen}
     return in_foreground(
-        lambda console: run_start(run_file, console, peer, state, listen, others, weights)
+        lambda console: run_start(run_file, console, peer, state, keys, others, weights)
     )
 
 
 @commands.command()
+@with_machine_options
 def join(
     address: AddressArgument,
     peer: PeerOption = None,
@@ -81,6 +86,7 @@ def join(
     yes: Annotated[
         bool, typer.Option("--yes", help="Join without a question, as without a terminal.")
     ] = False,
+    options: Any = None,
 ) -> int:
     """Join a run: fetch its state, then train with its peers.
 
@@ -101,7 +107,7 @@ def join(
         from atom.cli.train.join_screen import ask
         from atom.daemon.peer.setup import run_join
 
-    given = peer, state, trust, base
+    given = peer, state, trust, base, options
     return in_foreground(
         lambda console: run_join(address, console, *given, partial(ask, console, yes))
     )

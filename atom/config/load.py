@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
@@ -31,6 +32,20 @@ MAX_SHOWN = 5
 """Maximum number of problems that one error lists."""
 MAX_SENTENCE = 300
 """Maximum number of characters in the message about one key."""
+
+Options = Mapping[str, Any]
+"""Values of options of the command line, by the names of `OPTION_KEYS`."""
+NO_OPTIONS: Options = MappingProxyType({})
+OPTION_KEYS = {
+    "--listen": "network.listen",
+    "--upload": "network.upload",
+    "--download": "network.download",
+    "--gpu-memory": "device.memory",
+    "--cpu-threads": "device.cpu_threads",
+    "--hours": "schedule.hours",
+    "--map-ports": "network.map_ports",
+}
+"""Option of the command line → key of the peer file that the option replaces."""
 
 _MANIFEST = "the run's manifest"
 """Name of a founded run's text in error messages."""
@@ -58,15 +73,25 @@ def parse_run_text(text: str, name: str = "run file") -> RunFile:
     return _validated(RunFile, _parse_toml(text, name), name)
 
 
-def load_peer_file(path: Path | str | None) -> PeerFile:
-    """Read a peer file and make its paths absolute; return all defaults if `path` is None.
+def load_peer_file(path: Path | str | None, options: Options = NO_OPTIONS) -> PeerFile:
+    """Read a peer file and make its paths absolute.
+
+    Args:
+        path: path of the file; None: all keys have their defaults.
+        options: values of the command line that replace keys, by names of `OPTION_KEYS`.
 
     Raises:
-        ConfigError: the message names the file, the key and what to do.
+        ConfigError: the message names the file or the option, the key and what to do.
     """
-    if path is None:
-        return PeerFile()
-    return parse_peer_text(_read(Path(path)), Path(path).parent, str(path))
+    peer = PeerFile()
+    if path is not None:
+        peer = parse_peer_text(_read(Path(path)), Path(path).parent, str(path))
+    for option, value in options.items():
+        section, key = OPTION_KEYS[option].split(".")
+        tree = peer.model_dump(mode="json", by_alias=True, exclude_none=True)
+        tree[section][key] = value
+        peer = _validated(PeerFile, tree, option)
+    return peer
 
 
 def parse_peer_text(text: str, folder: Path, name: str = "peer file") -> PeerFile:
@@ -79,16 +104,6 @@ def parse_peer_text(text: str, folder: Path, name: str = "peer file") -> PeerFil
         ConfigError: the text is not a valid peer file.
     """
     return _validated(PeerFile, _parse_toml(text, name), name, folder)
-
-
-def check_listen(peer: PeerFile, listen: str) -> None:
-    """Refuse a port of `--listen` that collides with another port of the peer file.
-
-    Raises:
-        ConfigError: the ports collide.
-    """
-    tree = peer.model_dump(mode="json", by_alias=True, exclude_none=True)
-    _validated(PeerFile, {**tree, "network": tree["network"] | {"listen": listen}}, "--listen")
 
 
 def check_checkpoints(peer: PeerFile, run: RunFile) -> None:

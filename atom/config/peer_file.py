@@ -80,7 +80,8 @@ class Device(Section):
     """Most memory of each device that training may take: "8 GiB"; "auto": the free memory, less a
     reserve."""
     cpu_threads: int | None = Field(default=None, ge=1, le=1024)
-    """Threads for computing on the CPU; omitted: PyTorch decides."""
+    """Threads for computing on the CPU; omitted: as many as PyTorch chooses and the container or
+    service may use."""
     deterministic: bool = False
     """True: repeating a pass gives the same bits on a GPU as well, at some cost of speed."""
 
@@ -126,6 +127,10 @@ class Network(Section):
     lan: bool = False
     """True: connect to private addresses of other peers although this machine announces a public
     one."""
+
+    seed: bool = False
+    """True: stay after the run's last round, and serve its state, text and chain to others until
+    `atom leave`."""
 
 
 class Schedule(Section):

@@ -29,15 +29,14 @@ class ControlServer:
 
         Args:
             target: has a method for each of COMMANDS. gRPC's threads call them, and JSON must be
-                able to hold what they return.
+                able to hold what they return. The attribute may be replaced at any time.
             state: the locked state directory, which says where to listen.
         """
-        self._state = state
+        self.target, self._state = target, state
         pool = futures.ThreadPoolExecutor(max_workers=4, thread_name_prefix="control")
         self._server = grpc.server(pool)
         methods: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(_answering(getattr(target, name)))
-            for name in COMMANDS
+            name: grpc.unary_unary_rpc_method_handler(self._answering(name)) for name in COMMANDS
         }
         handler = grpc.method_handlers_generic_handler(_SERVICE, methods)
         self._server.add_generic_rpc_handlers((handler,))
@@ -55,7 +54,9 @@ class ControlServer:
             self._server.start()
         except RuntimeError as problem:  # gRPC raises this error if it cannot bind
             raise StorageError(
-                f"cannot listen on {path}", "remove that file, or choose another --state DIR"
+                f"cannot listen on {path}",
+                "no place holds sockets: choose --state DIR, or set XDG_RUNTIME_DIR to a folder of "
+                "mode 0700, on another disk",
             ) from problem
         finally:
             os.umask(mask)
@@ -65,18 +66,18 @@ class ControlServer:
         self._server.stop(grace=0.5).wait()
         self._state.remove_control_socket()
 
+    def _answering(self, name: str) -> Callable[[bytes, Any], bytes]:
+        """Wrap a command as a gRPC method, which returns its result or a UserError's message."""
 
-def _answering(command: Callable[..., Any]) -> Callable[[bytes, Any], bytes]:
-    """Wrap a command as a gRPC method, which returns its result or the message of a UserError."""
+        def answer(request: bytes, context: Any) -> bytes:
+            try:
+                result = getattr(self.target, name)(*json.loads(request))
+                reply: dict[str, Any] = {"result": result}
+            except UserError as problem:
+                reply = {"refused": (type(problem).__name__, problem.message, problem.hint)}
+            return json.dumps(reply).encode()
 
-    def answer(request: bytes, context: Any) -> bytes:
-        try:
-            reply: dict[str, Any] = {"result": command(*json.loads(request))}
-        except UserError as problem:
-            reply = {"refused": (type(problem).__name__, problem.message, problem.hint)}
-        return json.dumps(reply).encode()
-
-    return answer
+        return answer
 
 
 def ask(socket_path: Path, command: str, *arguments: Any) -> Any:

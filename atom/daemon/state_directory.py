@@ -10,6 +10,7 @@ instead of searching.
 import hashlib
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from contextlib import suppress
@@ -111,7 +112,6 @@ class StateDirectory:
         path = next(filter(_can_listen, places), None)
         if path is None:  # not in TMPDIR, whose path may be too long as well
             path = Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir="/tmp"), "control.sock")
-        remove_leftover(path)
         write_atomically(self.control_address, os.fsencode(path))
         return path
 
@@ -125,11 +125,26 @@ class StateDirectory:
         remove_leftover(self.control_address)
 
     @property
-    def key_warning(self) -> str:
-        """Warning for the user if others may read the private key; empty if not."""
+    def warnings(self) -> list[str]:
+        """Warnings for the user about the private key."""
+        found = []
         if self.identity.exists() and self.identity.stat().st_mode & _OTHERS:
-            return f"other users may read the private key: `chmod 600 {self.identity}`"
-        return ""
+            found.append(
+                f"other users may read the private key: `chmod 600 {self.identity}`, or, on a disk "
+                "without permissions, another --state DIR"
+            )
+        if self._work_tree is not None:
+            found.append(
+                f"the private key in {self.root} lies in the git work tree {self._work_tree}: "
+                "neither commit nor copy it, or choose another --state DIR"
+            )
+        return found
+
+    @property
+    def _work_tree(self) -> Path | None:
+        """Work tree of git that contains the directory; None: there is none."""
+        root = Path(os.path.realpath(self.root))
+        return next((each for each in (root, *root.parents) if os.path.exists(each / ".git")), None)
 
     @property
     def in_use(self) -> bool:
@@ -160,6 +175,9 @@ class StateDirectory:
                 "stop it with `atom leave`, or choose another directory with --state DIR",
             )
         self._lock = file
+        is_new = len(os.listdir(self.root)) == 1  # a folder with files of the user stays as it is
+        if is_new and self._work_tree is not None:
+            write_atomically(self.root / ".gitignore", b"*\n")
 
     def _opened(self) -> IO[str]:
         if not _is_text(self.root):
@@ -217,9 +235,20 @@ def _make_private(folder: Path) -> None:
 
 
 def _can_listen(path: Path) -> bool:
-    """Return True if gRPC and the kernel take this path, and its folder belongs to us alone."""
+    """Return True if a socket can be made there, and its folder belongs to us alone.
+
+    gRPC and the kernel must take the path, and not every file system holds sockets (vfat, the
+    drives of Windows in WSL, some FUSE). A file at the path is removed.
+    """
     fits = path.is_absolute() and len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES
-    return fits and _SIGNS_OF_A_TARGET.isdisjoint(str(path)) and _is_private(path.parent)
+    if not (fits and _SIGNS_OF_A_TARGET.isdisjoint(str(path)) and _is_private(path.parent)):
+        return False
+    remove_leftover(path)
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+        probe.bind(str(path))
+        remove_leftover(path)
+        return True
+    return False
 
 
 def _is_private(folder: Path) -> bool:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 
 import torch
 
+from atom.base.control_groups import usable_processors
 from atom.base.errors import DeviceError
 from atom.base.usable_memory import usable_memory
 from atom.config.peer_file import Device as DeviceSection
@@ -128,13 +129,20 @@ def has_kernels(device: torch.device, note: Callable[[str], None]) -> bool:
     return True
 
 
+def usable_threads() -> int:
+    """Return the threads that PyTorch may use if the peer file names no number.
+
+    A limit of the container or service bounds the number that PyTorch or OMP_NUM_THREADS chose.
+    """
+    return min(torch.get_num_threads(), usable_processors())
+
+
 def set_arithmetic(device: DeviceSection) -> None:
     """Set threads and determinism of PyTorch in this process, as the peer file says.
 
     Call it before anything is computed on a GPU.
     """
-    if device.cpu_threads:
-        torch.set_num_threads(device.cpu_threads)
+    torch.set_num_threads(device.cpu_threads or usable_threads())
     if device.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at first use
         filling = torch.utils.deterministic

@@ -9,12 +9,13 @@ the faults would dominate it. Therefore several threads cause them at allocation
 
 import ctypes
 import mmap
-import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import torch
+
+from atom.base.control_groups import usable_processors
 
 HUGE_PAGE_BYTES = 2 * 2**20
 _PIECE_BYTES = 64 * HUGE_PAGE_BYTES
@@ -77,7 +78,7 @@ def _touch_every_page(memory: torch.Tensor) -> None:
     """Write zeros on several threads: filling releases the interpreter's lock."""
     step = _PIECE_BYTES // memory.element_size()
     pieces = [memory[start : start + step] for start in range(0, memory.numel(), step)]
-    threads = min(len(pieces), len(os.sched_getaffinity(0)), _MAXIMUM_THREADS)
+    threads = min(len(pieces), usable_processors(), _MAXIMUM_THREADS)
     if threads <= 1:
         memory.zero_()
         return

@@ -42,6 +42,11 @@ NO_DAEMON: Bad = ((CONTROL, ("absent", "file", "folder")),)
 OF_ANY_COMMAND: dict[str, Bad] = {
     "peer": NO_FILE,
     "listen": ((NO_ADDRESS, ("here", "0.0.0.0:99999", "no.name:0")),),
+    "upload": ((CONFIG, ("fast", "10", "0 bit/s", "10 MB")),),
+    "download": ((CONFIG, ("-1 Mbit/s", "1e99 bit/s")),),
+    "gpu_memory": ((CONFIG, ("much", "8", "0 GiB")),),
+    "cpu_threads": ((CONFIG, ("0", "-2", "5000")), (USAGE, ("few", "1.5"))),
+    "hours": ((CONFIG, ("always", "mon 25:00-26:00", "fri 18:00-18:00")),),
     "initial_peers": ((NO_ADDRESS, NO_NODE),),
     "trust": ((USAGE, ("bob", f"{PEER_ID}:", f"{PEER_ID}:{'0' * 63}", f"{PEER_ID}:{'G' * 64}")),),
     "assume": ((ExitCode.DEVICE, ("abacus", "=", "tflops=1")),),

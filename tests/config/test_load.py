@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from atom.base.errors import ConfigError
 from atom.config.load import (
     MAX_FILE_BYTES,
+    OPTION_KEYS,
     load_peer_file,
     load_run_file,
     normalised_run_text,
@@ -15,6 +16,7 @@ from atom.config.load import (
     run_from_text,
 )
 from atom.config.peer_file import PeerFile
+from tests.toml_text import with_key
 
 READY = Path(__file__).parents[2] / "peers"
 EXAMPLE = (READY / "shakespeare.toml").read_text()
@@ -125,6 +127,41 @@ def test_a_full_peer_file_has_units_and_absolute_paths(
     assert peer.state.directory == str(tmp_path / "s")
     assert peer.data.paths == (str(tmp_path / "*.txt"), "/abs")
     assert peer.data.tokenizer == "/home/me/t.json"
+
+
+OPTIONS = {
+    "--listen": ("127.0.0.1:9", 'network.listen = "127.0.0.1:9"'),
+    "--upload": ("10 Mbit/s", 'network.upload = "10 Mbit/s"'),
+    "--download": ("2.5 Gbit/s", 'network.download = "2.5 Gbit/s"'),
+    "--gpu-memory": ("8 GiB", 'device.memory = "8 GiB"'),
+    "--cpu-threads": (3, "device.cpu_threads = 3"),
+    "--map-ports": (True, "network.map_ports = true"),
+    "--hours": (["mon-fri 18:00-08:00", "sun 00:00-24:00"],
+                'schedule.hours = ["mon-fri 18:00-08:00", "sun 00:00-24:00"]'),
+}  # fmt: skip
+"""Value of each option of the command line, and the same in a peer file."""
+FULL = (
+    '[device]\nuse = ["cuda:0", "cuda:1"]\nmemory = "1 GiB"\ncpu_threads = 1\n[network]\n'
+    'upload = "1 bit/s"\nper_month = "500 GB"\n[schedule]\nidle_for = "10 min"\n[state]\n'
+    'directory = "s"\n[data.sources.a]\npaths = ["*.txt"]\n[metrics]\nport = 0\n'
+)
+
+
+@pytest.mark.parametrize("option", OPTION_KEYS)
+def test_an_option_replaces_its_key_and_no_other(option: str, tmp_path: Path) -> None:
+    value, line = OPTIONS[option]
+    (tmp_path / "p.toml").write_text(FULL)
+    key, _, written = line.partition(" = ")
+    wanted = parse_peer_text(with_key(FULL, key, written), tmp_path)
+    assert parse_peer_text(line, tmp_path) == load_peer_file(None, {option: value})
+    assert load_peer_file(tmp_path / "p.toml", {option: value}) == wanted
+
+
+def test_an_option_is_named_when_it_does_not_fit_the_file(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("[metrics]\nport = 9\n")
+    with pytest.raises(ConfigError, match=r"^--listen: .*9 is also the port of") as caught:
+        load_peer_file(tmp_path / "p.toml", {"--listen": "127.0.0.1:9"})
+    assert "another port" in caught.value.hint
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

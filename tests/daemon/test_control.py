@@ -59,8 +59,12 @@ def served(tmp_path: Path) -> Iterator[tuple[Target, Path]]:
     server.close()
 
 
-def test_what_cannot_be_taken_away_is_said(tmp_path: Path) -> None:
-    (tmp_path / "control.sock").mkdir()
+def test_a_machine_without_a_place_for_sockets_is_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "control.sock"
+    path.mkdir()
+    monkeypatch.setattr(StateDirectory, "place_control_socket", lambda state: path)
     with pytest.raises(StorageError, match="cannot listen on"):
         ControlServer(Target(), made(tmp_path)).start()
 

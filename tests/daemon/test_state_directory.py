@@ -4,10 +4,14 @@ import errno
 import fcntl
 import os
 import shutil
+import socket
 import stat
+import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,13 +159,75 @@ def test_a_shared_folder_keeps_its_rights(tmp_path: Path) -> None:
 
 def test_a_key_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
     state = StateDirectory(tmp_path)
-    assert state.key_warning == "", "there is no key yet"
+    assert state.warnings == [], "there is no key yet"
     Identity.load_or_create(state.identity)
-    assert state.key_warning == ""
+    assert state.warnings == []
     state.identity.chmod(0o640)
-    assert (
-        state.key_warning == f"other users may read the private key: `chmod 600 {state.identity}`"
-    )
+    assert f"`chmod 600 {state.identity}`" in state.warnings[0]
+    state.identity.chmod(0o600)  # the hint
+    assert state.warnings == []
+
+
+def test_a_folder_of_the_user_is_not_hidden_from_git(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/notes.txt").touch()
+    state = StateDirectory(tmp_path / "s")
+    state.lock()
+    state.unlock()
+    assert not (state.root / ".gitignore").exists()
+    (warning,) = state.warnings
+    assert f"git work tree {tmp_path}" in warning
+
+
+@pytest.mark.parametrize("marker", ["a clone", "a worktree", "above", "none"])
+def test_git_never_sees_a_private_key(marker: str, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    if marker == "a worktree":
+        (tree / ".git").write_text("gitdir: elsewhere\n")
+    elif marker != "none":
+        subprocess.run(["git", "init", "-q", tree], check=True)
+    state = StateDirectory(tree / ("a/b/s" if marker == "above" else "s"))
+    state.lock()
+    Identity.load_or_create(state.identity)
+    state.unlock()
+    assert any(str(tree) in each for each in state.warnings) == (marker != "none")
+    if (tree / ".git").is_dir():
+        command = ["git", "-C", tree, "status", "--porcelain", "--untracked-files=all"]
+        assert subprocess.run(command, check=True, capture_output=True).stdout == b""
+
+
+def refusing(places: Callable[[str], bool]) -> type[socket.socket]:
+    class Refusing(socket.socket):
+        def bind(self, address: Any) -> None:
+            if places(str(address)):
+                raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+            super().bind(address)
+
+    return Refusing
+
+
+def test_a_disk_without_sockets_has_its_socket_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vfat, the drives of Windows in WSL, and some FUSE file systems hold no sockets."""
+    monkeypatch.setattr(socket, "socket", refusing(lambda path: "runtime" in path))
+    runtime = Path(tempfile.mkdtemp(dir="/tmp", prefix="runtime"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        state = StateDirectory(Path(short))
+        state.lock()
+        assert state.place_control_socket().parent == state.root, "the next place"
+        monkeypatch.setattr(socket, "socket", refusing(lambda path: True))
+        path = state.place_control_socket()
+        assert path.parent.parent == Path("/tmp")
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert StateDirectory(state.root).control_socket == path
+        state.remove_control_socket()
+        assert not path.parent.exists()
+        state.unlock()
+    runtime.rmdir()
 
 
 def test_atomic_write_replaces_or_leaves_alone(

@@ -31,6 +31,10 @@ def rows(info: Info) -> Iterator[Row]:
     Args:
         info: Figures of a daemon, from its command "info".
     """
+    if "step" in info:  # the daemon is starting
+        yield from ((label, info[label]) for label in ("run", "state", "step"))
+        yield "directory", info["state_directory"]
+        return
     for label in ("run", "name", "state", "trouble", "clock", "versions", "paused"):
         if info.get(label):
             yield label, str(info[label])

@@ -3,7 +3,10 @@
 This module imports nothing heavy, so that `--help` and the completion of commands are quick.
 """
 
+import functools
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +28,10 @@ def _state(words: str) -> Any:
 def from_option(words: str) -> Any:
     """Return the option `--from FOLDER` with this help text."""
     return typer.Option("--from", metavar="FOLDER", callback=below_home, help=words)
+
+
+def _of_machine(metavar: str, words: str, kind: Any = str) -> Any:
+    return Annotated[kind | None, typer.Option(metavar=metavar, help=words)]
 
 
 PeerOption = Annotated[
@@ -102,7 +109,41 @@ TrustOption = Annotated[
     str | None,
     typer.Option(metavar="KEY:SHA256", help="Owner and digest of code that may be executed here."),
 ]
+MACHINE_OPTIONS: dict[str, Any] = {
+    "upload": _of_machine("RATE", 'Most bandwidth to send with: "10 Mbit/s".'),
+    "download": _of_machine("RATE", "Most bandwidth to receive with."),
+    "gpu_memory": _of_machine("SIZE", 'Most memory of each GPU that training may take: "8 GiB".'),
+    "cpu_threads": _of_machine("N", "Threads for computing on the CPU.", int),
+    "hours": _of_machine("WHEN", 'Work only then: "sat,sun 00:00-24:00"; repeatable.', list[str]),
+    "map_ports": Annotated[
+        bool | None, typer.Option("--map-ports", help="Let the home router open this peer's ports.")
+    ],
+}
+"""Options that replace keys of the peer file: parameter name → annotation."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
+
+
+def with_machine_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add `MACHINE_OPTIONS` to a command. Its parameter `options` gets those that the user gave.
+
+    Their names are then as in `atom.config.load.OPTION_KEYS`.
+    """
+
+    @functools.wraps(command)
+    def extended(**values: Any) -> int:
+        own = {name: values.pop(name) for name in MACHINE_OPTIONS}
+        given = {f"--{n.replace('_', '-')}": v for n, v in own.items() if v not in (None, [])}
+        return command(**values, options=given)
+
+    taken = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = (
+        inspect.Parameter(name, kind, default=None, annotation=annotation)
+        for name, annotation in MACHINE_OPTIONS.items()
+    )
+    # typer reads the options of a command from its signature
+    extended.__signature__ = inspect.Signature([*taken, *added])  # type: ignore[attr-defined]
+    return extended
 
 
 def parse_trust(text: str | None) -> str | None:

@@ -1,8 +1,10 @@
 """The two output streams: data on stdout, messages to a person on stderr."""
 
 import errno
+import io
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import typer
 from rich import box
@@ -41,6 +43,19 @@ class _Console(Console):
         Rich would raise SystemExit, and redirect stdout even if another stream had broken.
         """
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+class Messages(io.FileIO):
+    """File of messages to a person. A message that a full disk refuses is dropped."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes, and return how many were written or dropped."""
+        try:
+            return super().write(data)
+        except OSError as problem:
+            if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return len(data)
 
 
 def stdout_console() -> Console:

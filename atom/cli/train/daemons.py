@@ -94,8 +94,8 @@ def serve_bootstrap(
     )
     console = TerminalConsole()
     place.lock()
-    if place.key_warning:
-        console.note(place.key_warning)
+    for warning in place.warnings:
+        console.note(warning)
     try:
         with contextlib.suppress(KeyboardInterrupt, Terminated):
             run_to_the_end(_serve(node, console))

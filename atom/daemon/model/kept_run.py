@@ -109,10 +109,10 @@ class KeptRun:
             if with_chain:
                 note(f"reading the chain of {manifest.run}")
                 journal = Journal(state.chain, first_head(manifest))
-        except (PeerRefused, OSError) as problem:
+        except OSError as problem:
             raise StorageError(
                 f"the run in {state.root} cannot be read: {problem}",
-                "start its daemon once, which repairs damaged files",
+                f"check the permissions of {state.chain}, and its disk",
             ) from problem
         return cls(state, manifest, pinned_run(manifest.run_file), journal)
 

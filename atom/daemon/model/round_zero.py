@@ -1,6 +1,5 @@
 """Round 0 of a run: the values with which a replica begins, from the seed, the hub or a folder."""
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from atom.base.control_groups import usable_processors
 from atom.base.errors import MismatchError, UserError
 from atom.config.run_file import PinnedRun
 from atom.daemon.console import Console
@@ -163,7 +163,7 @@ def _fill(
         return
     source, seed = recipe.source, recipe.run.run.seed
     several = given is not None or source.values_in_threads
-    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS) if several else 1
+    threads = min(usable_processors(), MOST_THREADS) if several else 1
     value_of = source.beginning(given, seed) if given else source.initial_values(seed)
     on_progress = partial(console.progress, "making the first weights")
     counted = _counted(value_of, sum(spec.numel for spec in specs), on_progress)

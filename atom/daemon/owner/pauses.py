@@ -65,8 +65,8 @@ class Pauses:
             if self._leaving:
                 return "not paused: the peer is leaving, and its counted work comes first"
             if self._by_owner:
-                return f"already paused{self._put_mark()}"
-            free, fault = self._stop(), self._put_mark()
+                return f"already paused{put_mark(self._mark)}"
+            free, fault = self._stop(), put_mark(self._mark)
         memory = "is free" if free else "will be free at the end of the current pass"
         return (
             "paused: no new passes; counted work is kept, rounds continue; "
@@ -81,7 +81,7 @@ class Pauses:
         """
         wished = self._gate.why_paused(Pause.SCHEDULE)
         with self._lock:
-            fault = self._remove_mark()
+            fault = remove_mark(self._mark)
             if not self._by_owner:
                 return f"{f'paused {wished}: see [schedule]' if wished else 'not paused'}{fault}"
             self._gate.resume(Pause.OWNER)
@@ -119,19 +119,21 @@ class Pauses:
         if self._taken and not before:
             self._events.emit("device-taken")
 
-    def _put_mark(self) -> str:
-        """Write the mark. Return text for the owner if the disk refuses, else an empty string."""
-        try:
-            write_atomically(self._mark, b"`atom resume` removes this\n")
-        except StorageError as problem:
-            return f"; a restart would end the pause: {problem.message}"
-        return ""
 
-    def _remove_mark(self) -> str:
-        """Remove the mark. Return text for the owner if the disk refuses, else an empty string."""
-        try:
-            if self._mark.exists():  # a read-only disk refuses to remove even an absent file
-                self._mark.unlink(missing_ok=True)
-        except OSError as problem:
-            return f"; a restart would be paused: cannot remove {self._mark}: {problem.strerror}"
-        return ""
+def put_mark(mark: Path) -> str:
+    """Write the mark. Return text for the owner if the disk refuses, else an empty string."""
+    try:
+        write_atomically(mark, b"`atom resume` removes this\n")
+    except StorageError as problem:
+        return f"; a restart would end the pause: {problem.message}"
+    return ""
+
+
+def remove_mark(mark: Path) -> str:
+    """Remove the mark. Return text for the owner if the disk refuses, else an empty string."""
+    try:
+        if mark.exists():  # a read-only disk refuses to remove even an absent file
+            mark.unlink(missing_ok=True)
+    except OSError as problem:
+        return f"; a restart would be paused: cannot remove {mark}: {problem.strerror}"
+    return ""

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from atom.base.errors import ConfigError
-from atom.config.load import load_peer_file
+from atom.config.load import NO_OPTIONS, Options, load_peer_file
 from atom.config.peer_file import Network, PeerFile
 from atom.daemon.owner.wishes import OwnersWishes
+from atom.plan.devices import usable_threads
 from atom.swarm.stream.bandwidth import Bandwidth
 
-THREADS_UNLESS_TOLD = torch.get_num_threads()
-"""Number of threads that PyTorch chose itself, read before any peer file can change it."""
+THREADS_UNLESS_TOLD = usable_threads()
+"""Number of threads without a word of the owner, read before any peer file can change it."""
 THREADS, CAPS = "device.cpu_threads", ("network.upload", "network.download")
-ALLOWANCE = "network.per_month"
+OTHERS_LIVE = "network.per_month", "network.seed"
 
 
 class Settings:
@@ -29,6 +30,7 @@ class Settings:
         wishes: OwnersWishes,
         bandwidth: Bandwidth,
         on_worker: Callable[[Callable[[], None]], None],
+        options: Options = NO_OPTIONS,
     ) -> None:
         """Store the parts that a changed peer file affects.
 
@@ -38,10 +40,11 @@ class Settings:
             wishes: conditions of the schedule.
             bandwidth: the line's limits.
             on_worker: runs a function on the thread that computes, between two passes.
+            options: options of the command line, which replace keys of every content.
         """
         self._path, self._peer, self._lock = path, peer, threading.Lock()
         self._wishes, self._bandwidth = wishes, bandwidth
-        self._on_worker = on_worker
+        self._on_worker, self._options = on_worker, options
 
     @property
     def network(self) -> Network:
@@ -64,7 +67,7 @@ class Settings:
                     f"{self._path}: not a regular file",
                     "write your peer file there, or restart with --peer and a permanent file",
                 )
-            peer = load_peer_file(self._path)
+            peer = load_peer_file(self._path, self._options)
             changed = changed_keys(self._peer, peer)
             self._put_in_force(peer, changed)
             return [{"key": key, "live": is_live(key)} for key in changed]
@@ -84,7 +87,7 @@ class Settings:
 
 def is_live(key: str) -> bool:
     """Return True if a change of "section.key" takes effect without a restart."""
-    return key in (THREADS, *CAPS, ALLOWANCE) or _is_wish(key)
+    return key in (THREADS, *CAPS, *OTHERS_LIVE) or _is_wish(key)
 
 
 def _is_wish(key: str) -> bool:

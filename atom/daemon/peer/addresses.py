@@ -21,16 +21,15 @@ from atom.swarm.router.requests import Opened
 from atom.training.storage.disk import DiskRoom
 
 
-def data_place(network: Network, listen: str) -> tuple[str, int] | None:
+def data_place(network: Network) -> tuple[str, int] | None:
     """Return (host, port) on which the direct transport listens; None if this peer only dials.
 
     Args:
         network: `[network]` of the peer file.
-        listen: HOST:PORT where the DHT node listens, whose host is used.
     """
     if network.reachable == "no":
         return None
-    return parse_listen(listen).host, network.data_port
+    return parse_listen(network.listen).host, network.data_port
 
 
 def announced_multiaddrs(
@@ -94,7 +93,7 @@ def _own_hosts(listen_host: str) -> list[str]:
 
 def dialled_by(box: Box) -> frozenset[AddressClass]:
     """Return the classes of addresses that a daemon on this machine dials now."""
-    network, listen = box.peer.network, parse_listen(box.listen)
+    network, listen = box.peer.network, parse_listen(box.peer.network.listen)
     own, opened = [*announced_hosts(network, listen.host)], box.opened(network.data_port)
     own += [] if opened is None else [opened.host]
     return dialled_classes(own, box.entrances, network.lan)

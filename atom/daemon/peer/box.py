@@ -9,7 +9,7 @@ from atom.base.errors import (
     TrustError,
 )
 from atom.base.events import EventLog, EventSink
-from atom.config.load import load_peer_file
+from atom.config.load import NO_OPTIONS, Options, load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory
 from atom.daemon.console import Console
@@ -37,8 +37,8 @@ class Box:
     """Sink of all events of this process. The log needs a single writer: two would cut off each
     other's lines."""
     console: Console
-    listen: str
-    """HOST:PORT where the DHT node listens."""
+    options: Options
+    """Options of the command line that replace keys of the peer file."""
     entrances: tuple[str, ...] = ()
     """Multiaddrs of DHT nodes through which the peer enters the run; empty if its node is the
     first."""
@@ -61,7 +61,7 @@ def open_box(
     peer_file: Path | None,
     state: Path | None,
     console: Console,
-    listen: str | None = None,
+    options: Options = NO_OPTIONS,
 ) -> Box:
     """Read the peer file, lock the state directory, and load or create the identity.
 
@@ -70,20 +70,20 @@ def open_box(
         peer_file: path of the peer file; None: the one in the state directory, if it exists.
         state: the state directory; None: as the peer file says, or the run's default.
         console: gets a warning if other users may read the private key.
-        listen: HOST:PORT that replaces the peer file's; None: as the peer file says.
+        options: options of the command line that replace keys of the peer file.
 
     Raises:
         ConfigError: the peer file is not valid.
         StorageError: the state directory cannot be used, or another daemon uses it.
     """
-    peer = load_peer_file(peer_file)
+    peer = load_peer_file(peer_file, options)
     named = named_state_directory(state, peer.state.directory)
     directory = StateDirectory(named or default_state_directory(run_name))
     directory.lock()
-    if directory.key_warning:
-        console.note(directory.key_warning)
+    for warning in directory.warnings:
+        console.note(warning)
     if peer_file is None:
-        peer = kept_peer(directory)
+        peer = kept_peer(directory, options)
     return Box(
         peer,
         (peer_file or directory.peer_file).absolute(),
@@ -92,17 +92,21 @@ def open_box(
         secrets.token_bytes(16),
         EventLog(directory.events),
         console,
-        listen or peer.network.listen,
+        options,
     )
 
 
-def kept_peer(directory: StateDirectory) -> PeerFile:
+def kept_peer(directory: StateDirectory, options: Options = NO_OPTIONS) -> PeerFile:
     """Return the peer file in the state directory, or the defaults if there is none.
+
+    Args:
+        directory: the state directory.
+        options: options of the command line that replace keys of the peer file.
 
     Raises:
         ConfigError: the file is not valid.
     """
-    return load_peer_file(directory.peer_file if directory.peer_file.exists() else None)
+    return load_peer_file(directory.peer_file if directory.peer_file.exists() else None, options)
 
 
 def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> str:

@@ -84,6 +84,8 @@ class Facts:
     """Sequences that we counted and no commit contains yet."""
     finished_at: float | None = None
     """Time at which the run's last round was committed here."""
+    is_seed: bool = False
+    """True if the peer stays after the end of the run ([network] seed)."""
     laggards: int = 0
     """Number of peers with a fresh lease whose head is neither ours nor better."""
     work_dropped: bool = False
@@ -111,7 +113,7 @@ def peer_state(facts: Facts) -> PeerState:
 def ending(facts: Facts) -> Ending | None:
     """Return why the peer should end now; None if it should go on."""
     busy = facts.phase not in (Phase.ACCUMULATING, Phase.SYNCING)
-    if facts.finished_at is not None and not busy:
+    if facts.finished_at is not None and not busy and not facts.is_seed:
         waited = facts.now - facts.finished_at
         if facts.laggards == 0 or waited >= LINGER_S:
             return Ending.ROUNDS_REACHED

@@ -13,7 +13,6 @@ from typing import Any
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
-from atom.daemon.control import ControlServer
 from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import Settings
 from atom.daemon.owner.traffic import TrafficCounter, most_round_bytes
@@ -41,6 +40,8 @@ from atom.training.round.electorate import leaves_them_stuck
 
 _LOOK_S = 0.1
 """Longest time between two looks at signals, the life and the disk."""
+
+SEED_NOTE = "the run is finished; this peer serves its state, text and chain until `atom leave`"
 
 
 class Peer:
@@ -82,9 +83,8 @@ class Peer:
         self._pauses = Pauses(training.worker.gate, box.events, box.state.paused)
         self._wishes = OwnersWishes(box.peer, self._pauses.wish, report)
         self._settings = Settings(
-            box.peer_file, box.peer, self._wishes, line, training.worker.submit
+            box.peer_file, box.peer, self._wishes, line, training.worker.submit, box.options
         )
-        self._control = ControlServer(self, box.state)
 
     # ---- the main loop
 
@@ -98,7 +98,6 @@ class Peer:
             BaseException: the exception with which a part failed.
         """
         self._reach.transport.start()
-        self._control.start()
         self._wishes.keep_looking()
         try:
             digest = self._training.executor.begin()
@@ -174,7 +173,6 @@ class Peer:
         self._life.update(gone=True)
         self._wishes.close()
         self._training.close()
-        self._control.close()
         self._reach.close()
 
     def _obey(self, signals: list[int]) -> None:
@@ -196,6 +194,7 @@ class Peer:
             self._life.settled()
         if training.machine.finished and self._life.finished():
             training.worker.hold("finished")
+            self._say(self._settings.network.seed * SEED_NOTE)
         view, reason = training.loop.view, training.worker.gate.why_not
         others = view.fresh.values()
         ahead = [lease for lease in others if claims_better(lease, head)]
@@ -204,6 +203,7 @@ class Peer:
             paused=bool(reason),
             sequences=training.sequences,
             work_dropped=training.has_dropped_work,
+            is_seed=self._settings.network.seed,
             laggards=sum(lease.head != head.digest for lease in others) - len(ahead),
             others_stuck=leaves_them_stuck(head, self._box.me, view),
         )

@@ -180,5 +180,5 @@ def transport_of(box: Box, member: Membership, inbox: Inbox, storage: RunStorage
     known = KnownPeers()
     server = BlobServer(storage.content, known)
     handlers = Handlers(inbox.receive, inbox.unreachable, server.serve)
-    place = data_place(network, box.listen)
+    place = data_place(network)
     return Transport(local, place, box.events, bandwidth, handlers, known, partial(dialled_by, box))

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from atom.base.events import EventFan
-from atom.config.load import check_checkpoints, check_listen
+from atom.config.load import NO_OPTIONS, Options, check_checkpoints
 from atom.daemon.console import Console
 from atom.daemon.model.recipe import PRECISIONS, Recipe
 from atom.daemon.owner.metrics import Info, open_metrics
@@ -24,6 +24,7 @@ from atom.daemon.peer.heartbeat import DirectoryThread, enter_dht
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from atom.daemon.peer.peer import Peer
+from atom.daemon.peer.startup import answering
 from atom.plan.devices import require_devices
 from atom.swarm.addresses import (
     JoinAddress,
@@ -55,7 +56,7 @@ def run_start(
     console: Console,
     peer_file: Path | None = None,
     state: Path | None = None,
-    listen: str | None = None,
+    options: Options = NO_OPTIONS,
     initial_peers: Sequence[str] = (),
     weights: Path | None = None,
 ) -> Ending:
@@ -66,7 +67,7 @@ def run_start(
         console: shows messages and progress to the owner.
         peer_file: path of the peer file; None: the one in the state directory, if it exists.
         state: the state directory; None: as the peer file says, or the run's default.
-        listen: HOST:PORT that replaces the peer file's; None: as the peer file says.
+        options: options of the command line that replace keys of the peer file.
         initial_peers: addresses of DHT nodes to enter through; empty: this node is the first.
         weights: folder with weights, or state directory of a run, to begin from; None: the run's
             seed.
@@ -79,11 +80,11 @@ def run_start(
     """
     run = load_run(run_file)
     name, initial = run.run.name, parse_multiaddrs(tuple(initial_peers))
-    if listen is not None:
-        parse_listen(listen)  # all arguments are checked before any file is written
-    box = open_box(name, peer_file, state, console, listen)
+    if "--listen" in options:
+        parse_listen(options["--listen"])  # all are checked before any file is written
+    box = open_box(name, peer_file, state, console, options)
     with ExitStack() as stack:
-        stack.callback(box.state.unlock)
+        box, control = answering(stack, box, name)
         check_checkpoints(box.peer, run)
         address = JoinAddress(initial, name, box.identity.peer_id)
         box, begin_metrics, thread = _opened(stack, box, address)
@@ -94,6 +95,7 @@ def run_start(
         address = replace(address, bootstrap=tuple(entrance[:1]))
         peer = Peer(box, member, thread, address)
         stack.callback(peer.close)
+        control.target = peer
         begin_metrics(peer.info)
         contacts = thread.directory.contacts()
         console.join_address(format_join_address(with_entrances(address, contacts)))
@@ -110,6 +112,7 @@ def run_join(
     state: Path | None = None,
     trust: str | None = None,
     weights: Path | None = None,
+    options: Options = NO_OPTIONS,
     agree: Agree = lambda *_: None,
 ) -> Ending:
     """Join a run by its address, and train until it ends.
@@ -122,6 +125,7 @@ def run_join(
         trust: KEY:SHA256 of the owner and the code that may run here; None: no code may.
         weights: folder with the weights that the run began from, to read the frozen ones; None: no
             folder.
+        options: options of the command line that replace keys of the peer file.
         agree: shows the owner of this machine what joining means, before the first fetch of state
             or text; it raises if the owner declines. A peer that returns is not asked again.
 
@@ -132,9 +136,9 @@ def run_join(
         UserError: the owner has to change something.
     """
     address = parse_join_address(join_address)
-    box = open_box(address.run, peer_file, state, console)
+    box = open_box(address.run, peer_file, state, console, options)
     with ExitStack() as stack:
-        stack.callback(box.state.unlock)
+        box, control = answering(stack, box, address.run, join_address)
         box, begin_metrics, thread = _opened(stack, box, address)
         manifest, record = thread.ask(thread.directory.read_manifest)
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
@@ -156,6 +160,7 @@ def run_join(
         ours = replace(address, bootstrap=entrance)
         peer = Peer(box, member, thread, ours)
         stack.callback(peer.close)
+        control.target = peer
         begin_metrics(peer.info)
         return peer.run(f"others may join through this peer: {format_join_address(ours)}")
 
@@ -184,21 +189,21 @@ def _opened(
     chunk_kernels()  # raises now if they cannot be built, and not only when there is a replica
     network, state = box.peer.network, box.state
     require_allowance(state.traffic, network.per_month_bytes, datetime.now())
-    check_listen(box.peer, box.listen)
-    place = data_place(network, box.listen)
+    place = data_place(network)
     if place is not None:
         data_door(place).close()
         box = with_open_ports(box, stack)
+        network = box.peer.network
     sinks, begin_metrics = open_metrics(box.peer, stack, box.console)
     box = replace(box, entrances=address.bootstrap, events=EventFan(box.events, *sinks))
 
     def announced() -> tuple[str, ...]:
-        opened = box.opened(parse_listen(box.listen).port)
-        return announced_multiaddrs(network.announce, box.listen, opened)
+        opened = box.opened(parse_listen(network.listen).port)
+        return announced_multiaddrs(network.announce, network.listen, opened)
 
     node = NodeSettings(
         identity_path=str(state.identity),
-        listen=box.listen,
+        listen=network.listen,
         announce=announced(),
         initial_peers=address.bootstrap,
         contacts=known_contacts(state.known_addresses),
@@ -225,7 +230,7 @@ def with_open_ports(box: Box, stack: ExitStack) -> Box:
     Returns:
         The same machine, with port numbers that are fixed now if the router opened the ports.
     """
-    network, listen = box.peer.network, parse_listen(box.listen)
+    network, listen = box.peer.network, parse_listen(box.peer.network.listen)
     if not network.map_ports or class_of(own_hosts(listen.host)[0]) not in LOCAL:
         return box
     listen, data = free_port(listen), free_port(replace(listen, port=network.data_port))
@@ -239,9 +244,9 @@ def with_open_ports(box: Box, stack: ExitStack) -> Box:
     for port in opened:
         told = f"{port.opened.address} leads to port {port.wish.inside} of this machine"
         box.console.note(f"the router opened a port ({port.way}): {told}, until Atom ends")
-    fixed = network.model_copy(update={"data_port": data.port})
+    fixed = network.model_copy(update={"listen": str(listen), "data_port": data.port})
     peer = box.peer.model_copy(update={"network": fixed})
-    return replace(box, listen=str(listen), peer=peer, ports=keeper)
+    return replace(box, peer=peer, ports=keeper)
 
 
 def _raise_file_limit() -> None:

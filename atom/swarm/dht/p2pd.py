@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import resource
+import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -20,7 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from atom.base.errors import AddressError, UserError
+from atom.base.errors import AddressError, IdentityError, UserError
+from atom.base.units import format_seconds
 from atom.swarm.addresses import ListenAddress
 from atom.swarm.records.lease import CLOCKS_APART_SECONDS
 
@@ -166,8 +168,8 @@ def _binary() -> str:
     """Return the path of p2pd, without importing hivemind, which takes two seconds."""
     package = importlib.util.find_spec("hivemind")
     if package is None or package.origin is None:
-        # The command depends on how Atom was installed, which the doctor knows.
-        raise UserError("hivemind is not installed", "`atom doctor` shows how to install it")
+        install = shlex.join([sys.executable, "-m", "pip", "install", "hivemind"])
+        raise UserError("hivemind is not installed", f"install it: `{install}`")
     return str(Path(package.origin).parent / "hivemind_cli" / "p2pd")
 
 
@@ -203,10 +205,12 @@ def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path)
 
 
 _CLOCKS = re.compile(r"within .* seconds.*local: ([0-9.]+), peer: ([0-9.]+)")
+_OWN_KEY = "dial to self attempted"
+"""Part of libp2p's message if an address has this node's own peer id."""
 _OTHER_KEY = re.compile(r"remote key matches (\w+)")
 
 
-def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> AddressError:
+def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> UserError:
     """Return the error for a start at which no address could be dialled.
 
     Args:
@@ -221,6 +225,12 @@ def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> Ad
             )
     where = addresses[0] if len(addresses) == 1 else f"any of the {len(addresses)} DHT nodes named"
     text = " ".join(failures)
+    if all(_OWN_KEY in failure for failure in failures):
+        return IdentityError(
+            f"this identity is in use by another peer: {where} has the key of this state directory",
+            "a copied state directory is no second peer: name an empty folder with --state FOLDER. "
+            "To continue a run of your own, use `atom start` in its state directory",
+        )
     if "connection refused" in text:
         return AddressError(
             f"cannot reach {where}: connection refused",
@@ -241,7 +251,7 @@ def explain_refusal(text: str) -> AddressError:
         ahead_s = float(clocks[1]) - float(clocks[2])
         relation = "ahead of" if ahead_s > 0 else "behind"
         return AddressError(
-            f"this machine's clock is {abs(ahead_s):.0f} s {relation} the DHT's; "
+            f"this machine's clock is {format_seconds(abs(ahead_s))} {relation} the DHT's; "
             f"{CLOCKS_APART_SECONDS:.0f} s are tolerated",
             "set the clock (`timedatectl set-ntp true`; in WSL 2, where the clock stops while "
             "Windows sleeps: `sudo hwclock --hctosys`), then try again",

@@ -177,7 +177,7 @@ class Snapshot:
         if {state_digest(arenas)} != {self.state_digest, certified or self.state_digest}:
             raise StorageError(
                 f"{self.path} is damaged: its content is not the state of round {self.round}",
-                "export another snapshot with --snapshot FILE, or fetch the state anew",
+                "delete it: an older one is taken, and the daemon fetches the state again",
             )
         return arenas
 

@@ -33,6 +33,28 @@ os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize(
+    ("arguments", "stream", "code"),
+    [
+        (["start", "absent.toml"], "stderr", 3),
+        (["nonsense"], "stderr", 2),
+        (["--version"], "stderr", 0),
+        (["--help"], "stderr", 0),
+        (["--version"], "stdout", 6),
+        (["--help"], "stdout", 6),
+    ],
+)
+def test_a_full_disk_of_the_log_takes_messages_only(
+    arguments: list[str], stream: str, code: int
+) -> None:
+    with open("/dev/full", "w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        ended = subprocess.run([sys.executable, "-m", "atom", *arguments], **streams)  # type: ignore[call-overload]
+    assert ended.returncode == code
+    assert b"Traceback" not in (ended.stderr or b"")
+    assert stream == "stderr" or ended.stderr.startswith(b"error: the disk is full")
+
+
+@pytest.mark.parametrize(
     ("program", "code", "last", "opened"),
     [
         (TALKS_ON, 0, "survived\n", pty.openpty),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atom.base.errors import ConfigError
-from atom.config.load import load_peer_file
+from atom.config.load import NO_OPTIONS, Options, load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.daemon.owner.settings import THREADS_UNLESS_TOLD, Settings
 from atom.swarm.stream.bandwidth import Bandwidth
@@ -28,10 +28,10 @@ class SmallWishes:
 
 
 class Scene:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, options: Options = NO_OPTIONS) -> None:
         self.path, self.commands = path, list[Callable[[], None]]()
         path.write_text(TEXT)
-        self.bandwidth, peer = Bandwidth(4e8, None), load_peer_file(path)
+        self.bandwidth, peer = Bandwidth(4e8, None), load_peer_file(path, options)
         self.wishes = SmallWishes(peer)
         self.settings = Settings(
             path,
@@ -39,6 +39,7 @@ class Scene:
             self.wishes,  # type: ignore[arg-type]
             self.bandwidth,
             self.commands.append,
+            options,
         )
 
     def change(self, **values: str | None) -> dict[str, bool]:
@@ -90,6 +91,14 @@ def test_all_or_nothing(scene: Scene, change: dict[str, str]) -> None:
     assert scene.wishes.on_battery == [True]
     scene.path.write_text(TEXT)
     assert scene.settings.reload() == []
+
+
+def test_an_option_of_the_command_line_outranks_the_file_for_good(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "box.toml", {"--upload": "8 Mbit/s"})
+    assert scene.change(network__upload='"4 Mbit/s"', device__cpu_threads="1") == {
+        "device.cpu_threads": True
+    }
+    assert scene.settings.network.upload_bits_per_s == 8e6
 
 
 @pytest.mark.timeout(20)

@@ -90,7 +90,7 @@ def small_peer(
         root: its state directory.
         clock: monotonic clock; None: the machine's.
     """
-    box = open_box(member.run.run.name, None, root, console, "127.0.0.1:0")
+    box = open_box(member.run.run.name, None, root, console, {"--listen": "127.0.0.1:0"})
     peer_file = box.peer.model_copy(update={"schedule": Schedule(pause_on_battery=False)})
     incarnation = member.manifest.founder_incarnation  # the voter of round 0
     box = replace(box, peer=peer_file, incarnation=incarnation)

@@ -44,6 +44,9 @@ def test_after_the_last_round_it_waits_for_laggards_but_not_for_ever() -> None:
     assert ending(replace(done, laggards=1)) is None
     assert ending(replace(done, laggards=1, now=95.0 + LINGER_S)) is Ending.ROUNDS_REACHED
     assert ending(replace(done, phase=Phase.STEPPING)) is None
+    seed = replace(done, now=10 * LINGER_S + 95.0, is_seed=True)
+    assert ending(seed) is None
+    assert ending(replace(seed, leave_by=1e6, settled_at=96.0)) is Ending.LEFT
 
 
 def test_a_leave_waits_for_the_counted_work() -> None:

@@ -23,7 +23,7 @@ from atom.base.errors import (
 from atom.daemon.owner.traffic import require_allowance
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lifecycle import LEAVE_S, Ending, noted_signals
-from atom.daemon.peer.peer import Peer
+from atom.daemon.peer.peer import SEED_NOTE, Peer
 from atom.daemon.peer.reach import TWIN_HINT, TWIN_S, TWIN_WORDS
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.addresses import RecentHead, parse_join_address
@@ -86,6 +86,23 @@ def test_a_peer_trains_its_rounds_says_goodbye_and_goes_on_from_its_disk(tmp_pat
     assert told.count("round") == 2
     assert told.count("started") == told.count("left") == 2
     assert "stood-still" not in told
+
+
+def test_a_seed_stays_after_the_last_round(tmp_path: Path, notes: Notes) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/peer.toml").write_text("[network]\nseed = true\n")
+    member = found_in(tmp_path, TINY_RUN.replace("[run]", "[run]\nrounds = 2"))
+    with small_peer(tmp_path / "state", member, notes) as peer:
+        usual = notes.note
+
+        def note(text: str) -> None:
+            usual(text)
+            if text == SEED_NOTE:
+                peer.leave(None)
+
+        notes.note = note  # type: ignore[method-assign]
+        assert peer.run() is Ending.LEFT
+        assert peer.info()["round"] == 2
 
 
 def test_a_peer_tells_what_its_rounds_write(tmp_path: Path) -> None:
