@@ -94,7 +94,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "datasets": ("atom/models/data/stored_dataset.py",),
     "huggingface_hub": ("atom/models/hub.py",),
     "safetensors": ("atom/training/storage/", "atom/daemon/model/weight_files.py"),
-    "transformers": ("atom/models/huggingface.py", "atom/models/data/conversations.py"),
+    "transformers": ("atom/models/huggingface_library.py", "atom/models/data/conversations.py"),
     "ssl": ("atom/swarm/stream/",),
 }
 TORCH_ALONE = ("graph", "swap", "optim", "models")

@@ -57,6 +57,8 @@ class StateDirectory:
         """Peer file that applies if the command line names none."""
         self.own_code = root / "own_code.py"
         """Source file of the model, if the run brings its own code."""
+        self.base = root / "base.txt"
+        """Path of the folder that `--from` named, for the adapters that `atom export` writes."""
         self.tokenizer = root / "tokenizer.json"
         """The run's tokenizer, if it has one, for `atom export`."""
         self.events = root / "events.jsonl"

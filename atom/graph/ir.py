@@ -104,6 +104,17 @@ class ParameterLayout:
             trained = trained if fixed else offset
         return cls(tuple(specs), offset, trained)
 
+    def with_frozen(self, shapes: Mapping[str, tuple[int, ...]]) -> "ParameterLayout":
+        """Return the layout with further frozen parameters at the end.
+
+        Args:
+            shapes: parameter name → shape of the further parameters.
+        """
+        hidden = {spec.name for spec in self.specs if spec.hidden_matrix}
+        frozen = {spec.name for spec in self.specs if spec.frozen}
+        own = {spec.name: spec.shape for spec in self.specs}
+        return ParameterLayout.of({**own, **shapes}, hidden, frozen | shapes.keys())
+
     @cached_property
     def trained(self) -> tuple[ParameterSpec, ...]:
         """All parameters that are not frozen."""

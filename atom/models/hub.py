@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
 
-from atom.models.source import DataError, DataUnreachable, install_extra
+from atom.models.source import DataError, DataUnreachable, convert_weights, install_extra
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _WAIT_S = 30
@@ -60,7 +60,8 @@ def fetch_weights(name: str, revision: str, most_bytes: int, on_progress: BytePr
     files = [each for each in (WHOLE, INDEX) if each in sizes][:1]
     if not files:
         what = f"the hub's model {name} has no weights as safetensors"
-        raise DataError(what, "choose another model, or convert it into a local folder")
+        made = 'then set huggingface = "FOLDER/config.json" and start with --from FOLDER'
+        raise DataError(what, f"convert them: `{convert_weights(name)}`; {made}")
     if files == [INDEX] and sizes[INDEX] <= most_bytes:
         files += read_index(_fetched(name, revision, INDEX))
     if missing := sorted({*files} - sizes.keys()):

@@ -5,18 +5,22 @@ classes of the installed library are used, and nothing is downloaded. Models of 
 built only in this module.
 """
 
-import os
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from atom.models.chunked_head import loss_in_chunks
-from atom.models.huggingface_config import DROPPED_KEYS, read_config
+from atom.models.huggingface_config import read_config
+from atom.models.huggingface_library import (
+    all_keys,
+    config_and_class,
+    library,
+    library_format,
+    not_in_peft,
+    unusable,
+)
 from atom.models.on_meta import first_values, parameters_on_meta, reset
 from atom.models.source import (
     Answer,
@@ -25,10 +29,8 @@ from atom.models.source import (
     ModelSource,
     Outside,
     SourceError,
-    install_extra,
     materialised,
     meta_tokens,
-    outside_of,
     refuse_difference,
 )
 
@@ -38,9 +40,6 @@ ROUNDING = 1e-4
 """Relative tolerance between logits of one token among different other tokens."""
 _CHANGING_ROPE = {"dynamic", "longrope"}
 """Kinds of RoPE whose frequencies the forward pass changes with the sequence length."""
-
-Config = Any
-"""Instance of `transformers.PretrainedConfig`; the library's types are dynamic."""
 
 
 class HuggingFaceSource(ModelSource):
@@ -66,10 +65,10 @@ class HuggingFaceSource(ModelSource):
         """
         self._text_entries = text_entries
         self._content = dict(content)
-        self._config, model_class = _config_and_class(self._content)
+        self._config, model_class = config_and_class(self._content)
         self._sequence_tokens = sequence_tokens
         self.name = model_class.__name__
-        self.packages = (("transformers", str(_library().__version__)),)
+        self.packages = (("transformers", str(library().__version__)),)
         text = self._config.get_text_config()
         self.vocabulary_size = int(text.vocab_size)
         most = getattr(text, "max_position_embeddings", None)
@@ -87,7 +86,7 @@ class HuggingFaceSource(ModelSource):
         Raises:
             SourceError: the library cannot build the model.
         """
-        config, model_class = _config_and_class(self._content)
+        config, model_class = config_and_class(self._content)
         try:
             with parameters_on_meta():
                 model = model_class._from_config(config, dtype=dtype)  # type: ignore[attr-defined]
@@ -96,7 +95,7 @@ class HuggingFaceSource(ModelSource):
             raise
         # The library checks configs with exceptions of many kinds, all of them about this config.
         except Exception as error:
-            raise _unusable(error) from error
+            raise unusable(error) from error
         return _returning_loss(model)
 
     def example_batch(self, sequences: int) -> Batch:
@@ -132,22 +131,26 @@ class HuggingFaceSource(ModelSource):
         positions[:, half:] = torch.arange(positions.shape[1] - half)
         return batch | {"position_ids": positions}
 
+    def adaptable(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the modules through which text passes and whose adapters `peft` can load.
+
+        In some mixtures of experts, `peft` takes names of dense layers for old names of experts. It
+        refuses the last layer of Mamba's blocks.
+        """
+        whole: Any = model
+        text, refused = set(whole.get_decoder().modules()), not_in_peft(self._config.model_type)
+        return {
+            name: each
+            for name, each in super().adaptable(model).items()
+            if each in text and name.rpartition(".")[2] not in refused
+        }
+
     def initial_values(self, seed: int) -> InitialValue:
         return first_values(self.build(torch.float32), _own_initialisation, seed)
 
     def outside(self, dtype: torch.dtype) -> Outside:
         """Return the folder format in which the library itself writes the model."""
-        model: Any = self.build(dtype)
-        own = outside_of(model, frozenset(getattr(model, "all_tied_weights_keys", None) or ()))
-        known = [re.compile(text) for text in model._keys_to_ignore_on_load_unexpected or ()]
-        return replace(
-            own,
-            config=_all_keys(self._config) | {"architectures": [self.name]},
-            prefix=f"{model.base_model_prefix}.",
-            ignored=lambda name: any(pattern.search(name) for pattern in known),
-            converted=_conversion(model),
-            loaded=lambda folder: _loaded(self._content, folder),
-        )
+        return library_format(self.build(dtype), self._content)
 
     def require_config(self, text: str) -> None:
         """Check that a config.json describes this model; dropout may differ.
@@ -155,7 +158,7 @@ class HuggingFaceSource(ModelSource):
         Raises:
             SourceError: the message names the first key that differs.
         """
-        ours, theirs = _all_keys(self._config), _all_keys(_config_and_class(read_config(text))[0])
+        ours, theirs = all_keys(self._config), all_keys(config_and_class(read_config(text))[0])
         for key in sorted({*ours, *theirs} - {"architectures"}):
             if "drop" not in key:
                 refuse_difference(key, theirs.get(key), ours.get(key))
@@ -197,10 +200,10 @@ class HuggingFaceSource(ModelSource):
         with torch.no_grad():
             before, after = (_logits(model, ids)[:, :half] for ids in (tokens, changed))
         if (before - after).abs().max() > ROUNDING * before.abs().max():
-            raise SourceError(
-                f"{self.name} as configured looks at later tokens",
-                "an encoder becomes a decoder with is_decoder = true in its config",
-            )
+            hint = "choose a model that predicts each token from earlier ones alone"
+            if "is_decoder" in self._config.to_dict():
+                hint = "an encoder becomes a decoder with is_decoder = true in its config"
+            raise SourceError(f"{self.name} as configured looks at later tokens", hint)
         if "positions" in self._text_entries:
             self._inspect_documents(model, tokens, half)
 
@@ -219,60 +222,6 @@ class HuggingFaceSource(ModelSource):
                 f"{self.name} attends beyond the document of a token",
                 "remove [data] attention: this architecture cannot attend within documents only",
             )
-
-
-@cache
-def _library() -> Any:
-    """Import `transformers`, with quiet logging.
-
-    Raises:
-        SourceError: `transformers` is not installed.
-    """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    try:
-        import transformers
-        from transformers.utils import logging
-    except ImportError as error:
-        raise SourceError(
-            f"a model from a Hugging Face config needs the package transformers ({error})",
-            f"`{install_extra('hf')}`",
-        ) from error
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return transformers
-
-
-def _config_and_class(content: Mapping[str, Any]) -> tuple[Config, type]:
-    """Return the library's config object and class of causal language model.
-
-    Raises:
-        SourceError: the library has no such model, or refuses the config.
-    """
-    library = _library()
-    kind = content["model_type"]
-    configs, models = library.CONFIG_MAPPING, library.MODEL_FOR_CAUSAL_LM_MAPPING
-    if kind not in configs:
-        raise SourceError(
-            f"transformers {library.__version__} knows no model_type {kind!r}",
-            'code that a config brings along is never run; write a module = "…:factory" for it',
-        )
-    try:
-        config = configs[kind].from_dict(dict(content))
-    except Exception as error:  # the library raises many kinds, all of them about this config
-        raise _unusable(error) from error
-    if type(config) not in models or config.is_encoder_decoder:
-        raise SourceError(
-            f"{kind} is not a causal language model",
-            "only decoders that predict the next token can be trained on text",
-        )
-    model_class: type = models[type(config)]
-    named = content.get("architectures") or [model_class.__name__]
-    if model_class.__name__ not in named:
-        raise SourceError(
-            f"the config names {', '.join(map(str, named))[:80]}, not a causal language model",
-            f"transformers' causal model for it is {model_class.__name__}",
-        )
-    return config, model_class
 
 
 def _settle_frequencies(model: nn.Module, tokens: int) -> None:
@@ -375,65 +324,3 @@ def _own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:
                 f"transformers' initialisation of {kind} needs the whole model at once: {error}",
                 'build such a model in a module = "…:factory" instead',
             ) from error
-
-
-def _loaded(content: Mapping[str, Any], folder: str) -> dict[str, Tensor]:
-    """Load a folder's parameters and buffers with the library, all in memory at once.
-
-    Raises:
-        SourceError: the folder lacks a tensor, has an unknown one, or another shape.
-    """
-    config, model_class = _config_and_class(content)
-    try:
-        model, report = model_class.from_pretrained(  # type: ignore[attr-defined]
-            folder,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    # The library checks weights with exceptions of many kinds, all of them about these weights.
-    except Exception as error:
-        raise _unusable(error) from error
-    for key, what in (
-        ("missing_keys", "does not hold"),
-        ("unexpected_keys", "holds tensors that the model does not have:"),
-        ("mismatched_keys", "holds another shape of"),
-    ):
-        if report[key]:
-            names = ", ".join(sorted(map(str, report[key]))[:3])
-            raise SourceError(f"{folder} {what} {names}", "use a folder of the run's model")
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    return {name: value.detach() for name, value in tensors}
-
-
-def _all_keys(config: Config) -> dict[str, Any]:
-    """Return all keys of a config.json, so that defaults of another version have no effect."""
-    return {
-        key: value
-        for key, value in config.to_dict().items()
-        if key not in DROPPED_KEYS and not key.startswith("_")
-    }
-
-
-def _conversion(model: Any) -> Callable[[dict[str, Tensor]], dict[str, Tensor]] | None:
-    """Return the library's conversion of this architecture's weights before writing; None: none.
-
-    Conversions that only change prefixes of names count as none.
-    """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import PrefixChange, revert_weight_conversion
-
-    steps = get_model_conversion_mapping(model, add_legacy=False)
-    if all(isinstance(step, PrefixChange) for step in steps):
-        return None
-    return lambda tensors: revert_weight_conversion(model, tensors)
-
-
-def _unusable(error: Exception) -> SourceError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return SourceError(
-        f"transformers {_library().__version__} cannot use the config: {lines[-1].strip()[:300]}",
-        "check the key that the message names in config.json",
-    )

@@ -5,7 +5,6 @@ Keys that choose implementations or name places are dropped. This module does no
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 
 from atom.models.source import SourceError
 
-MAX_CONFIG_BYTES = 32 * 1024
+MAX_CONFIG_BYTES = 2**20
+"""Size limit of a file. Configs of quantized models may name thousands of layers."""
 MAX_LAYERS = 4096
 MAX_NUMBER = 2**31
 MAX_DEPTH = 32
@@ -23,10 +23,12 @@ DROPPED_KEYS = frozenset(
     {
         "attn_implementation", "experts_implementation", "auto_map", "dtype", "torch_dtype",
         "transformers_version", "use_cache", "name_or_path", "kernel_config", "use_kernels",
-        "trust_remote_code", "custom_pipelines", "id2label", "label2id",
+        "trust_remote_code", "custom_pipelines", "id2label", "label2id", "quantization_config",
     }
 )  # fmt: skip
 """Keys that choose an implementation, name a place, or do not describe the model.
+
+The quantization describes the weights of a folder: a run trains the model that is not quantized.
 
 Keys that begin with an underscore are dropped as well.
 """
@@ -61,7 +63,7 @@ def read_config(text: str) -> dict[str, Any]:
             "name the config.json of one model",
         )
     try:
-        content = json.loads(text, parse_constant=_refuse_constant)
+        content = json.loads(text, object_hook=_untagged)
     except (ValueError, RecursionError) as error:
         raise SourceError(
             f"the config is not JSON: {error}", "check its commas and quotes"
@@ -69,11 +71,6 @@ def read_config(text: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SourceError(
             "the config is not a JSON object", "it must begin with { and name the model_type"
-        )
-    if content.get("quantization_config") is not None:
-        raise SourceError(
-            "the config asks for quantized weights, which cannot be trained",
-            "remove quantization_config, and use weights that are not quantized",
         )
     _check_model_type(content)
     checked: dict[str, Any] = _checked(content, "", MAX_DEPTH)
@@ -83,14 +80,22 @@ def read_config(text: str) -> dict[str, Any]:
 def canonical_config(text: str) -> str:
     """Return the config.json in a canonical form: equal models give equal texts.
 
+    Numbers that are not finite are written as Python's JSON does, such as `Infinity`.
+
     Raises:
         SourceError: `read_config` refuses the text.
     """
     return json.dumps(read_config(text), sort_keys=True, separators=(",", ":"))
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
+def _untagged(content: dict[str, Any]) -> Any:
+    """Return the number that `{"__float__": "Infinity"}` stands for, or the object itself.
+
+    `transformers` 5 writes numbers like this if JSON has none for them.
+    """
+    tag = content.get("__float__")
+    tagged = len(content) == 1 and tag in ("Infinity", "-Infinity", "NaN")
+    return float(tag) if tagged else content  # type: ignore[arg-type]
 
 
 def _check_model_type(content: Mapping[str, Any]) -> None:
@@ -118,7 +123,6 @@ def _checked(value: Any, key: str, depth: int) -> Any:
     # The library builds lists of this length, such as one of the layers' types.
     if "layer" in key and isinstance(value, int) and value > MAX_LAYERS:
         raise SourceError(f"{key} is {value}", f"a model has at most {MAX_LAYERS} layers")
-    too_large = isinstance(value, int) and not -MAX_NUMBER <= value <= MAX_NUMBER
-    if too_large or (isinstance(value, float) and not math.isfinite(value)):
+    if isinstance(value, int) and not -MAX_NUMBER <= value <= MAX_NUMBER:
         raise SourceError(f"the config holds {value}", f"whole numbers are at most {MAX_NUMBER}")
     return value

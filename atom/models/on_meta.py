@@ -33,6 +33,8 @@ LARGE_BYTES = 64 * 2**20
 """Size in bytes above which a tensor counts as large."""
 MAX_PARAMETERS = 2**18
 """Maximum number of parameter tensors, several times as many as in the largest expert models."""
+_FEW = 64
+"""Number of elements up to which a parameter's value of its constructor is kept."""
 _FILLED = frozenset(
     {
         torch.ones, torch.zeros, torch.full, torch.rand, torch.randn, torch.arange, torch.eye,
@@ -97,7 +99,10 @@ def parameters_on_meta() -> Iterator[None]:
                 "check the numbers of layers and experts",
             )
         if parameter is not None and not parameter.is_meta:
-            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            made = parameter.detach()
+            parameter = nn.Parameter(made.to("meta"), parameter.requires_grad)
+            if made.numel() <= _FEW:
+                parameter.made = made  # type: ignore[attr-defined]
         register(module, name, parameter)
 
     nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
@@ -163,8 +168,8 @@ def _initialised(
     try:
         for key, parameter in saved.items():
             if parameter is not None:
-                unset = torch.full(parameter.shape, torch.nan, dtype=torch.float32)
-                owner._parameters[key] = nn.Parameter(unset)
+                made = getattr(parameter, "made", torch.tensor(torch.nan))
+                owner._parameters[key] = nn.Parameter(made.float().expand_as(parameter).clone())
         with seeded(f"{seed}:{path}"), torch.no_grad():
             initialise(owner, around)
         return {

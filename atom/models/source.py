@@ -1,5 +1,6 @@
 """Common interface of all model sources: built-in family, Hugging Face config, or own code."""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -81,14 +82,21 @@ class Outside:
     """Name → buffer; buffers are written too, and training does not change them."""
     aliases: tuple[Place, ...] = ()
     """Further names of tied parameters, which are accepted in a folder but not written."""
-    prefix: str = ""
-    """Prefix of names that some folders omit, such as "transformer."."""
+    own_name: Callable[[str], str | None] = lambda name: name
+    """Function (a folder's name of a tensor) → the place's name; None: `loaded` must read it."""
     ignored: Callable[[str], bool] = lambda name: False
     """Function that returns True for unknown tensors to ignore, such as old versions' constants."""
+    written_names: Mapping[str, str] = field(default_factory=dict)
+    """Place's name → name under which it is written, if these differ."""
     converted: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
     """Conversion of all tensors before writing, for formats that differ by more than names."""
-    loaded: Callable[[str], dict[str, Tensor]] | None = None
-    """Inverse of `converted`: a folder → all parameters and buffers, float32."""
+    loaded: Callable[[str, Mapping[str, Any] | None], dict[str, Tensor]] | None = None
+    """Function (a folder, its quantization_config or None) → all parameters and buffers, float32.
+
+    It reads formats that differ by more than names, all tensors at once.
+    """
+    peft: Mapping[str, Any] = field(default_factory=lambda: {"task_type": "CAUSAL_LM"})
+    """Keys of an adapter_config.json by which `peft` finds the class of the model."""
 
 
 class ModelSource(Protocol):
@@ -147,6 +155,10 @@ class ModelSource(Protocol):
     def checked_batch(self, batch: Batch) -> Batch:
         """Return the batch changed so that the check at start-up covers all cases of a batch."""
         return batch
+
+    def adaptable(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the modules of a model from `build` that may have adapters, by name."""
+        return dict(model.named_modules())
 
     def initial_values(self, seed: int) -> InitialValue:
         """Return the function that computes the parameters of round 0.
@@ -289,6 +301,19 @@ def install_extra(extra: str) -> str:
 def install_package(wanted: str) -> str:
     """Return the command for a package, such as "torch>=2.9"."""
     return shlex.join([sys.executable or "python3", "-m", "pip", "install", wanted])
+
+
+def convert_weights(place: str) -> str:
+    """Return the command that writes weights of another format as safetensors.
+
+    Args:
+        place: folder, or name on the hub.
+    """
+    code = (
+        "from transformers import AutoModelForCausalLM as M; "
+        f'M.from_pretrained({json.dumps(place)}, dtype="auto").save_pretrained("FOLDER")'
+    )
+    return shlex.join([sys.executable or "python3", "-c", code])
 
 
 def install_version(package: str, version: str) -> str:

@@ -61,6 +61,9 @@ _LINEAR: Config = {**_GROUPED, **_rope("linear", factor=4.0)}
 _DYNAMIC: Config = {**_GROUPED, **_rope("dynamic", factor=2.0)}
 _NO_WINDOW: Config = {**_GROUPED, "sliding_window": None}
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=16)
+_SCALED_YARN = _rope(
+    "yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.1
+)
 _LLAMA3 = _rope(
     "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
     original_max_position_embeddings=16,
@@ -96,6 +99,16 @@ _GATED_DELTA: Config = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"],
 }
+_PIXTRAL: Config = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": HEAD,
+    "image_size": 28,
+    "patch_size": 14,
+}
 _GRANITE: Config = {
     "logits_scaling": 4.0,
     "residual_multiplier": 0.3,
@@ -119,6 +132,11 @@ CONFIGS: dict[str, tuple[str, Config]] = {
     ),
     "mistral": ("sliding window", {**_GROUPED, "sliding_window": WINDOW}),
     "mistral, no window": ("`sliding_window` is null", _NO_WINDOW),
+    "mistral3": (
+        "with an encoder of images",
+        {"text_config": {**_HEADS, "model_type": "mistral"}, "vision_config": _PIXTRAL},
+    ),
+    "ministral3": ("YaRN, attention scaled by position", {**_HEADS, **_SCALED_YARN}),
     "ministral": ("windows in some layers", {**_HEADS, **_WINDOWS}),
     "mixtral": ("experts and their balancing loss", {**_LOCAL, "output_router_logits": True}),
     "qwen2": ("bias of queries, keys and values; YaRN", {**_GROUPED, **_YARN}),
@@ -136,6 +154,33 @@ CONFIGS: dict[str, tuple[str, Config]] = {
             **_GATED_DELTA,
             "head_dim": HEAD,
             "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "qwen3_5_text": ("gated delta rule beside attention", {**_HEADS, **_GATED_DELTA}),
+    "qwen3_5_moe_text": (
+        "the same, and experts",
+        {
+            **_EXPERTS,
+            **_SMALL_EXPERTS,
+            **_GATED_DELTA,
+            "head_dim": HEAD,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "qwen3_5": (
+        "the same, with an encoder of images",
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "text_config": {**_HEADS, **_GATED_DELTA},
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": WIDTH,
+                "patch_size": 14,
+                "num_position_embeddings": 16,
+            },
         },
     ),
     "gemma": ("tied", _HEADS),
@@ -211,6 +256,20 @@ CONFIGS: dict[str, tuple[str, Config]] = {
     "olmo3": ("the same, windows in some layers", {**_GROUPED, **_WINDOWS}),
     "olmoe": ("experts, norms of queries and keys", _EXPERTS),
     "granite": ("scaled logits, residuals, attention", {**_GROUPED, **_GRANITE}),
+    "granitemoehybrid": (
+        "Granite 4: layers of state space and of attention, experts, one of them shared",
+        {
+            **_LOCAL,
+            **_GRANITE,
+            "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 8,
+            "mamba_d_head": 8,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 8,
+            "mamba_chunk_size": 16,
+            "shared_intermediate_size": 32,
+        },
+    ),
     "granitemoe": ("the same, and experts", {**_LOCAL, **_GRANITE}),
     "deepseek_v2": (
         "latent attention, experts",
@@ -234,7 +293,47 @@ CONFIGS: dict[str, tuple[str, Config]] = {
     "glm4_moe": ("the same, and experts", {**_HEADS, **_LATENT, "n_group": 1}),
     "exaone4": ("norms behind blocks, windows in some layers", {**_HEADS, **_WINDOWS}),
     "internlm3": ("in transformers it is Llama", _HEADS),
+    "nemotron_h": (
+        "layers of state space, of attention, of experts",
+        {
+            **_HEADS,
+            "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": HEAD,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "chunk_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 16,
+        },
+    ),
     "nemotron": ("partial RoPE, squared ReLU; Minitron", _HEADS),
+    "exaone_moe": (
+        "the same, and experts",
+        {
+            **_HEADS,
+            **_WINDOWS,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 16,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "apertus": ("xIELU, norms of queries and keys", _GROUPED),
+    "minimax": (
+        "lightning attention beside attention, experts",
+        {
+            **_LOCAL,
+            "head_dim": HEAD,
+            "layer_types": ["linear_attention", "full_attention"],
+            "block_size": 16,
+        },
+    ),
+    "minimax_m2": ("experts, norms of queries and keys", {**_LOCAL, "head_dim": HEAD}),
     "seed_oss": ("bias", {**_HEADS, "attention_dropout": 0.0, "residual_dropout": 0.0}),
     "hunyuan_v1_dense": ("norms of queries and keys", _HEADS),
     "mamba": ("state space", {**_STATE, "state_size": 4}),
@@ -291,8 +390,10 @@ _UNROLLED = (
     "sequences only"
 )
 
+_CARRIED = "text alone is trained; the encoder stays as it was"
+
 REMARKS: dict[str, str] = {
-    "gemma3": "text alone is trained; the encoder stays as it was",
+    **dict.fromkeys(("gemma3", "qwen3_5", "mistral3"), _CARRIED),
     "gpt_oss": "sinks are no whole vector, which PyTorch's fused AdamW rounds in another way",
     "ernie4_5_moe": 'its router stays in 32 bits: with `precision = "float32"` only',
     "mamba": _UNROLLED,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atom.base.errors import AtomError
 from atom.daemon.model.exporting import export_run
+from atom.daemon.model.weight_files import given_values
 from atom.daemon.peer.founding import Membership
 from tests.architectures.configs import TOKENS, VOCABULARY, Config
 from tests.daemon.model.kept_runs import Folder, folder_in, round_zero
@@ -36,7 +37,7 @@ class Trained:
     """The largest difference of a weight at the end."""
     logits_equal: bool
     """True if the exported model, as the library loaded it, and the library's model with the run's
-    weights give the same logits."""
+    weights give the same logits, and a run that begins from the export has the same weights."""
 
 
 def walk(root: Path, config: Config) -> Trained:
@@ -46,7 +47,8 @@ def walk(root: Path, config: Config) -> Trained:
         member = folder.found(model, more="weight_decay = 0.0")
         round_zero(member).initialise()
         plain = library_model(config)
-        fill(plain, _first_values(member, plain))
+        round_zero(member).fill_frozen()
+        fill(plain, member.replica.export_parameters())
         pairs = list(_steps(member, plain))
         weights = member.replica.export_parameters()
         apart = (
@@ -57,7 +59,7 @@ def walk(root: Path, config: Config) -> Trained:
         return Trained(
             loss=max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs),
             weight=max(apart),
-            logits_equal=_exported_alike(folder, member, plain),
+            logits_equal=_exported_alike(folder, member, plain, _auto_class(config)),
         )
 
 
@@ -69,23 +71,22 @@ def refusal(error: AtomError) -> str:
 def library_model(config: Config) -> Any:
     """Build the model by the library alone."""
     parsed = transformers.AutoConfig.for_model(**config)
-    return transformers.AutoModelForCausalLM.from_config(parsed).float()
+    return _auto_class(config).from_config(parsed).float()
+
+
+def _auto_class(config: Config) -> Any:
+    """Return the library's auto class, which for some models with an encoder is another one."""
+    known = type(transformers.AutoConfig.for_model(**config))
+    named = (config.get("architectures") or [""])[0]
+    if known not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or named.endswith("Generation"):
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
 
 
 def fill(model: Any, values: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values.get(name, parameter))
-
-
-def _first_values(member: Membership, plain: Any) -> dict[str, Tensor]:
-    """Return the first values of all parameters, also of parameters that the loss does not use."""
-    weights = member.replica.export_parameters()
-    value_of = member.recipe.source.initial_values(member.run.run.seed)
-    return {
-        name: weights[name] if name in weights else value_of(name, tuple(value.shape))
-        for name, value in plain.named_parameters()
-    }
 
 
 def batch(seed: int) -> Batch:
@@ -113,18 +114,18 @@ def _steps(member: Membership, plain: Any) -> Iterator[tuple[float, float]]:
         yield replica.loss_sum / SEQUENCES, loss.item()
 
 
-def _exported_alike(folder: Folder, member: Membership, plain: Any) -> bool:
-    """Return True if the export has the same weights, and the library found each weight that it
-    looked for, and no other."""
+def _exported_alike(folder: Folder, member: Membership, plain: Any, auto_class: Any) -> bool:
+    """Return True if library and Atom read the run's weights in the export, and no other weight."""
     folder.as_first_state(member)
     export_run(folder.root / "out", folder.root / "a", Silence())
-    loaded, told = transformers.AutoModelForCausalLM.from_pretrained(
-        folder.root / "out", output_loading_info=True
-    )
-    fill(plain, member.replica.export_parameters())
+    weights = member.replica.export_parameters()
+    value_of = given_values(member.recipe.source, folder.root / "out")
+    imported = (torch.equal(value_of(n, tuple(v.shape)), v) for n, v in weights.items())
+    loaded, told = auto_class.from_pretrained(folder.root / "out", output_loading_info=True)
+    fill(plain, weights)
     with torch.no_grad():
         ours, theirs = (
             model.eval()(batch(STEPS)["input_ids"], use_cache=False).logits
             for model in (loaded, plain)
         )
-    return torch.equal(ours, theirs) and not any(told.values())
+    return torch.equal(ours, theirs) and not any(told.values()) and all(imported)

@@ -46,8 +46,17 @@ def test_one_file_is_fetched_once_and_told(played: Hub) -> None:
     assert not [path for path in played.asked[before:] if "resolve" in path]
 
 
-def test_several_files_and_their_index(played: Hub) -> None:
-    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+        ["model.safetensors-00001-of-00002.safetensors", "model.safetensors-00002.safetensors"],
+        ["pytorch_model-00001-of-00002.safetensors", "pytorch_model-00002-of-00002.safetensors"],
+        ["shard_1.safetensors", "shard_2.safetensors"],
+        ["layers_0-15.safetensors", "head.safetensors"],
+    ],
+)
+def test_several_files_are_those_of_the_index(played: Hub, files: list[str]) -> None:
     index = json.dumps({"weight_map": dict(zip("ab", files, strict=True))})
     put(played, model__safetensors__index__json=index.encode(), consolidated__safetensors=b"x")
     for number, name in enumerate(files):
@@ -72,8 +81,9 @@ def test_a_file_of_the_index_that_the_hub_lacks_is_named_before_any_is_fetched(
 
 def test_what_no_run_could_use_is_refused_before_it_is_fetched(played: Hub) -> None:
     put(played, pytorch_model__bin=b"x")
-    with pytest.raises(DataError, match="no weights as safetensors"):
+    with pytest.raises(DataError, match="no weights as safetensors") as caught:
         fetched()
+    assert f'from_pretrained("{NAME}"' in caught.value.hint
     put(played, model__safetensors=b"w" * 5000)
     with pytest.raises(DataError, match="5,000 bytes of weights, more than 4,999"):
         fetched(4999)

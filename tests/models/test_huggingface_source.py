@@ -1,6 +1,7 @@
 """Causal language models by their config: names, values, masks, loss and refusals."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -197,7 +198,6 @@ def test_frequencies_are_those_of_the_run_s_length(rope: dict[str, Any], tokens:
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
         ({"text_config": {"n_layer": 5000}}, "n_layer is 5000"),
         ({"hidden_size": 2**40}, "the config holds 1099511627776"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
         ({"hidden_act": "no-such-act"}, "cannot use the config"),
         ({"max_position_embeddings": 8}, "sequences of 16 tokens, but the model has 8"),
     ],
@@ -209,6 +209,33 @@ def test_what_cannot_be_trained_is_named(change: dict[str, Any], what: str) -> N
     assert caught.value.hint
 
 
+FORMS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan, "1e999": math.inf}
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_that_json_lacks_are_read_in_both_forms(form: str, tagged: bool) -> None:
+    mark = json.dumps({"__float__": form}) if tagged and form != "1e999" else form
+    text = json.dumps(LLAMA | {"limits": [0.5, "X"], "rms_norm_eps": "X"}).replace('"X"', mark)
+    kept = read_config(text)
+    assert str(kept["limits"][1]) == str(kept["rms_norm_eps"]) == str(FORMS[form])
+    assert canonical_config(canonical_config(text)) == canonical_config(text)
+    own = HuggingFaceSource(kept, SEQUENCE)
+    own.require_config(text)
+    written = own.outside(torch.float32).config
+    assert written is not None
+    name = "Infinity" if form == "1e999" else form
+    assert written["rms_norm_eps"] == {"__float__": name}, "as transformers writes it"
+    own.require_config(json.dumps(dict(written), allow_nan=False))
+    with pytest.raises(SourceError, match="limits"):
+        own.require_config(json.dumps(LLAMA))
+
+
+@pytest.mark.parametrize("value", [{"__float__": "1"}, {"__float__": ["NaN"]}, {"__float__": 1}])
+def test_other_tags_are_left_out(value: object) -> None:
+    assert read_config(json.dumps(LLAMA | {"note": value}))["note"] == {}
+
+
 def nested(levels: int) -> str:
     return f'{{"model_type": "llama", "note": {"[" * levels}1{"]" * levels}}}'
 
@@ -218,12 +245,12 @@ def nested(levels: int) -> str:
     [
         ("[1]", "not a JSON object"),
         ("{", "not JSON"),
-        ('{"model_type": NaN}', "not JSON"),
+        ('{"model_type": NaN}', "names no model_type"),
         ("[" * 5000, "the config"),
-        (json.dumps(LLAMA | {"rope_theta": 5}).replace("5}", "1e999}"), "the config holds inf"),
+        (json.dumps(LLAMA | {"rope_theta": 2**31 + 1}), "the config holds 2147483649"),
         (json.dumps(LLAMA | {"architectures": ["\x1b[2J"]}), "control characters"),
         (json.dumps(LLAMA | {"note": {"\x9b": 1}}), "control characters"),
-        (json.dumps(LLAMA | {"note": "x" * MAX_CONFIG_BYTES}), "longer than 32 KiB"),
+        (json.dumps(LLAMA | {"note": "x" * MAX_CONFIG_BYTES}), "longer than 1024 KiB"),
         (nested(MAX_DEPTH), "nested more than 32 deep"),
     ],
     ids=range(9),
@@ -281,16 +308,16 @@ def test_without_the_library_the_command_to_install_it_is_named(
 ) -> None:
     import sys
 
-    from atom.models import huggingface
+    from atom.models.huggingface_library import library
 
-    huggingface._library.cache_clear()
+    library.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)
     try:
         with pytest.raises(SourceError) as caught:
             source(LLAMA)
         assert caught.value.hint == f"`{install_extra('hf')}`"
     finally:
-        huggingface._library.cache_clear()
+        library.cache_clear()
 
 
 # ---- the loss in chunks: the same loss, fewer logits

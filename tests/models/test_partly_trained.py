@@ -1,5 +1,7 @@
 """Partly trained models: adapters and refusals."""
 
+import fnmatch
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from atom.models.gpt3_source import GPT3Source
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.partly_trained import Adapters, PartlyTrained
 from atom.models.source import ModelSource, Outside, SourceError, materialised, outside_of
+from tests.architectures.configs import config_of
 
 LLAMA = {
     "model_type": "llama",
@@ -31,11 +34,22 @@ GPT2 = {
     "vocab_size": 64,
     **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
 }
+MOE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "head_dim": 8,
+    "num_hidden_layers": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "tie_word_embeddings": False,
+}
 PLAIN = GPT3Config(3, 2, 16, 8, 64, 0.0)
 MODELS = {
     "llama": HuggingFaceSource(LLAMA, 8),
     "gpt2": HuggingFaceSource(GPT2, 8),
     "gpt3": GPT3Source(PLAIN),
+    "qwen3_moe": HuggingFaceSource(MOE, 8),
 }
 ADAPTERS = Adapters(rank=4, alpha=6.0, dropout=0.0, targets=())
 
@@ -83,6 +97,43 @@ def test_the_shrunk_model_has_adapters_where_its_layers_allow() -> None:
     assert {name.split(".")[4] for name in names} == {"up_proj", "k_proj"}
     assert isinstance(small, PartlyTrained)
     assert small.shrunk() is small
+
+
+def test_experts_are_targets_and_allow_no_dropout() -> None:
+    source = MODELS["qwen3_moe"]
+    names = trained(source, Adapters(2, 4.0, 0.0, ("0.mlp.experts.*", "1.mlp.experts.down_proj")))
+    assert {name.removeprefix("model.layers.").partition(".lora")[0] for name in names} == {
+        "0.mlp.experts.gate_up_proj_adapter",
+        "0.mlp.experts.down_proj_adapter",
+        "1.mlp.experts.down_proj_adapter",
+    }
+    attention = Adapters(2, 4.0, 0.5, ("self_attn.*",))
+    assert not any("experts" in name for name in trained(source, attention))
+    told = PartlyTrained(source, attention).summary()
+    assert told == "adapters of 8 linear layers, 0 weights of experts"
+    with pytest.raises(SourceError, match=r"experts\.gate_up_proj allow none") as caught:
+        trained(source, Adapters(2, 4.0, 0.5, ()))
+    assert "set it to 0" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("deepseek_v3", "shared_experts.up_proj"),
+        ("glm4_moe", "0.mlp.gate_proj"),
+        ("qwen2_moe", "shared_expert.down_proj"),
+        ("mamba2", "out_proj"),
+        ("falcon_h1", "mamba.out_proj"),
+        ("gemma3", "vision_tower.*"),
+    ],
+)
+def test_layers_whose_adapters_peft_does_not_load_have_none(name: str, target: str) -> None:
+    source = HuggingFaceSource(config_of(name), 8)
+    whole = PartlyTrained(source, ADAPTERS)
+    assert "linear layers have none, such as" in whole.summary()
+    assert not any(fnmatch.fnmatch(layer, f"*.{target}.weight") for layer in whole.adapted)
+    with pytest.raises(SourceError, match="names none of the layers that can have adapters"):
+        trained(source, Adapters(2, 4.0, 0.0, (target,)))
 
 
 class Conv1D(nn.Module):

@@ -25,6 +25,7 @@ from atom.daemon.model.kept_run import LATEST, HeldWeights, KeptRun
 from atom.daemon.model.recipe import PRECISIONS, source_errors
 from atom.daemon.model.sampled import run_tokenizer
 from atom.daemon.model.weight_files import (
+    ADAPTER,
     SHARD_BYTES,
     Piece,
     size_bytes,
@@ -35,10 +36,14 @@ from atom.models.hub import CONFIG, WHOLE
 from atom.models.partly_trained import PartlyTrained
 from atom.models.source import ModelSource, Outside, Place, SourceError
 
-ADAPTER = "adapter_model.safetensors"
 NO_CONFIG = (
     "the model is its owner's own module: the folder holds its state dict, under the module's own "
     "names, and no config.json; transformers does not load it"
+)
+
+NO_BASE = (
+    "this peer does not know where the frozen model is: peft's auto classes need its path as "
+    "base_model_name_or_path in adapter_config.json"
 )
 
 
@@ -86,13 +91,14 @@ def export_run(
         snapshot = kept.chosen(wanted)
         console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
         dtype = PRECISIONS[precision]
-        outside = _adapter(source) if adapter else source.outside(dtype)
+        outside = _adapter(kept, source, console) if adapter else source.outside(dtype)
         if outside.config is None:
             console.note(NO_CONFIG)
-        # Mapped before the model is traced, during which the daemon may delete the files.
-        arenas, frozen = kept.arenas(snapshot), None if adapter else kept.frozen()
-        weights = HeldWeights(kept.layout(source), arenas, frozen)
-        pieces = _pieces(outside, partial(_tensor_at, kept.run, source, weights, dtype), dtype)
+        # Mapped before the model is traced, during which the daemon may delete the file.
+        arenas, layout = kept.arenas(snapshot), kept.layout(source)
+        frozen = any(layout.by_name[place.parameter].frozen for place in outside.places)
+        weights = HeldWeights(layout, arenas, kept.frozen() if frozen else None)
+        pieces = _pieces(outside, partial(_tensor_at, source, weights, dtype), dtype)
         begins()
         with folder_aside(target) as folder:
             told, whole = partial(console.progress, "writing"), ADAPTER if adapter else WHOLE
@@ -101,32 +107,35 @@ def export_run(
     return target
 
 
-def _adapter(source: ModelSource) -> Outside:
+def _adapter(kept: KeptRun, source: ModelSource, console: Console) -> Outside:
     """Return the folder format of the run's adapters. Raises: SourceError."""
     if not isinstance(source, PartlyTrained):
         raise SourceError("the run trains no adapters", "omit --adapter")
-    return Outside(*source.adapter())
+    (places, config), model = source.adapter(), kept.run.model
+    path, base, revision = kept.state.base, None, None
+    if path.is_file():
+        base = os.fsdecode(path.read_bytes())
+    if model.weights == "hub":
+        base, revision = model.huggingface, model.revision
+    if base is None:
+        console.note(NO_BASE)
+    return Outside(places, {**config, "base_model_name_or_path": base, "revision": revision})
 
 
 def _tensor_at(
-    run: PinnedRun, source: ModelSource, weights: HeldWeights, dtype: torch.dtype, place: Place
+    source: ModelSource, weights: HeldWeights, dtype: torch.dtype, place: Place
 ) -> Tensor:
     """Return the tensor that a folder has at this place.
 
     Raises:
         ModelError: a number is too large for the dtype.
-        SourceError: the value of a parameter that the loss does not use cannot be computed.
     """
     name = place.parameter
-    if name in weights.layout.by_name:
-        added = source.added(name, lambda each: weights.value(each, torch.float32))
-        if added is None:
-            found = weights.value(name, dtype)
-        else:
-            found = (weights.value(name, torch.float32) + added).to(dtype)
-    else:  # it still has its first value
-        assert run.model.weights is None, "such a folder is refused"
-        found = source.initial_values(run.run.seed)(name, place.shape).to(dtype)
+    added = source.added(name, lambda each: weights.value(each, torch.float32))
+    if added is None:
+        found = weights.value(name, dtype)
+    else:
+        found = (weights.value(name, torch.float32) + added).to(dtype)
     if not bool(torch.isfinite(found).all()):
         raise ModelError(
             f"{name} has numbers beyond {str(dtype).removeprefix('torch.')}",
@@ -138,12 +147,15 @@ def _tensor_at(
 def _pieces(
     outside: Outside, tensor_at: Callable[[Place], Tensor], dtype: torch.dtype
 ) -> list[Piece]:
+    def named(name: str) -> str:
+        return outside.written_names.get(name, name)
+
     pieces = [
-        Piece(place.name, size_bytes(place.shape, dtype), partial(tensor_at, place))
+        Piece(named(place.name), size_bytes(place.shape, dtype), partial(tensor_at, place))
         for place in outside.places
     ]
     for name, buffer in outside.buffers.items():
-        pieces.append(Piece(name, buffer.nbytes, lambda buffer=buffer: buffer))  # type: ignore[misc]
+        pieces.append(Piece(named(name), buffer.nbytes, lambda buffer=buffer: buffer))  # type: ignore[misc]
     if outside.converted is None:
         return pieces
     made = outside.converted({piece.name: piece.make() for piece in pieces})

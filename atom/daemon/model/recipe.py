@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 import torch
+from torch import nn
 
 from atom.base import __version__
 from atom.base.errors import AddressError, ConfigError, MismatchError, ModelError
@@ -187,8 +188,9 @@ def version_here(package: str) -> str | None:
 def trace_run(run: PinnedRun, source: ModelSource, training: bool = True) -> Graph:
     """Return the graph of a run's model.
 
-    Memory is bounded, unless the model is code that the user trusts: a few numbers of an owner's
-    config can ask for any amount.
+    The layout includes the parameters that the loss does not use, which are frozen. Memory is
+    bounded, unless the model is code that the user trusts: a few numbers of an owner's config can
+    ask for any amount.
 
     Args:
         run: the run.
@@ -201,7 +203,15 @@ def trace_run(run: PinnedRun, source: ModelSource, training: bool = True) -> Gra
     """
     with bounded_memory() if run.model.module is None else nullcontext():
         model = source.build(PRECISIONS[run.model.precision])
-        return trace(model, source.example_batch(run.batch.micro_batch_sequences), training)
+        graph = trace(model, source.example_batch(run.batch.micro_batch_sequences), training)
+        return _keeping_all(graph, model)
+
+
+def _keeping_all(graph: Graph, model: nn.Module) -> Graph:
+    """Return the graph with a layout that also has the parameters that no call uses, frozen."""
+    used = graph.layout.by_name
+    unused = {n: tuple(p.shape) for n, p in model.named_parameters() if n not in used}
+    return replace(graph, layout=graph.layout.with_frozen(unused))
 
 
 def verify_recipe(recipe: Recipe, samples: Samples, console: Console) -> None:
@@ -279,6 +289,7 @@ def answering_graph(recipe: Recipe, window: int) -> Graph:
     """
     model = next_token_model(recipe.source, PRECISIONS[recipe.run.model.precision])
     graph = trace(model, example_question(window), training=False, gives_loss=False)
+    graph = _keeping_all(graph, model)
     if graph.layout != recipe.graph.layout:
         raise ModelError(
             "without its loss the model uses other parameters",

@@ -14,8 +14,9 @@ from atom.config.run_file import PinnedRun
 from atom.daemon.console import Console
 from atom.daemon.model.kept_run import KeptRun, is_state
 from atom.daemon.model.recipe import Recipe, source_errors
-from atom.daemon.model.weight_files import WeightFiles, given_values, refuse_unused
+from atom.daemon.model.weight_files import WeightFiles, given_values
 from atom.models.hub import fetch_weights
+from atom.models.partly_trained import PartlyTrained
 from atom.models.source import InitialValue
 from atom.swarm.records.manifest import Manifest
 from atom.swarm.state.arenas import state_digest
@@ -97,6 +98,8 @@ def begin(recipe: Recipe, replica: Replica, console: Console, weights: Path | No
         SourceError: a value cannot be computed.
         UserError: the values in the folder are not this model's, or cannot be used.
     """
+    if isinstance(recipe.source, PartlyTrained):
+        console.note(recipe.source.summary())
     given = _given_values(weights, recipe, console)
     for frozen in (True, False):
         _fill(replica, recipe, frozen, console, given)
@@ -150,7 +153,6 @@ def _given_values(weights: Path | None, recipe: Recipe, console: Console) -> Ini
         weights = fetch_weights(model.huggingface, model.revision, most_bytes, told)
     if weights is None:
         return None
-    refuse_unused(recipe, weights)
     return given_values(recipe.source, weights)
 
 

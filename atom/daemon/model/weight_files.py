@@ -5,9 +5,9 @@ files. If both exist, the single file is used, as by `transformers`. Other files
 so nothing is unpickled.
 
 A run can begin from a folder that contains every tensor of the model, with the right shape and
-finite values, and no others. Peers do not exchange buffers, so a folder's buffers must equal the
-model's. Peers do not exchange parameters that the loss does not use, either: only the founder would
-have their given values, so such a folder is refused.
+finite values, and no others but those that `transformers` ignores. Peers do not exchange buffers,
+so a folder's buffers must equal the model's. Parameters that the loss does not use, such as an
+encoder of images, are frozen: peers keep them, and exports contain them.
 """
 
 import json
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,14 +25,21 @@ from torch import Tensor
 
 from atom.base.errors import ConfigError, StorageError
 from atom.base.files import why_not_written
-from atom.daemon.model.recipe import Recipe
 from atom.models.hub import CONFIG, INDEX, WHOLE, read_index
 from atom.models.huggingface_config import config_text
-from atom.models.source import DataError, InitialValue, ModelSource, Outside, Place
+from atom.models.source import (
+    DataError,
+    InitialValue,
+    ModelSource,
+    Outside,
+    Place,
+    convert_weights,
+)
 from atom.training.storage.disk import sync
 
 SHARD_BYTES = 2 * 10**9
 """Default limit of a written file's size. Writing may need as much memory, to convert numbers."""
+ADAPTER = "adapter_model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 Progress = Callable[[int, int], None]
@@ -164,9 +172,15 @@ def _files_in(folder: Path) -> dict[Path, list[str]]:
     if pickled:
         raise ConfigError(
             f"{folder} holds weights only as {pickled[0]}, which can execute code",
-            "if you trust it, load it with transformers, and save_pretrained() it again",
+            f"if you trust it: `{convert_weights(str(folder))}`, then --from FOLDER",
         )
-    raise ConfigError(f"{folder} holds no {WHOLE}", "name a folder with weights as safetensors")
+    hint = "name a folder with weights as safetensors"
+    if found := sorted(path.name for path in folder.glob("*.safetensors")):
+        hint = f"get {INDEX} too, which lists the files; rename a single file to {WHOLE}"
+    if found == [ADAPTER]:
+        hint = "merge the adapter into its model with peft's merge_and_unload(), and save that"
+    what = f"{folder} holds {found[0]}, but " if found else f"{folder} holds "
+    raise ConfigError(f"{what}no {WHOLE}", hint)
 
 
 @contextmanager
@@ -219,31 +233,20 @@ def given_values(source: ModelSource, folder: Path) -> InitialValue:
     if (folder / CONFIG).exists():  # without it only names and shapes are compared
         source.require_config(config_text(folder / CONFIG))
     outside = source.outside(torch.float32)
-    if outside.converted is not None and outside.loaded is not None:
-        # The folder's tensors differ from the parameters by more than names: the library converts.
-        return _loaded(folder, outside, outside.loaded(str(folder)))
-    return _matched(outside, files)
+    names = {name: outside.own_name(name) for name in files.shapes}
+    if outside.loaded is not None:
+        quantization = _quantization(folder)
+        if quantization or None in names.values():  # they differ by more than names
+            return _loaded(folder, outside, outside.loaded(str(folder), quantization))
+    return _matched(outside, files, {name: full or name for name, full in names.items()})
 
 
-def refuse_unused(recipe: Recipe, folder: Path) -> None:
-    """Raise if the model has parameters that the loss does not use, which no peer would keep.
-
-    Args:
-        recipe: the run and its traced model.
-        folder: folder with weights, for the message.
-
-    Raises:
-        SourceError: the model has no folder format.
-        ConfigError: there are such parameters; the message names them.
-    """
-    places = recipe.source.outside(torch.float32).places
-    unused = [place.name for place in places if place.parameter not in recipe.graph.layout.by_name]
-    if unused:
-        raise ConfigError(
-            f"{folder} holds weights that the loss does not use: {_some(unused)}",
-            "peers keep only trained weights, so an export would lack these: begin from a model "
-            "and a folder without them",
-        )
+def _quantization(folder: Path) -> dict[str, Any] | None:
+    """Return the quantization_config of a folder's config.json, already checked to be JSON."""
+    if not (folder / CONFIG).exists():
+        return None
+    found = json.loads(config_text(folder / CONFIG)).get("quantization_config")
+    return found if isinstance(found, dict) else None
 
 
 def _loaded(folder: Path, outside: Outside, values: dict[str, Tensor]) -> InitialValue:
@@ -257,13 +260,22 @@ def _loaded(folder: Path, outside: Outside, values: dict[str, Tensor]) -> Initia
     return lambda name, shape: _finite(folder, name, values[name])
 
 
-def _matched(outside: Outside, files: WeightFiles) -> InitialValue:
+def _matched(outside: Outside, files: WeightFiles, names: Mapping[str, str]) -> InitialValue:
     """Match parameters with tensors, and return a function of values that reads the tensors.
+
+    Args:
+        outside: the folder format of the model.
+        files: the tensors of the folder.
+        names: name of each tensor in the folder → its name in the model.
 
     Raises:
         ConfigError: parameters and tensors do not match one to one.
     """
-    in_folder = _by_full_name(outside, files)
+    in_folder = {full: name for name, full in sorted(names.items())}
+    if twice := [name for name, full in sorted(names.items()) if in_folder[full] != name]:
+        both = f"{twice[0]} and {in_folder[names[twice[0]]]}"
+        what = f"{files.folder} holds both {both}: one tensor of the model"
+        raise ConfigError(what, "remove one of them")
     found: dict[str, list[tuple[str, Place]]] = {}
     """Parameter → (name in the folder, place in the format); several if the parameter is tied."""
     misshaped = list[str]()
@@ -279,13 +291,13 @@ def _matched(outside: Outside, files: WeightFiles) -> InitialValue:
     known = outside.buffers
     extra = [raw for full, raw in in_folder.items() if not (full in known or outside.ignored(full))]
     missing = [place.name for place in outside.places if not found[place.parameter]]
-    for what, names, hint in (
+    for what, some, hint in (
         ("does not hold", missing, "the model has more tensors than the folder"),
         ("holds tensors that the model lacks:", extra, "the folder belongs to another model"),
         ("holds other shapes:", misshaped, "the sizes in [model] must equal the folder's"),
     ):
-        if names:
-            raise ConfigError(f"{files.folder} {what} {_some(names)}", hint)
+        if some:
+            raise ConfigError(f"{files.folder} {what} {_some(some)}", hint)
     for name in buffers:
         _require_own(files.folder, name, files.value(in_folder[name]), outside.buffers[name])
 
@@ -323,30 +335,6 @@ def _require_own(folder: Path, name: str, found: Tensor, own: Tensor) -> None:
             f"{folder}: {name} differs from the model's",
             "it is a constant, which training does not change and peers do not exchange",
         )
-
-
-def _by_full_name(outside: Outside, files: WeightFiles) -> dict[str, str]:
-    """Return the model's name → the folder's name, for all tensors of the folder.
-
-    Raises:
-        ConfigError: two names of the folder mean one tensor of the model.
-    """
-    known = {place.name for place in (*outside.places, *outside.aliases)}
-    found = dict[str, str]()
-    for name in sorted(files.shapes):
-        full = _full(name, outside.prefix, known)
-        if full in found:
-            raise ConfigError(
-                f"{files.folder} holds both {found[full]} and {name}: one tensor of the model",
-                "remove one of them",
-            )
-        found[full] = name
-    return found
-
-
-def _full(name: str, prefix: str, known: set[str]) -> str:
-    """Return the name with the model's prefix, if the folder omits the prefix."""
-    return f"{prefix}{name}" if name not in known and f"{prefix}{name}" in known else name
 
 
 def _some(names: list[str]) -> str:

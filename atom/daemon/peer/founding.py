@@ -5,6 +5,7 @@ round 0 and signs the manifest; a joiner compares what it built with the manifes
 """
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,6 +280,8 @@ def _member(
         write_atomically(box.state.own_code, code.content)
     if texts is not None and texts.tokenizer.content:
         write_atomically(box.state.tokenizer, texts.tokenizer.content)
+    if weights is not None and run.train is not None:
+        write_atomically(box.state.base, os.fsencode(weights.absolute()))
     source = open_source(run, code)
     samples = open_samples(run, source, texts)
     if known is not None:

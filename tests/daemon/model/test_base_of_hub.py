@@ -1,6 +1,7 @@
 """Adapters of a model on the hub: the founder pins its commit, and joiners fetch it from the hub,
 or from other peers."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ import transformers
 
 from atom.base.errors import AddressError, ConfigError
 from atom.config.load import normalised_run_text
+from atom.daemon.model.exporting import export_run
 from atom.daemon.model.pinning import agreed_run
 from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in, round_zero
-from tests.daemon.silence import Notes
+from tests.daemon.silence import Notes, Silence
 from tests.daemon.tiny_run import LLAMA
 from tests.hub_stand_in import REVISION, Hub, played_hub
 
@@ -46,6 +48,10 @@ def test_a_joiner_has_the_base_from_the_hub(folder: Folder, hub: Hub) -> None:
     weights = member.replica.export_parameters()
     for name, value in base.named_parameters():
         assert torch.equal(weights[name], value), name
+    folder.as_first_state(member)
+    export_run(folder.root / "out", folder.root / "a", Silence(), adapter=True)
+    told = json.loads((folder.root / "out" / "adapter_config.json").read_text())
+    assert (told["base_model_name_or_path"], told["revision"]) == ("owner/llama", REVISION)
     joiner = folder.enter(member)
     assert round_zero(joiner).fill_frozen()
     for name, arena in joiner.replica.frozen.items():

@@ -164,11 +164,21 @@ def crossed(folder: Folder, root: Path) -> tuple[Path, Weights]:
     return root / "crossed", dict(model.named_parameters())
 
 
-def test_what_no_peer_would_keep_is_refused(folder: Folder, tmp_path: Path) -> None:
-    path, _ = crossed(folder, tmp_path)
-    with pytest.raises(ConfigError, match=r"does not use: .*h\.0\.crossattention\..* more"):
-        folder.found(LLAMA, weights=path)
-    assert not (folder.root / "a" / "manifest.bin").exists()
+def test_what_the_loss_does_not_use_is_kept_and_exported(folder: Folder, tmp_path: Path) -> None:
+    path, wanted = crossed(folder, tmp_path)
+    member = folder.found(LLAMA, weights=path)
+    folder.snapshot(member)
+    export_run(tmp_path / "out", tmp_path / "a", Silence())
+    found = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
+    for name, value in found.named_parameters():
+        assert torch.equal(value, wanted[name]), name
+    frozen = [spec.name for spec in member.recipe.graph.layout.specs if spec.frozen]
+    assert frozen
+    assert all("crossattention" in name for name in frozen if "ln_cross" not in name)
+    joiner = folder.enter(member)
+    assert not round_zero(joiner).initialise()
+    assert round_zero(joiner, weights=path).fill_frozen()
+    assert state_digest(joiner.replica.frozen) == member.manifest.frozen_digest
 
 
 def test_what_the_loss_does_not_use_is_exported_as_the_seed_made_it(
@@ -280,12 +290,14 @@ def test_another_model_of_the_same_shapes_is_refused(tuned: Tuned, key: str, val
 
 # ---- architectures that lie in folders in another form than they compute with
 
-NEOX = {
-    "model_type": "gpt_neox",
+MIXTRAL = {
+    "model_type": "mixtral",
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_local_experts": 2,
     "vocab_size": 256,
     "max_position_embeddings": 16,
 }
@@ -293,19 +305,20 @@ NEOX = {
 
 def test_the_library_reads_what_it_converts(folder: Folder, tmp_path: Path) -> None:
     torch.manual_seed(1)
-    model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**NEOX))
-    model.save_pretrained(tmp_path / "neox")
-    source = HuggingFaceSource(NEOX, 8)
+    path = tmp_path / "mixtral"
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**MIXTRAL))
+    model.save_pretrained(path)
+    source = HuggingFaceSource(MIXTRAL, 8)
     assert source.outside(torch.float32).converted is not None
-    value_of = given_values(source, tmp_path / "neox")
+    value_of = given_values(source, path)
     for name, value in model.named_parameters():
         assert torch.equal(value_of(name, tuple(value.shape)), value), name
 
-    weights = load_file(tmp_path / "neox" / "model.safetensors")
-    lost = next(name for name in weights if name.endswith("dense.bias"))
-    for edit, said in ((weights.pop(lost), "does not hold"), (torch.ones(3), "the config")):
+    weights = load_file(path / "model.safetensors")
+    lost = next(name for name in weights if name.endswith("o_proj.weight"))
+    for edit, said in ((weights.pop(lost), "missing keys"), (torch.ones(3), "the config")):
         if said == "the config":
             weights[lost] = edit
-        save_file(weights, tmp_path / "neox" / "model.safetensors", {"format": "pt"})
+        save_file(weights, path / "model.safetensors", {"format": "pt"})
         with pytest.raises(SourceError, match=said):
-            given_values(source, tmp_path / "neox")
+            given_values(source, path)

@@ -13,12 +13,15 @@ from atom.daemon.model.exporting import ADAPTER as WHOLE
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.peer.founding import Membership
-from atom.models.partly_trained import PartlyTrained
+from atom.models.huggingface import HuggingFaceSource
+from atom.models.partly_trained import Adapters, PartlyTrained
+from atom.models.source import materialised
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import write_snapshot
+from tests.architectures.configs import config_of
 from tests.daemon.model.kept_runs import Folder, folder_in
 from tests.daemon.model.test_adapters import ADAPTERS, a_base
-from tests.daemon.silence import Silence
+from tests.daemon.silence import Notes, Silence
 from tests.daemon.tiny_run import GPT3, LLAMA
 
 # peft asks transformers for what that has under another name now.
@@ -98,6 +101,63 @@ def test_of_a_gpt3_the_adapters_are_beside_gpt2s_layers(peft: Any, folder: Folde
     base = transformers.GPT2LMHeadModel.from_pretrained(folder.root / "base")
     adapted = peft.PeftModel.from_pretrained(base, folder.root / "adapter")
     assert (logits(merged) - logits(adapted)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "granitemoe", "deepseek_v3"]
+)
+def test_adapters_of_experts_compute_as_pefts(peft: Any, name: str) -> None:
+    whole = HuggingFaceSource(config_of(name), 16)
+    source = PartlyTrained(whole, Adapters(2, 4.0, 0.0, ()))
+    ours, base = (materialised(each, torch.float32, 3) for each in (source, whole))
+    for part, value in ours.named_parameters():
+        if "lora_B" in part:
+            torch.nn.init.normal_(value, generator=torch.Generator().manual_seed(len(part)))
+    values = {part: value.detach() for part, value in ours.named_parameters()}
+    places, told = source.adapter()
+    plain = transformers.AutoModelForCausalLM.from_config(base.config)
+    plain.load_state_dict(base.state_dict())
+    theirs = peft.get_peft_model(plain, peft.LoraConfig(**{**told, "inference_mode": False}))
+    held = {place.name: values[place.parameter] for place in places}
+    assert not peft.set_peft_model_state_dict(theirs, held).unexpected_keys
+    assert sum(value.requires_grad for value in theirs.parameters()) == len(places)
+    tokens = torch.randint(3, 200, (2, 16), generator=torch.Generator().manual_seed(1))
+    batch = {"input_ids": tokens, "labels": tokens}
+    loss = ours(**batch)
+    assert torch.equal(loss, theirs(**batch).loss)
+    with torch.no_grad():
+        assert (base(**batch) - loss).abs() > 1e-3
+        for part, value in base.named_parameters():
+            added = source.added(part, values.__getitem__)
+            value += 0 if added is None else added
+        assert (base(**batch) - loss).abs() < 1e-5
+
+
+def test_auto_classes_find_the_base(peft: Any, folder: Folder) -> None:
+    path, base = a_base(folder)
+    changed(folder, folder.found(LLAMA, weights=path, more=ADAPTERS))
+    export_run(folder.root / "adapter", folder.root / "a", Silence(), adapter=True)
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(folder.root / "adapter")
+    adapted = peft.PeftModel.from_pretrained(base, folder.root / "adapter")
+    assert torch.equal(logits(loaded), logits(adapted))
+    (folder.root / "a" / "base.txt").unlink()  # a joiner got the base from other peers
+    notes = Notes()
+    export_run(folder.root / "joiners", folder.root / "a", notes, adapter=True)
+    assert any("base_model_name_or_path" in note for note in notes.notes)
+
+
+def test_adapters_of_a_models_text_name_its_class(peft: Any, folder: Folder) -> None:
+    known = transformers.AutoConfig.for_model(**config_of("mistral3"))
+    base = transformers.AutoModelForImageTextToText.from_config(known).float()
+    base.save_pretrained(folder.root / "base")
+    (folder.root / "config.json").write_text((folder.root / "base" / "config.json").read_text())
+    changed(folder, folder.found(LLAMA, weights=folder.root / "base", more=ADAPTERS))
+    for adapter in (True, False):
+        export_run(folder.root / str(adapter), folder.root / "a", Silence(), adapter=adapter)
+    loaded = peft.AutoPeftModel.from_pretrained(folder.root / "True")
+    merged = transformers.AutoModelForImageTextToText.from_pretrained(folder.root / "False")
+    assert (logits(loaded) - logits(merged)).abs().max() < 1e-5
+    assert (logits(loaded) - logits(base)).abs().max() > 1e-3
 
 
 def test_a_replica_steps_as_peft_under_torchs_adamw(peft: Any, folder: Folder) -> None:

@@ -1,6 +1,8 @@
 """Folders of weights: written tensors are read back, and incomplete folders are refused."""
 
 import json
+import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from atom.base.errors import ConfigError
-from atom.daemon.model.weight_files import Piece, WeightFiles, write_weights
+from atom.daemon.model.weight_files import ADAPTER, Piece, WeightFiles, write_weights
 from atom.models.hub import INDEX, WHOLE
 
 ARENA = torch.arange(24.0)
@@ -71,6 +73,11 @@ def _index(folder: Path, places: object) -> None:
     ("spoil", "said"),
     [
         (lambda folder: None, "holds no model.safetensors"),
+        (
+            lambda folder: (folder / "model-00001-of-00002.safetensors").touch(),
+            "holds model-00001-of-00002.safetensors, but no model.safetensors",
+        ),
+        (lambda folder: (folder / ADAPTER).touch(), "holds adapter_model.safetensors, but no"),
         (lambda folder: folder.rmdir(), "is not a folder"),
         (lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"), "can execute code"),
         (lambda folder: (folder / WHOLE).write_bytes(b"\x08"), "cannot be read"),
@@ -103,3 +110,15 @@ def test_a_folder_that_is_not_whole(
     with pytest.raises(ConfigError, match=said) as caught:
         WeightFiles.open(tmp_path)
     assert caught.value.hint
+
+
+def test_the_hint_for_pickled_weights_converts_them(tmp_path: Path) -> None:
+    settings = {"n_embd": 4, "n_layer": 1, "n_head": 1, "vocab_size": 3, "n_positions": 2}
+    model = GPT2LMHeadModel(GPT2Config(**settings))
+    model.config.save_pretrained(tmp_path / "of old")
+    torch.save(model.state_dict(), tmp_path / "of old" / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="can execute code") as caught:
+        WeightFiles.open(tmp_path / "of old")
+    subprocess.run(shlex.split(caught.value.hint.split("`")[1]), cwd=tmp_path, check=True)
+    name = "transformer.h.0.mlp.c_fc.weight"
+    assert torch.equal(WeightFiles.open(tmp_path / "FOLDER").value(name), model.get_parameter(name))
