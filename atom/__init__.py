@@ -10,14 +10,24 @@ from atom.base import __version__
 
 if TYPE_CHECKING:
     from atom.offloaded_model import OffloadedModel, offload
-    from atom.optim.adamw import AdamW
+    from atom.optim.adamw import AdamW, AdamW8Bit
+    from atom.optim.lion import Lion
+    from atom.optim.muon import Muon
     from atom.optim.rate import RateSettings as Schedule
+    from atom.optim.sgd import SGD
 
-__all__ = ["AdamW", "OffloadedModel", "Schedule", "__version__", "offload"]
+__all__ = [  # noqa: RUF022 - sorted as `sorted` does
+    "AdamW", "AdamW8Bit", "Lion", "Muon", "OffloadedModel", "SGD", "Schedule", "__version__",
+    "offload",
+]  # fmt: skip
 
 _LAZY_NAMES = {
     "AdamW": ("atom.optim.adamw", "AdamW"),
+    "AdamW8Bit": ("atom.optim.adamw", "AdamW8Bit"),
+    "Lion": ("atom.optim.lion", "Lion"),
+    "Muon": ("atom.optim.muon", "Muon"),
     "OffloadedModel": ("atom.offloaded_model", "OffloadedModel"),
+    "SGD": ("atom.optim.sgd", "SGD"),
     "Schedule": ("atom.optim.rate", "RateSettings"),
     "offload": ("atom.offloaded_model", "offload"),
 }

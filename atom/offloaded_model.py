@@ -4,39 +4,32 @@ The module is traced and cut into sub-models. Weights, gradients and optimizer s
 memory, and the sub-models stream through the device. The code is shared with the swarm's peers
 (`graph`, `plan`, `swap`, `optim`, `training.replica`), so its guarantees
 hold here too: a step gives the same bits as plain PyTorch where the device rounds alike
-(docs/devices.md).
+(docs/devices.md). docs/offload.md is the guide for users.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from atom.base.errors import DeviceError
 from atom.base.units import parse_bytes
-from atom.graph.ir import Program
-from atom.graph.trace import trace
-from atom.graph.traced import Graph
+from atom.graph.batches import Batch, Entries, Loss, WithLoss, batches_of, runs_of
+from atom.offloaded_programs import Programs, choose_cut
 from atom.optim.adamw import AdamW
+from atom.optim.groups import Group, ParameterGroups, parameter_groups, require_rate
 from atom.optim.optimizer import Optimizer
 from atom.optim.rate import RateSettings
-from atom.plan.choice import Choice
-from atom.plan.choosing import Question, choose
-from atom.plan.devices import free_host_bytes, has_kernels, open_devices, usable_device_bytes
-from atom.plan.footprint import Footprint, trained_element_bytes
-from atom.plan.profiling import profile_or_guess
+from atom.optim.rate import learning_rate as rate_at
+from atom.plan.devices import open_devices
 from atom.swap.device import Device
-from atom.training.replica.device_engines import MAX_MICRO_BATCHES_PER_PASS
+from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.run_optimizer import ReplicaTerms
 
-MicroBatch = tuple[Tensor, Tensor]
-"""Inputs and targets of a micro-batch; the first dimension of both counts sequences (samples)."""
-Loss = Callable[[Any, Tensor], Tensor]
-"""Loss function: (the module's output, targets) → mean loss over the sequences, a scalar."""
+_LESS_MEMORY = "raise gpu_memory, use a smaller batch, or convert the module with .bfloat16()"
 
 
 class OffloadedModel:
@@ -49,23 +42,34 @@ class OffloadedModel:
     def __init__(
         self,
         replica: Replica,
-        device: Device,
+        programs: Programs,
+        groups: ParameterGroups,
+        schedule: RateSettings | None,
+        accumulate: int,
         names: Mapping[str, str],
         constants: Mapping[str, Tensor],
+        devices: Sequence[Device],
     ) -> None:
         """Wrap a replica that already holds the module's values.
 
         Args:
             replica: the replica that trains the module.
-            device: the device of the replica, which `close` releases.
-            names: name of each trained entry of the module's `state_dict` → the replica's name for
-                it. Tied parameters share one name in the replica.
-            constants: the other entries of the `state_dict`, by name.
+            programs: programs of the replica, by form of the batch.
+            groups: the replica's optimizer.
+            schedule: learning rate over steps; None: the groups' rates change only by hand.
+            accumulate: number of calls of `step` for one optimizer step.
+            names: name of each parameter that the forward uses → its name in the replica. Tied
+                parameters share one name in the replica.
+            constants: other entries of the module's `state_dict`: buffers and unused parameters.
+            devices: the devices of the replica, which `close` releases.
         """
-        self._replica = replica
-        self._device = device
-        self._names = names
-        self._constants = constants
+        self._replica, self._programs, self._groups = replica, programs, groups
+        self._schedule, self._accumulate, self._devices = schedule, accumulate, devices
+        self._names, self._constants = names, constants
+        self._given = 0
+        """Number of calls of `step` since the last optimizer step."""
+        self._first_rates = [float(group["lr"]) for group in groups.groups]
+        self._follow_schedule()
 
     @property
     def steps(self) -> int:
@@ -74,80 +78,184 @@ class OffloadedModel:
 
     @property
     def micro_batches(self) -> int:
-        """Maximum number of micro-batches per pass through the device; a step may take more."""
+        """Maximum number of batches per pass through the devices; a step may take more."""
         return self._replica.micro_batches
 
-    def step(self, batches: Sequence[MicroBatch]) -> float:
-        """Take one optimizer step on the mean gradient of all sequences in `batches`.
+    @property
+    def param_groups(self) -> list[Group]:
+        """Parameter groups, as `torch.optim.Optimizer.param_groups`.
 
-        The optimizer step runs on the host and overlaps with the passes of the next call.
+        You may change "lr": the next optimizer step uses the new value.
+        """
+        return self._groups.groups
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next step, of the first parameter group.
+
+        Setting the property sets the rate of all groups and ends the schedule, if there is one.
+        """
+        return float(self.param_groups[0]["lr"])
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        require_rate(rate)
+        self._schedule = None
+        for group in self.param_groups:
+            group["lr"] = rate
+
+    def step(self, batch: Batch | Sequence[Batch], accumulate: int | None = None) -> float:
+        """Train on a batch: forward, backward and, unless gradients accumulate, an optimizer step.
+
+        The gradient is the mean over all batches since the last optimizer step. As in a loop of
+        plain PyTorch that divides each loss by the number of batches, each batch counts the same,
+        whatever its size. The optimizer step runs on the host and overlaps with the next call.
 
         Args:
-            batches: one or more micro-batches, each shaped as the example given to `offload`.
+            batch: a batch with the structure of the example, or a list of such batches, for which
+                the weights pass the device together. A larger batch may need too much memory.
+            accumulate: take the optimizer step if this is at least the given number of calls since
+                the last one; None: the number that was given to `offload`.
 
-        Returns: the mean loss per sequence, before the step.
+        Returns: the mean loss of the batches of this call, before the step.
 
         Raises: PassVoided if a loss or gradient is not finite, or memory ran out; the weights are
-            then as before the call. ValueError if `batches` is empty or has another shape.
+            then as before the call, and accumulated gradients are dropped. ValueError if the
+            batch does not fit the example. RuntimeError within `torch.autocast`.
         """
-        if not batches:
-            raise ValueError("no micro-batch: give at least one")
-        replica = self._replica
-        replica.reset_gradients()
-        groups = _groups(batches, replica.micro_batches)
-        for number, group in enumerate(groups, start=1):
-            replica.run_pass([_entries(batch) for batch in group], last=number == len(groups))
-        replica.begin_own_step()
-        return replica.loss_sum / replica.sequences
+        replica, losses = self._replica, list[float]()
+        batches, _ = batches_of(batch, self._programs.example)
+        least = self._accumulate if accumulate is None else accumulate
+        if least < 1:
+            raise ValueError(f"accumulate: {least} is below 1")
+        try:
+            if not self._given:
+                replica.reset_gradients()
+            self._given += 1
+            with _plain_pytorch():
+                groups = [
+                    (self._programs.training(some[0]), some)
+                    for some in runs_of(batches, replica.micro_batches)
+                ]
+                for number, (program, some) in enumerate(groups, start=1):
+                    replica.engines.use(program)
+                    last = number == len(groups) and self._given >= least
+                    replica.run_pass([each.tensors for each in some], last=last)
+                    losses += replica.losses
+            if self._given >= least:
+                replica.finish_step()
+                self._groups.settle()
+                replica.begin_own_step()
+        except BaseException:
+            self._given = 0
+            raise
+        if self._given >= least:
+            self._given = 0
+            self._follow_schedule()
+        return sum(losses) / len(losses)
 
-    def evaluate(self, batches: Sequence[MicroBatch]) -> float:
-        """Return the mean loss per sequence in evaluation mode, without changing the weights.
+    def evaluate(self, batch: Batch | Sequence[Batch]) -> Any:
+        """Return the module's output for a batch in evaluation mode, on the CPU.
 
         Args:
-            batches: one or more micro-batches, each shaped as the example given to `offload`.
+            batch: a batch like the example, whose targets are not used, or the module's inputs
+                alone; or a list of batches like the example. Any size is allowed.
 
-        Raises: the exceptions of `step`.
+        Returns: what the module's forward returns, or a list of that for a list of batches.
+
+        Raises: as `step`.
         """
-        if not batches:
-            raise ValueError("no micro-batch: give at least one")
-        return self._replica.evaluate([_entries(batch) for batch in batches])
+        batches, several = batches_of(batch, self._programs.example)
+        outputs = list[Any]()
+        with _plain_pytorch():
+            for some in runs_of(batches, self._replica.micro_batches):
+                program, packing = self._programs.evaluation(some[0])
+                self._replica.engines.use(program)
+                found = self._replica.outputs([each.tensors for each in some])
+                outputs += map(packing.unpacked, found)
+        return outputs if several else outputs[0]
+
+    def _follow_schedule(self) -> None:
+        """Set the groups' rates for the next step."""
+        if self._schedule is None:
+            return
+        peak, now = self._schedule.learning_rate, rate_at(self._schedule, self.steps + 1)
+        for group, first in zip(self.param_groups, self._first_rates, strict=True):
+            group["lr"] = now if first == peak else first * (now / peak)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all that `load_state_dict` needs to continue with the same bits.
 
-        The random state of dropout is not included.
+        The random state of dropout and accumulated gradients are not included.
 
-        Returns: a dict of three entries. "model" has the entries of the module's own `state_dict`,
-            with parameters in float32. "state" has weights and optimizer state as flat arenas
-            [elements], and the parameters without gradient. "steps" is the number of steps taken.
+        Returns: a dict. "model" has the entries of the module's own `state_dict`, with parameters
+            in float32. "state" has weights and optimizer state as flat arenas [elements], and the
+            parameters without gradient; "layout" has the parameters in them. "steps" is the number
+            of steps taken, "lr" the learning rate of each parameter group.
         """
-        weights = self._replica.export_parameters()
-        state = {**self._replica.state_arenas(), **self._replica.frozen}
         return {
-            "model": {name: value.clone() for name, value in self._constants.items()}
-            | {name: weights[trained].clone() for name, trained in self._names.items()},
-            "state": {name: arena.clone() for name, arena in state.items()},
+            "model": {name: value.clone() for name, value in self._model_state().items()},
+            "state": {name: arena.clone() for name, arena in self._arenas().items()},
+            "layout": self._layout(),
             "steps": self.steps,
+            "lr": [float(group["lr"]) for group in self.param_groups],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state_dict` returned.
 
-        Raises: KeyError if an entry is missing; ValueError if the state is of another model.
-            Nothing has changed in either case.
+        Raises: KeyError if an entry is missing; ValueError if a name, a shape, the optimizer or a
+            buffer differs. Nothing has changed in either case.
         """
+        if missing := {"model", "state", "layout", "steps", "lr"} - state.keys():
+            what = "load the state_dict of a plain module before offload"
+            raise KeyError(f"the state has no {', '.join(sorted(missing))}: {what}")
+        own, given = self._model_state(), state["model"]
+        buffers = dict(self._programs.model.named_buffers(remove_duplicate=False))
+        wrong = [f"Missing key: {name}" for name in own.keys() - given.keys()]
+        wrong += [f"Unexpected key: {name}" for name in given.keys() - own.keys()]
+        for name in own.keys() & given.keys():
+            if own[name].shape != given[name].shape:
+                sizes = f"{given[name].shape} in the state, {own[name].shape} in the current model"
+                wrong.append(f"size mismatch for {name}: {sizes}")
+            elif name in buffers and not torch.equal(own[name], given[name]):
+                wrong.append(f"buffer {name} has other values: load it before offload")
+        if not wrong and state["layout"] != self._layout():
+            wrong = ["the forward uses the parameters in another order"]
+        groups = self.param_groups
+        if self._arenas().keys() != state["state"].keys() or len(state["lr"]) != len(groups):
+            wrong.append("the state is of another optimizer or of other parameter groups")
         if int(state["steps"]) < 0:
-            raise ValueError(f"steps: {state['steps']} is below 0")
+            wrong.append(f"steps: {state['steps']} is below 0")
+        if wrong:
+            raise ValueError("\n\t".join(["Error(s) in loading state_dict:", *sorted(wrong)]))
         self._replica.load_state(state["state"], int(state["steps"]))
+        for name, value in self._constants.items():
+            value.copy_(given[name])
+        for group, rate in zip(groups, state["lr"], strict=True):
+            group["lr"] = rate
+        self._given = 0
+        self._follow_schedule()
+
+    def _model_state(self) -> dict[str, Tensor]:
+        weights = self._replica.export_parameters()
+        return {**self._constants, **{name: weights[own] for name, own in self._names.items()}}
+
+    def _layout(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(spec.name, spec.shape) for spec in self._programs.graph.layout.specs]
+
+    def _arenas(self) -> dict[str, Tensor]:
+        return {**self._replica.state_arenas(), **self._replica.frozen}
 
     def close(self) -> None:
-        """Wait for the current step, then release the device's memory.
+        """Wait for the current step, then release the devices' memory.
 
         The cuBLAS workspaces of the whole process are released too, so no other computation may run
-        on the device during this call.
+        on the devices during this call.
         """
         self._replica.finish_step()
-        self._device.close()
+        for device in self._devices:
+            device.close()
 
     def __enter__(self) -> Self:
         return self
@@ -163,130 +271,108 @@ class OffloadedModel:
 
 def offload(
     model: nn.Module,
-    loss: Loss,
-    example: MicroBatch,
+    loss: Loss | None,
+    example: Batch,
     *,
     gpu_memory: str | None = None,
     optimizer: Optimizer | None = None,
+    params: Iterable[Any] | None = None,
     learning_rate: float | RateSettings = 1e-3,
     clip_norm: float | None = None,
-    device: str = "auto",
+    accumulate: int = 1,
+    device: str | torch.device | Sequence[str | torch.device] = "auto",
     seed: int = 0,
 ) -> OffloadedModel:
     """Prepare a module for training on a device that may be smaller than the module.
 
     Args:
-        model: any module that `torch.export` can trace (docs/compiler.md). It is put into training
-            mode. Its values are copied to host memory; the module itself is not used afterwards and
-            may be deleted.
-        loss: function of the module's output and the targets; returns the mean over the sequences,
-            a scalar.
-        example: inputs and targets of one micro-batch. All micro-batches must have this shape.
-        gpu_memory: most device memory to take, such as "8 GiB"; None: nine tenths of the free
-            memory. Several open models share one limit, the sum of theirs. On a CPU it bounds the
-            memory of the computation.
-        optimizer: `atom.AdamW(...)`, or another `atom.optim.optimizer.Optimizer`; None: AdamW.
-        learning_rate: a constant, or a schedule over steps.
+        model: any module that `torch.export` can trace (docs/compiler.md). Its values are copied to
+            host memory; the module itself is neither changed nor used afterwards and may be
+            deleted. Submodules that are in evaluation mode stay there, unless all of it is.
+        loss: function of the module's output and the targets, the last entry of a batch; returns
+            the mean over the batch, a scalar. None: the module returns its loss, alone, as `.loss`
+            or first, as models of `transformers` do.
+        example: a batch: (inputs, targets), (inputs, …, targets), or a dictionary, whose entries
+            are arguments of forward by name. Device memory is planned for it: give the largest.
+        gpu_memory: most memory to take of each device, such as "8 GiB"; None: nine tenths of the
+            free memory. Several open models share one limit, the sum of theirs. On a CPU it bounds
+            the memory of the computation.
+        optimizer: `atom.AdamW(...)`, `AdamW8Bit`, `Muon`, `SGD`, `Lion`, or another
+            `atom.optim.optimizer.Optimizer`; None: AdamW.
+        params: parameter groups, as `torch.optim` takes them; None: one group of all parameters, in
+            which biases and norms do not decay.
+        learning_rate: a constant, or a schedule over steps. A group's "lr" replaces its highest
+            rate.
         clip_norm: largest global norm of the gradient, above which it is clipped; None: no
             clipping.
-        device: "auto", "cpu", "cuda" or "cuda:N".
+        accumulate: number of calls of `step` for one optimizer step.
+        device: "auto", "cpu", "cuda", "cuda:N", "all" for all GPUs, or a list of devices. Several
+            devices share the batches of one call of `step`.
         seed: seed of dropout.
 
     Returns: the offloaded model, ready for `step`; close it after use.
 
-    Raises: ModelError naming the operation that cannot be traced; DeviceError if the device is
-        missing or too small; ValueError if `gpu_memory` is not a size, or the learning rate or
-        `clip_norm` is out of range.
+    Raises: ModelError naming the operation or buffer that cannot be traced; DeviceError if the
+        device is missing or too small; ValueError if a number is out of range, or a parameter is in
+        no group or in two; TypeError for an unknown optimizer or option.
     """
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm: {clip_norm} is not above 0; use None for no clipping")
+    schedule = learning_rate if isinstance(learning_rate, RateSettings) else None
+    rate: Any = learning_rate if schedule is None else schedule.learning_rate
+    use = [str(each) for each in (device if isinstance(device, list | tuple) else [device])]
+    for each in set(use) - {"auto", "all"}:
+        torch.device(each)  # it raises PyTorch's error for an unknown name
     limit_bytes = None if gpu_memory is None else parse_bytes(gpu_memory)
-    whole = _WithLoss(model, loss).train()
-    batch = _entries(example)
-    graph = trace(whole, batch)
-    (opened,) = open_devices([device], graph.parameter_dtype, limit_bytes)
-    with ExitStack() as on_failure:
-        on_failure.callback(opened.close)
-        choice = _choice(graph, optimizer or AdamW(), opened, limit_bytes)
+    with _plain_pytorch(), ExitStack() as on_failure:
+        batch = Entries.of(example)
+        whole = WithLoss(model, loss, batch)
+        programs, values = Programs(whole, batch), dict(whole.named_parameters())
+        graph = programs.graph
+        first: dict[Any, str] = {value: name for name, value in values.items()}
+        names = {n: first[value] for n, value in model.named_parameters(remove_duplicate=False)}
+        trained = {spec.name: spec.name for spec in graph.layout.trained}
+        known: dict[Any, str] = {**names, **first, **trained}
+        groups = parameter_groups(optimizer or AdamW(), params, rate, known, list(trained))
+        opened = open_devices(use, graph.parameter_dtype, limit_bytes)
+        for each_device in opened:
+            on_failure.callback(each_device.close)
+        choice = choose_cut(graph, groups, opened, limit_bytes)
         settings = ReplicaSettings(
-            rate=_schedule(learning_rate),
-            optimizer=optimizer or AdamW(),
+            rate=RateSettings(0.0),
+            optimizer=groups,
             clip_norm=clip_norm,
             precision=graph.parameter_dtype,
             arrangement=choice.arrangement,
             micro_batches=choice.micro_batches,
             dropout_seed=seed,
         )
-        evaluation = _evaluation(whole, batch, graph, choice)
-        replica = Replica(choice.program(graph), evaluation, settings, opened)
-        values = dict(whole.named_parameters())
+        program = programs.begin(choice)
+        replica = Replica(program, None, settings, opened[0], extra_devices=opened[1:])
         for fill in (replica.fill_frozen, replica.initialise):
             fill(lambda name, _: values[name].detach().to("cpu", torch.float32))
         on_failure.pop_all()
-    names = _names(model, whole, graph)
+    used = {name: own for name, own in names.items() if own in graph.layout.by_name}
     constants = {
-        name: value.detach().cpu().clone()
-        for name, value in model.state_dict().items()
-        if name not in names
+        n: v.detach().cpu().clone() for n, v in model.state_dict().items() if n not in used
     }
-    return OffloadedModel(replica, opened, names, constants)
+    return OffloadedModel(replica, programs, groups, schedule, accumulate, used, constants, opened)
 
 
-class _WithLoss(nn.Module):
-    """Module and loss function as one module, which is traced."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(self.model(inputs), targets)
-
-
-def _schedule(learning_rate: float | RateSettings) -> RateSettings:
-    if isinstance(learning_rate, RateSettings):
-        return learning_rate
-    if not 0 <= learning_rate < math.inf:
-        raise ValueError(f"learning_rate: {learning_rate} is not a finite number of 0 or more")
-    return RateSettings(learning_rate)
-
-
-def _entries(batch: MicroBatch) -> dict[str, Tensor]:
-    inputs, targets = batch
-    return {"inputs": inputs, "targets": targets}
-
-
-def _groups(batches: Sequence[MicroBatch], most: int) -> list[Sequence[MicroBatch]]:
-    return [batches[start : start + most] for start in range(0, len(batches), most)]
-
-
-def _choice(graph: Graph, optimizer: Optimizer, device: Device, limit_bytes: int | None) -> Choice:
-    """Choose how to cut the model for this device. Raises: DeviceError if it does not fit."""
-    kind = device.torch_device
-    profile = profile_or_guess(graph, kind, lambda note: None, lambda done, total: None)
-    terms = ReplicaTerms(graph.layout, graph.parameter_dtype, optimizer)
-    left_bytes = Footprint.of(terms, free_host_bytes(None)).host.left_bytes
-    device_bytes = limit_bytes or usable_device_bytes([kind], left_bytes)
-    sizes = device_bytes, MAX_MICRO_BATCHES_PER_PASS, left_bytes
-    kernels = has_kernels(kind, lambda note: None)
-    trained = trained_element_bytes(terms) if kernels else 0
-    return choose(Question.of(graph, profile, *sizes, trained_element_bytes=trained))
-
-
-def _evaluation(
-    whole: nn.Module, batch: Mapping[str, Tensor], graph: Graph, choice: Choice
-) -> Program | None:
-    """Return the program of evaluation mode, cut as in training; None if both modes are equal."""
-    evaluated = trace(whole, batch, training=False)
-    if evaluated.graph_hash == graph.graph_hash:
-        return None
-    return choice.program_alike(evaluated, graph)
-
-
-def _names(model: nn.Module, whole: nn.Module, graph: Graph) -> dict[str, str]:
-    """Return the model's name → the replica's name of each parameter that the forward uses."""
-    first = {id(parameter): name for name, parameter in whole.named_parameters()}
-    named = model.named_parameters(remove_duplicate=False)
-    traced = {name: first[id(parameter)] for name, parameter in named}
-    return {name: own for name, own in traced.items() if own in graph.layout.by_name}
+@contextmanager
+def _plain_pytorch() -> Iterator[None]:
+    """Wrap a computation: refuse autocast, leave inference mode, and give hints for this module."""
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            what = "torch.autocast around an offloaded model has no effect"
+            raise RuntimeError(f"{what}: enter it in the module's forward, or use .bfloat16()")
+    try:
+        with torch.inference_mode(False):
+            yield
+    except DeviceError as problem:
+        hint = _LESS_MEMORY if "memory" in problem.message else 'check the driver, or device="cpu"'
+        raise DeviceError(problem.message, hint) from problem
+    except PassVoided as void:
+        if void.cause is Cause.MEMORY:
+            void.hint = _LESS_MEMORY
+        raise

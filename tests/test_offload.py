@@ -123,8 +123,8 @@ def test_evaluation_is_without_dropout_and_changes_nothing() -> None:
     with atom.offload(copy.deepcopy(plain), functional.cross_entropy, some[0]) as offloaded:
         before = offloaded.state_dict()["state"]
         plain.eval()
-        losses = [float(functional.cross_entropy(plain(x), y).detach()) for x, y in some]
-        assert offloaded.evaluate(some) == pytest.approx(sum(losses) / 2, rel=1e-5)
+        for found, (inputs, _) in zip(offloaded.evaluate(some), some, strict=True):
+            assert torch.equal(found, plain(inputs))
         after = offloaded.state_dict()["state"]
         assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -179,16 +179,13 @@ def test_numbers_out_of_range_are_refused(given: dict[str, float], named: str) -
         atom.offload(Tower(1), functional.cross_entropy, batches(1, 0)[0], **given)
 
 
-def test_no_micro_batch_and_a_state_of_another_model_are_refused() -> None:
+def test_no_batch_and_a_negative_step_are_refused() -> None:
     with atom.offload(Tower(1), functional.cross_entropy, batches(1, 0)[0]) as offloaded:
         for use in (offloaded.step, offloaded.evaluate):
-            with pytest.raises(ValueError, match="no micro-batch"):
+            with pytest.raises(ValueError, match="no batch"):
                 use([])
         with pytest.raises(ValueError, match="steps"):
             offloaded.load_state_dict(offloaded.state_dict() | {"steps": -1})
-        other = {"state": {"master": torch.zeros(16)}}
-        with pytest.raises(ValueError, match="does not fit"):
-            offloaded.load_state_dict(offloaded.state_dict() | other)
 
 
 def test_tied_parameters_have_both_names() -> None:

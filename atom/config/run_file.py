@@ -64,6 +64,7 @@ OPTIMIZERS = {
     "adamw": "atom.optim.adamw:AdamW",
     "adamw-8bit": "atom.optim.adamw:AdamW8Bit",
     "muon": "atom.optim.muon:Muon",
+    "lion": "atom.optim.lion:Lion",
 }
 """Name → "module:class" of an `Optimizer`, built from betas, epsilon, weight_decay and seed."""
 CODECS = {
@@ -86,7 +87,7 @@ class Optimizer(Section):
     """Section [optimizer]: the optimizer, its learning-rate schedule and number formats."""
 
     name: str = Field(default="adamw", pattern=one_of(OPTIMIZERS))
-    """Optimizer: adamw; adamw-8bit, with moments in 8 bits; muon, for local-steps only."""
+    """Optimizer: adamw; adamw-8bit, with moments in 8 bits; muon, for local-steps only; lion."""
     learning_rate: float = Field(gt=0, le=1e3)
     """Highest learning rate, reached after the warmup."""
     final_learning_rate: float = Field(default=0.0, ge=0, le=1e3)

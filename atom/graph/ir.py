@@ -242,6 +242,12 @@ class Program:
     own_backwards: bool = False
     """True if any operator is not PyTorch's own. Its backward need not be linear (it may clip, for
     example), so it must receive the gradient of the mean loss itself, not a multiple."""
+    weight: int | None = None
+    """Weight of a micro-batch in sums of gradients and losses; None: its number of sequences."""
+
+    def weight_of(self, batch: Mapping[str, torch.Tensor] | Mapping[str, ValueSpec]) -> int:
+        """Return the weight of a micro-batch with these entries."""
+        return batch[self.batch_inputs[0]].shape[0] if self.weight is None else self.weight
 
 
 def require_fit(program: Program, batch: Mapping[str, torch.Tensor]) -> None:

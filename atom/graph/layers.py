@@ -124,8 +124,9 @@ def ends_alike(graph: Graph, other: Graph, ends: tuple[int, ...]) -> tuple[int, 
 
     Both graphs have the same layers, with different calls inside (training and evaluation, for
     example). Cuts between layers stay between the same layers. A cut inside a layer moves to the
-    same fraction of the layer, then to the next legal position. If the numbers of layers differ,
-    `other` is cut after every layer.
+    same fraction of the layer, then to the next legal position. If only the last layers are missing
+    in `other` (the loss), its last cut is at its end. If the layers differ more, `other` is cut
+    after every layer.
 
     Args:
         graph: the graph that `ends` cut.
@@ -136,13 +137,15 @@ def ends_alike(graph: Graph, other: Graph, ends: tuple[int, ...]) -> tuple[int, 
         Positions in the calls of `other`, ascending.
     """
     found = []
-    borders, others = layer_ends(layers_of(graph)), layer_ends(layers_of(other))
-    if len(borders) != len(others):
+    layers, its_layers = layers_of(graph), layers_of(other)
+    borders, others = layer_ends(layers), layer_ends(its_layers)
+    shorter = [each.name for each in layers[: len(others)]] == [each.name for each in its_layers]
+    if len(borders) != len(others) and not shorter:
         return others
-    spans = list(zip(pairwise([0, *borders]), pairwise([0, *others]), strict=True))
+    spans = list(zip(pairwise([0, *borders]), pairwise([0, *others]), strict=False))
     for end in ends:
-        (start, stop), (begin, past) = next(pair for pair in spans if end <= pair[0][1])
-        place = begin + -(-(end - start) * (past - begin) // (stop - start))
+        (start, stop), (begin, past) = next((p for p in spans if end <= p[0][1]), spans[-1])
+        place = begin + -(-(min(end, stop) - start) * (past - begin) // (stop - start))
         while place in other.forbidden_cuts:
             place += 1
         found.append(min(place, len(other.calls)))

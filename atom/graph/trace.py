@@ -22,6 +22,7 @@ from atom.graph.tracing.guards import (
     plain_context,
     python_state_restored,
     quiet,
+    refuse_assigned_buffers,
     refuse_gradient_hooks,
     refuse_python_randomness,
     refuse_untraceable_parts,
@@ -85,6 +86,7 @@ def _export(
         with (
             temporary_mode(model, training),
             fake_parameters(model, mode),
+            refuse_assigned_buffers(model),
             refuse_python_randomness(),
             refuse_gradient_hooks(),
             functions_as_calls(),

@@ -237,7 +237,7 @@ def place_of(node: fx.Node) -> str:
 
 def _source_line(node: fx.Node) -> str:
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    users = [f"{file}:{line}" for file, line in frames if "/torch/" not in file]
+    users = [f"{f}:{line}" for f, line in frames if not re.search("/torch/|/atom/graph/", f)]
     return users[-1] if users else ""
 
 

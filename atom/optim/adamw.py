@@ -55,9 +55,11 @@ class AdamW(Optimizer):
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
     weight_decay: float = 0.1
-    """Decay of parameters with two or more dimensions; biases and norms do not decay."""
+    """Decay of parameters with two or more dimensions; see `decay_all` for biases and norms."""
     seed: int = 0
     """Seed of the noise for stochastic rounding of bfloat16 moments."""
+    decay_all: bool = False
+    """True if biases and norms decay too."""
 
     def state(self, parameter: ParameterSpec, form: StateForm) -> dict[str, StateTensor]:
         dtype = torch.bfloat16 if form is StateForm.HALF else torch.float32
@@ -68,12 +70,16 @@ class AdamW(Optimizer):
         return type(self) is AdamW  # subclasses have no device kernel
 
     def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
-        decays = len(part.parameter.shape) >= 2
-        decay = 1 - step.learning_rate * self.weight_decay if decays else 1.0
+        decay = self.decay(part.parameter, step)
         arguments = self._arguments(part, gradient, step)
         device = gradient.device
         kernels = host_kernels() if device.type == "cpu" else device_kernels(device)
         kernels.adamw(arguments, part.stop - part.start, part.start, decay)
+
+    def decay(self, parameter: ParameterSpec, step: StepTerms) -> float:
+        """Return the factor by which the step shrinks the parameter's weights."""
+        decays = self.decay_all or len(parameter.shape) >= 2
+        return 1 - step.learning_rate * self.weight_decay if decays else 1.0
 
     def _arguments(self, part: Part, gradient: Tensor, step: StepTerms) -> AdamWArguments:
         mean, mean_square = (part.state[name] for name in MOMENTS)
@@ -116,7 +122,7 @@ def _point_to_weights(arguments: AdamWArguments, stored: Mapping[str, Tensor]) -
         arguments.working_format = WORKING_FORMATS[copy.dtype]
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=16)
 def _scalars(adamw: AdamW, step: StepTerms) -> AdamWArguments:
     """Return the kernel arguments that all parts of a step share; pointers are still empty."""
     beta1, beta2 = adamw.betas

@@ -6,8 +6,9 @@ a resident sub-model's parameters stays valid while other sub-models are swapped
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from operator import le
 
 import torch
 from torch import nn
@@ -108,8 +109,8 @@ class DeviceSlots:
 
     They exist only in float32, where one sub-model continues the sum of another.
     """
-    shapes: dict[tuple[SubModel, ...], Shape]
-    """Shapes of the programs that the slots were made for, with one micro-batch, by sub-models."""
+    shape_of: Callable[[Program], Shape]
+    """Function that returns the shape of a program, with one micro-batch, in these slots."""
     boundary: BoundaryMemory
     """Memory for offloaded values between sub-models."""
     tags: dict[int, Tag] = field(default_factory=dict)
@@ -137,8 +138,9 @@ class DeviceSlots:
         """Allocate the slots in which programs run.
 
         The first program runs as `arrangement` says. Other programs with the same cut (evaluation
-        without dropout) run in the very same slots. A program with another cut has no resident
-        sub-models; it is swapped through the shared slots, which are made large enough.
+        without dropout, or without the last sub-models and some parameters) run in the very same
+        slots. A program with another cut has no resident sub-models; it is swapped through the
+        shared slots, which are made large enough.
 
         Args:
             programs: Programs that use the slots.
@@ -154,7 +156,8 @@ class DeviceSlots:
             ValueError: The arrangement names sub-models that the program does not have, or has more
                 devices than sub-models.
         """
-        shapes = _shapes(programs, arrangement or Arrangement(), place)
+        arrangement = arrangement or Arrangement()
+        shapes = _shapes(programs, arrangement, place)
         pairs = list(zip(programs, shapes, strict=True))
         sizes = [_weight_elements(*each) for each in pairs]
         weights = [max(slot) for slot in zip_longest(*sizes, fillvalue=0)]
@@ -172,7 +175,7 @@ class DeviceSlots:
             tuple(device.slot_memory(largest, torch.float32) for _ in range(summing)),
             tuple(device.slot_memory(largest, gradients) for _ in range(leaving)),
             {name: device.slot_memory(n, torch.float32) for name, n in carried.items()},
-            {program.sub_models: shape for program, shape in pairs},
+            lambda program: _shapes([programs[0], program], arrangement, place)[1],
             BoundaryMemory.allocate(shapes, device, micro_batches),
         )
         waiting = {} if is_only else waiting_elements(programs[0], precision)
@@ -196,12 +199,6 @@ class DeviceSlots:
     def _on_device(self) -> list[torch.Tensor]:
         gradients = *self.gradients, *self.leaving, *self.carried.values()
         return [*self.weights, *gradients, *self.boundary.ring, *self.state]
-
-    def shape_of(self, program: Program) -> Shape:
-        """Return the shape of a program; raise ValueError if the slots were not made for it."""
-        if program.sub_models not in self.shapes:
-            raise ValueError("the device slots were not made for this program")
-        return self.shapes[program.sub_models]
 
 
 def gradient_slot_bytes(elements: int) -> int:
@@ -253,12 +250,19 @@ def staging_bytes(program: Program, gradients: torch.dtype = torch.float32) -> i
 
 
 def _shapes(programs: Sequence[Program], arrangement: Arrangement, place: int) -> list[Shape]:
-    first = _layouts(programs[0])
+    names = [[{*part.parameter_names} for part in each.sub_models] for each in programs]
+    alike = [len(each) <= len(names[0]) and all(map(le, each, names[0])) for each in names]
     return [
-        shape_of(each, arrangement if _layouts(each) == first else other, place=place)
-        for each in programs
-        for other in [_all_swapped(each, arrangement)]
+        shape_of(each, (_within if same else _all_swapped)(each, arrangement), place=place)
+        for each, same in zip(programs, alike, strict=True)
     ]
+
+
+def _within(program: Program, arrangement: Arrangement) -> Arrangement:
+    """Return the arrangement of the first sub-models, which are all that the program has."""
+    count, fields = len(program.sub_models), ("resident", "kept", "offloaded", "trained")
+    every = {name: getattr(arrangement, name) for name in fields}
+    return replace(arrangement, **{n: each & frozenset(range(count)) for n, each in every.items()})
 
 
 def _all_swapped(program: Program, arrangement: Arrangement) -> Arrangement:
@@ -320,11 +324,11 @@ def bind(
     Args:
         program: Program to run.
         factories: Builder of each sub-model's module.
-        slots: Slots that were made for the program.
+        slots: Slots of the program's sub-models.
         working: Pieces of the weights that loads copy from.
 
     Raises:
-        ValueError: The slots were not made for the program.
+        ValueError: The slots are too small for the program.
     """
     shape = slots.shape_of(program)
     modules: dict[object, nn.Module] = {}
@@ -332,6 +336,8 @@ def bind(
     for sub_model, factory in ((program.sub_models[s], factories[s]) for s in shape.local):
         slot = shape.slot_of(sub_model.index)
         layout = SlotLayout.of(sub_model.parameter_names, program.layout)
+        if layout.elements > slots.weights[slot].numel():
+            raise ValueError("the device slots were not made for this program")
         places = tuple((path, layout.offsets[name]) for path, name in sub_model.parameters)
         key = (sub_model.layers, sub_model.gives, slot, places)
         if key not in modules:

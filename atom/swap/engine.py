@@ -72,7 +72,7 @@ class Engine:
     the device's idle time.
 
     Raises:
-        ValueError: The slots were not made for the program.
+        ValueError: The slots are too small for the program.
     """
 
     def __init__(
@@ -341,8 +341,8 @@ class Engine:
                     name: entries[name].to(self._device.torch_device)
                     for name in self._program.batch_inputs
                 }
-            sequences = entries[self._program.batch_inputs[0]].shape[0]
-            batches.append(MicroBatch(values, sequences, self._device.seed(seed)))
+            weight = self._program.weight_of(entries)
+            batches.append(MicroBatch(values, weight, self._device.seed(seed)))
         shape = replace(self._shape, micro_batches=len(batches))
         return RunningPass(batches, shape, self.loss_scale, gate, handoff=handoff or Handoff())
 

@@ -14,6 +14,7 @@ from toy_sign_sgd import SignSGD
 
 from atom.graph.ir import ParameterLayout, ParameterSpec
 from atom.optim.adamw import AdamW, AdamW8Bit
+from atom.optim.lion import Lion
 from atom.optim.muon import Muon
 from atom.optim.optimizer import (
     Optimizer,
@@ -50,6 +51,7 @@ def test_one_name_has_one_type() -> None:
 SEED = {"betas": (0.8, 0.9), "weight_decay": 0.2, "seed": 5}
 OWING = {
     "AdamW8Bit": AdamW8Bit(**SEED),
+    "Lion": Lion(**SEED),
     "Muon": Muon(**SEED),
     "SignSGD": SignSGD(betas=(0.8, 0.9)),
 }

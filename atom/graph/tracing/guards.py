@@ -140,6 +140,34 @@ def refuse_gradient_hooks() -> Iterator[None]:
 
 
 @contextmanager
+def refuse_assigned_buffers(model: nn.Module) -> Iterator[None]:
+    """Refuse a forward that assigns another tensor to a buffer, because tracing would lose it.
+
+    A tensor that depends on sizes only, such as a cached table, may be assigned.
+
+    Raises:
+        ModelError: names the buffer.
+    """
+    before = dict[str, torch.Tensor]()
+
+    def check(*_: Any) -> None:
+        for name, buffer in model.named_buffers():
+            if buffer is not before.get(name, buffer) and _depends_on_input(buffer):
+                what, place = f"the buffer {name}", "its assignment in forward"
+                raise Refusal.CHANGED_IN_PLACE.error(what=what, place=place)
+
+    hooks = [
+        model.register_forward_pre_hook(lambda *_: before.update(model.named_buffers())),
+        model.register_forward_hook(check),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
 def refuse_python_randomness() -> Iterator[None]:
     """Refuse random numbers of Python and NumPy, which would become constants of the program.
 

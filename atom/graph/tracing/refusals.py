@@ -54,8 +54,8 @@ class Refusal(enum.Enum):
     )
     CHANGED_IN_PLACE = (
         "the model changes {what} in place, at {place}",
-        "state that changes in forward would differ between peers: use a layer without running "
-        "statistics (LayerNorm, GroupNorm), or freeze it",
+        "forward must not change state: use a layer without running statistics (LayerNorm, "
+        "GroupNorm), or put this layer in evaluation mode: layer.eval() after model.train()",
     )
     NO_VALUES = (
         "the buffer {name} is on the meta device and has no values",

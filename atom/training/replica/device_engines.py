@@ -6,6 +6,7 @@ Several devices or groups may add gradients to one host store.
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -80,13 +81,21 @@ class DeviceEngines:
         ]
         if store.on_device is not None:
             self._slots[0].state += store.on_device.memory
-        orders = [order, *[None] * len(programs)]
-        engines = [
-            self._engine(each, store, its_order)
-            for each, its_order in zip(programs, orders, strict=False)
-        ]
+        self._new_engine = partial(self._engine, store=store, order=order)
+        engines = list(map(self._new_engine, programs))
         self._answering = engines.pop() if answers else None
         self.training, self._evaluation = engines[0], engines[-1]
+        self._used = {id(programs[0]): self.training}
+
+    def use(self, program: Program) -> None:
+        """Use another program of the same model for training passes and for answers from now on.
+
+        Raises:
+            ValueError: The slots are too small for the program.
+        """
+        if id(program) not in self._used:
+            self._used[id(program)] = self._new_engine(program)
+        self.training = self._answering = self._used[id(program)]
 
     def evaluating(self, answers: bool) -> Engine | EngineGroup:
         """Return the engine for passes without gradients.

@@ -19,7 +19,8 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
 from atom.swap.device_kernels import device_kernels
 from atom.swap.device_slots import users_of_parameters
-from atom.swap.engine import PassCancelled
+from atom.swap.engine import Engine, PassCancelled
+from atom.swap.engine_group import EngineGroup
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import AdditionOrder, HostSum
 from atom.swap.schedule import Observer
@@ -83,8 +84,27 @@ class ReplicaEngines:
             for group in groups
         ]
         self._parallel = DataParallel(self._each, order, clock, on_message) if order else None
-        self.training = self._each[0].training
+        self._used = program
+
+    @property
+    def training(self) -> Engine | EngineGroup:
         """Training engine of the first device or device group."""
+        return self._each[0].training
+
+    def use(self, program: Program) -> None:
+        """Use another program of the same model for training passes and for answers from now on.
+
+        Call the method between passes.
+
+        Raises:
+            ValueError: The slots are too small for the program.
+            Exception: Gradients of an earlier pass were lost, as `wait_added`.
+        """
+        if program is not self._used:
+            self.wait_added()
+            for engines in self._each:
+                engines.use(program)
+            self._used = program
 
     @property
     def at_work(self) -> int:

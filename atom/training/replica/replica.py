@@ -92,8 +92,10 @@ class Replica:
         )
         self.watch = PassWatch(clock)
         """Recorder of some passes; unused if there is an observer for all passes."""
-        self._sequences = program.values[program.batch_inputs[0]].shape[0]
+        self._sequences = program.weight_of(program.values)
         """Number of sequences in one micro-batch."""
+        self.losses: Sequence[float] = ()
+        """Loss of each micro-batch of the latest training pass."""
         self._stepper = Stepper(
             self._store,
             settings.optimizer,
@@ -192,6 +194,7 @@ class Replica:
             raise
         self._limits = self._limits.after_sound()
         self.watch.end()
+        self.losses = losses
         sequences, loss_sum = self._summed(losses)
         self._arena.count(sequences, loss_sum)
         self._rule.pass_ended()
@@ -333,10 +336,16 @@ class Replica:
         It uses the weights that all peers share, and changes neither weights nor gradients. A
         PassVoided does not lower the limits of training passes.
         """
+        return finite_answers(self.outputs(questions, should_stop))
+
+    def outputs(
+        self, questions: Sequence[Batch], should_stop: Callable[[], bool] = lambda: False
+    ) -> list[Tensor]:
+        """Return what `answers` returns, in the program's dtype and finite or not."""
         self._stepper.raise_if_failed()
         with self._rule.shared_weights(), self.engines.using(self._stepper.wait_idle):
             at_once = self._limits.micro_batches
-            return finite_answers(self.engines.evaluate(questions, at_once, should_stop, True))
+            return self.engines.evaluate(questions, at_once, should_stop, True)
 
     # --- stepping -----------------------------------------------------------------------------
 

@@ -1,0 +1,125 @@
+"""Programs of an offloaded module, one for each form of a batch.
+
+A program has fixed shapes, so a batch of another form (a smaller last batch, for example) gets a
+program of its own, with the same cut. It is traced from a copy of the module without weights.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from atom.base.errors import ModelError
+from atom.graph.batches import Entries, Form, Packing, WithLoss, WithoutLoss
+from atom.graph.ir import Program
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.graph.tracing.guards import refuse_untraceable_parts
+from atom.optim.optimizer import Optimizer
+from atom.plan.choice import Choice
+from atom.plan.choosing import Question, choose
+from atom.plan.devices import free_host_bytes, has_kernels, usable_device_bytes
+from atom.plan.footprint import Footprint, trained_element_bytes
+from atom.plan.profiling import profile_or_guess
+from atom.swap.device import Device
+from atom.training.replica.device_engines import MAX_MICRO_BATCHES_PER_PASS
+from atom.training.run_optimizer import ReplicaTerms
+
+
+class Programs:
+    """Programs of one module by form of the batch. A new form is traced when it first occurs."""
+
+    def __init__(self, whole: WithLoss, example: Entries) -> None:
+        """Trace the example.
+
+        Args:
+            whole: the module and its loss. Their parameters are not used afterwards.
+            example: the batch for which the programs' cut is chosen.
+
+        Raises:
+            ModelError: the module cannot be traced.
+        """
+        refuse_untraceable_parts(whole)
+        without_values = {
+            id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
+            for each in whole.parameters()
+            if not is_lazy(each)
+        }
+        model, loss = whole.model, whole.loss
+        self.model = copy.deepcopy(model, without_values)
+        """Copy of the module with buffers, but without values of parameters."""
+        self._loss = copy.deepcopy(loss, without_values) if isinstance(loss, nn.Module) else loss
+        if not model.training:
+            self.model.train()
+        if getattr(getattr(model, "config", None), "use_cache", False):
+            self.model.config.use_cache = False  # type: ignore[union-attr]
+        self.example, self.graph = example, self._traced(example)
+        self._training = dict[Form, Program]()
+        self._evaluation = dict[Form, tuple[Program, Packing]]()
+
+    def begin(self, choice: Choice) -> Program:
+        """Return the program of the example, cut as `choice` says."""
+        self._choice = choice
+        first = replace(choice.program(self.graph), weight=1)
+        self._training[self.example.form] = first
+        return first
+
+    def training(self, entries: Entries) -> Program:
+        """Return the training program for batches of this form.
+
+        Raises:
+            ValueError: the batch has another structure than the example.
+            ModelError: the module cannot be traced with such a batch.
+        """
+        if entries.structure != self.example.structure:
+            forms = [[list(t.shape) for t in e.tensors.values()] for e in (entries, self.example)]
+            raise ValueError(f"the batch has tensors {forms[0]}, unlike the example: {forms[1]}")
+        if entries.form not in self._training:
+            self._training[entries.form] = self._alike(self._traced(entries))
+        return self._training[entries.form]
+
+    def evaluation(self, entries: Entries) -> tuple[Program, Packing]:
+        """Return the program of the module's output in evaluation mode, and the output's packing.
+
+        A batch with another structure than the example has inputs only.
+
+        Raises:
+            ModelError: the module cannot be traced with such a batch.
+        """
+        if entries.form not in self._evaluation:
+            whole = self._loss is None or entries.structure != self.example.structure
+            packing = Packing()
+            module = WithoutLoss(self.model, entries, whole, packing)
+            graph = trace(module, entries.tensors, training=False, gives_loss=False)
+            self._evaluation[entries.form] = self._alike(graph), packing
+        return self._evaluation[entries.form]
+
+    def _traced(self, entries: Entries) -> Graph:
+        return trace(WithLoss(self.model, self._loss, entries), entries.tensors)
+
+    def _alike(self, graph: Graph) -> Program:
+        """Return the program of another graph of the module, with the layout of the first."""
+        if unknown := graph.layout.by_name.keys() - self.graph.layout.by_name.keys():
+            what = f"the output uses {min(unknown)}, but the loss of the example does not"
+            raise ModelError(what, "return only values that depend on trained parameters")
+        graph = replace(graph, layout=self.graph.layout)
+        return replace(self._choice.program_alike(graph, self.graph), weight=1)
+
+
+def choose_cut(
+    graph: Graph, optimizer: Optimizer, devices: Sequence[Device], limit_bytes: int | None
+) -> Choice:
+    """Choose how to cut the model for these devices. Raises: DeviceError if it does not fit."""
+    kind, count = devices[0].torch_device, len(devices)
+    profile = profile_or_guess(graph, kind, lambda note: None, lambda done, total: None)
+    terms = ReplicaTerms(graph.layout, graph.parameter_dtype, optimizer)
+    left_bytes = Footprint.of(terms, free_host_bytes(None)).host.left_bytes
+    each = [device.torch_device for device in devices]
+    device_bytes = limit_bytes or usable_device_bytes(each, left_bytes)
+    sizes = device_bytes, MAX_MICRO_BATCHES_PER_PASS, left_bytes
+    on_device = count == 1 and has_kernels(kind, lambda note: None)
+    limits = {"devices": count, "trained_element_bytes": trained_element_bytes(terms) * on_device}
+    return choose(Question.of(graph, profile, *sizes, **limits))

@@ -1,0 +1,284 @@
+"""What `atom.offload` refuses, in the words of PyTorch, and that nothing changes then."""
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import atom
+from atom.base.errors import DeviceError, ModelError
+from tests.offloaded_net import RATE, Net, X, Y, offloaded_net, require_same
+
+
+@pytest.mark.parametrize(
+    ("batch", "named"),
+    [
+        ([], "no batch"),
+        (X, "unlike the example"),
+        ((X, Y, Y), "unlike the example"),
+        ({"inputs": X, "labels": Y}, "unlike the example"),
+        ((X, ["a"] * 8), r"batch\[1\]\[0\] is str, not a tensor"),
+        ((X, Y.numpy()), r"batch\[1\] is ndarray, not a tensor"),
+        ((X[:, :7], Y), "same reduction dim"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(batch: Any, named: str) -> None:
+    with offloaded_net() as offloaded:
+        before = offloaded.state_dict()["state"]
+        with pytest.raises((TypeError, ValueError, ModelError), match=named):
+            offloaded.step(batch)
+        assert offloaded.steps == 0
+        after = offloaded.state_dict()["state"]
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+MODEL = Net()
+
+
+def refused_options() -> Iterator[tuple[str, Any, str]]:
+    every = list(MODEL.parameters())
+    yield "an instance of torch.optim", {"optimizer": torch.optim.SGD(every, lr=0.1)}, "atom.SGD"
+    yield "a class of torch.optim", {"optimizer": torch.optim.AdamW}, "AdamW cannot"
+    yield "a class", {"optimizer": atom.SGD}, r"use atom.AdamW\(\)"
+    yield "a name", {"optimizer": "adamw"}, "use atom"
+    yield "no parameter", {"params": []}, "a.weight is in no group"
+    yield "a missing parameter", {"params": every[1:]}, "a.weight is in no group"
+    yield "another module's", {"params": Net().parameters()}, "no parameter of the module"
+    yield "an unknown name", {"params": ["c.weight"]}, "'c.weight' is no parameter"
+    twice = [{"params": every}, {"params": [every[0]]}]
+    yield "two groups", {"params": twice}, "appear in more than one parameter group"
+    yield "an unknown option", {"params": [{"params": every, "beta": 1}]}, "no option 'beta'"
+    yield "a wrong rate", {"params": [{"params": every, "lr": -1}]}, "learning_rate: -1"
+    yield "an unknown device", {"device": "gpu"}, "Expected one of cpu, cuda"
+
+
+REFUSED = {name: (options, named) for name, options, named in refused_options()}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_options_are_refused_in_the_words_of_pytorch(name: str) -> None:
+    options, named = REFUSED[name]
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=named):
+        offloaded_net(MODEL, **options)
+
+
+# ---- buffers, autocast, states
+
+
+class Counter(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:  # type: ignore[override]
+        self.seen += 1
+        return super().forward(inputs)
+
+
+class Average(Counter):
+    def forward(self, inputs: Tensor) -> Tensor:  # type: ignore[override]
+        self.seen = self.seen * 0.9 + inputs.mean() * 0.1
+        return Net.forward(self, inputs)
+
+
+CHANGING: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "BatchNorm1d": (lambda: nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 5)), "0.num_batches"),
+    "BatchNorm2d": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 4, 4)), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(16, 5)
+        ),
+        "1.num_batches",
+    ),
+    "InstanceNorm": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 16)),
+            nn.InstanceNorm1d(1, track_running_stats=True),
+            nn.Flatten(),
+            nn.Linear(16, 5),
+        ),
+        "1.running_mean",
+    ),
+    "spectral norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 5))),
+        "0.parametrizations",
+    ),
+    "counter": (Counter, "seen"),
+    "average": (Average, "seen"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_buffers_that_forward_changes_are_refused_by_name(name: str) -> None:
+    make, named = CHANGING[name]
+    with pytest.raises(ModelError, match=f"buffer model.{named}") as refusal:
+        offloaded_net(make())
+    assert "layer.eval()" in refusal.value.hint
+
+
+def test_a_frozen_batch_norm_has_the_bits_of_pytorch() -> None:
+    torch.manual_seed(4)
+    plain = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 5)).train()
+    plain[1].eval()  # the hint of the refusal
+    nn.init.normal_(plain[1].running_mean)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=RATE)
+    with offloaded_net(copy.deepcopy(plain), optimizer=atom.SGD(), learning_rate=RATE) as offloaded:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(plain(X), Y)
+            loss.backward()
+            optimizer.step()
+            assert offloaded.step((X, Y)) == loss.item()
+        require_same(offloaded, plain)
+        assert torch.equal(offloaded.evaluate(X), plain.eval()(X))
+
+
+def test_autocast_works_within_forward_and_is_refused_around_a_step() -> None:
+    class Auto(Net):
+        def forward(self, inputs: Tensor) -> Tensor:  # type: ignore[override]
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return super().forward(inputs)
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(output.float(), targets)
+
+    plain = Auto()
+    with offloaded_net(copy.deepcopy(plain), loss) as offloaded:
+        assert offloaded.evaluate(X).dtype == torch.bfloat16
+        assert offloaded.step((X, Y)) == loss(plain(X), Y).item()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for use in (
+                lambda: offloaded.step((X, Y)),
+                lambda: offloaded.evaluate(X),
+                offloaded_net,
+            ):
+                with pytest.raises(RuntimeError, match="autocast"):
+                    use()
+
+
+class Pair(nn.Module):
+    def __init__(self, a_first: bool = True) -> None:
+        super().__init__()
+        self.a, self.b, self.a_first = nn.Linear(8, 8), nn.Linear(8, 8), a_first
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first, second = (self.a, self.b) if self.a_first else (self.b, self.a)
+        return second(torch.relu(first(inputs))).square().mean()
+
+
+class Buffered(Pair):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((8,), value))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs * self.scale)
+
+
+def alone(*layers: nn.Module) -> nn.Module:
+    class Squares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(*layers)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.net(inputs).square().mean()
+
+    return Squares()
+
+
+STATES: dict[str, tuple[nn.Module, nn.Module, Any, str]] = {
+    "another shape": (
+        alone(nn.Linear(8, 8)),
+        alone(nn.Linear(8, 4)),
+        {},
+        "size mismatch for net.0",
+    ),
+    "another name": (
+        alone(nn.Linear(8, 8)),
+        alone(nn.ReLU(), nn.Linear(8, 8)),
+        {},
+        "Missing key: net.1.weight",
+    ),
+    "more parameters": (
+        alone(nn.Linear(8, 8)),
+        alone(nn.Linear(8, 8, bias=False)),
+        {},
+        "Unexpected key: net.0.bias",
+    ),
+    "another order": (Pair(), Pair(a_first=False), {}, "another order"),
+    "another buffer": (Buffered(1.0), Buffered(2.0), {}, "buffer scale has other values"),
+    "another optimizer": (
+        Pair(),
+        Pair(),
+        {"optimizer": atom.SGD(momentum=0.9)},
+        "another optimizer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_of_another_model_is_refused_and_changes_nothing(name: str) -> None:
+    one, other, options, named = STATES[name]
+    example = torch.randn(4, 8)
+    with (
+        atom.offload(one, None, example, **options) as saved,
+        atom.offload(other, None, example) as offloaded,
+    ):
+        before = offloaded.state_dict()
+        with pytest.raises(ValueError, match=named):
+            offloaded.load_state_dict(saved.state_dict())
+        after = offloaded.state_dict()
+        for part in ("model", "state"):
+            assert all(torch.equal(before[part][n], after[part][n]) for n in before[part])
+        with pytest.raises(KeyError, match="plain module"):
+            offloaded.load_state_dict(other.state_dict())
+
+
+def test_rates_are_resumed() -> None:
+    with offloaded_net() as one, offloaded_net() as other:
+        one.learning_rate = 0.25
+        other.load_state_dict(one.state_dict())
+        assert other.learning_rate == 0.25
+
+
+def test_a_loss_with_parameters_trains_them_and_they_are_not_evaluated() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+            return functional.cross_entropy(output * self.scale, targets)
+
+    plain = Net()
+    with offloaded_net(copy.deepcopy(plain), Scaled()) as offloaded:
+        assert torch.equal(offloaded.evaluate(X), plain(X))
+        assert "loss.scale" in offloaded.param_groups[0]["params"]
+        assert offloaded.step((X, Y)) > offloaded.step((X, Y))
+
+
+def test_a_given_module_is_neither_changed_nor_kept() -> None:
+    model = Net().eval()
+    before, weight = copy.deepcopy(model.state_dict()), weakref.ref(model.a.weight)
+    with offloaded_net(model, params=model.parameters()) as offloaded:
+        offloaded.step((X, Y))
+        assert not model.training
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        del model
+        assert weight() is None
+        offloaded.step((X[:3], Y[:3]))  # traced from a copy without weights
+
+
+def test_hints_name_arguments_of_offload() -> None:
+    for options, named in (
+        ({"gpu_memory": "1 KiB"}, "gpu_memory"),
+        ({"device": "cuda:99"}, "device"),
+    ):
+        with pytest.raises(DeviceError) as refusal:
+            offloaded_net(**options)
+        assert named in refusal.value.hint
