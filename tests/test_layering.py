@@ -92,6 +92,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "typer": ("atom/cli/",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
     "datasets": ("atom/models/data/stored_dataset.py",),
+    "pyarrow": ("atom/models/data/documents.py", "atom/models/data/rows.py"),
     "huggingface_hub": ("atom/models/hub.py",),
     "safetensors": ("atom/training/storage/", "atom/daemon/model/weight_files.py"),
     "transformers": ("atom/models/huggingface_library.py", "atom/models/data/conversations.py"),

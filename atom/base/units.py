@@ -15,7 +15,7 @@ _BITS_PER_S = {
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _LIMIT = 2.0**62
 """Largest accepted quantity: counts of bytes or bits then fit a signed 64-bit integer."""
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]+)\s*")
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/%]+)\s*")
 
 
 def _parse(units: Mapping[str, float], text: str) -> float:
@@ -48,7 +48,8 @@ def parse_bytes(text: str) -> int:
 
 parse_bits_per_s = partial(_parse, _BITS_PER_S)
 parse_seconds = partial(_parse, _SECONDS)
-"""Functions that convert "400 Mbit/s" to bits per second, and "2.5 s" to seconds.
+parse_share = partial(_parse, {"%": 0.01})
+"""Functions that convert "400 Mbit/s" to bits per second, "2.5 s" to seconds, "1 %" to 0.01.
 
 Raises:
     ValueError: not such a quantity; it names the accepted units.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from atom.base.errors import ConfigError
-from atom.config.section import WORDS, Bytes, Fraction, PathText, Precision, Section, refuse
+from atom.config.section import WORDS, Bytes, Fraction, PathText, Precision, Section, Share, refuse
 
 SizeName = Literal["small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b"]
 SourceName = Literal["family", "huggingface", "module"]
@@ -33,12 +33,21 @@ Name = Annotated[str, Field(min_length=1, max_length=256, pattern=WORDS)]
 _ON_THE_HUB = 'set huggingface = "OWNER/NAME"; for weights in a folder, use --from FOLDER'
 ANSWERS = "answers"
 MAX_TEXTS = 16
+_ENCODINGS = (
+    r"^(bytes|latin-1|windows-125[0-8]|iso-8859-([1-9]|1[013-6])|koi8-r|utf-16-[bl]e|gb18030|big5"
+    r"|shift_jis|euc_jp|euc_kr)$"
+)
+MAX_ENDS = 64
+"""Maximum number of tokens that end an answer."""
+TokenNumber = Annotated[int, Field(ge=0, lt=2**31)]
 SourceKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
 _TEXT_SOURCES = ("text", "datasets", "python-stdlib")
 _DATA_KEYS = {
     "paths": ("text",),
-    **dict.fromkeys(("path", "name", "split", "revision", "text_field", "train_on"), ("datasets",)),
+    **dict.fromkeys(("path", "name", "split", "revision", "columns", "train_on"), ("datasets",)),
+    **dict.fromkeys(("text_field", "bad_rows", "encoding"), ("text", "datasets")),
     **dict.fromkeys(("tokenizer", "tokenizer_sha256", "max_bytes", "share"), _TEXT_SOURCES),
+    "lost_text": _TEXT_SOURCES,
 }
 """Key of [data] → the values of `source` to which it applies."""
 
@@ -170,6 +179,14 @@ class TextSource(Section):
     """Most bytes of the text to use, from its start: "8 MB"; omitted: all."""
     text_field: Name | None = None
     """Column of a table that holds the text; omitted: "text"."""
+    columns: Annotated[tuple[Name, ...], Field(min_length=2, max_length=2)] | None = None
+    """Two columns of a table, of questions and of answers, which become conversations."""
+    bad_rows: Literal["stop", "skip"] | None = None
+    """Effect of a row that cannot become text: "stop" the start, or "skip" and count the row;
+    omitted: "stop"."""
+    encoding: str | None = Field(default=None, pattern=_ENCODINGS)
+    """Encoding of files that are not UTF-8, such as "windows-1252"; "bytes": use the bytes of all
+    files as they are."""
     train_on: Literal["answers"] | None = None
     """Tokens that are training targets: "answers", the assistant's in a table of conversations;
     omitted: all tokens."""
@@ -213,6 +230,9 @@ class Data(TextSource):
     """"bytes", or a path to a tokenizer.json, relative to the run file."""
     tokenizer_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """Digest of the tokenizer, filled in when the run is founded."""
+    lost_text: Share | None = None
+    """Share of the characters that the tokenizer may lose because it has no token for them;
+    omitted: "0.1 %"."""
     validation_fraction: Fraction = 0.0
     """Fraction of the tokens, at the end of each text, that is held back for validation."""
     share: Literal["swarm", "own-copy"] | None = None
@@ -222,9 +242,11 @@ class Data(TextSource):
     attention: Literal["documents"] | None = None
     """Scope of attention: "documents", the earlier tokens of the same document, whose positions
     start at 0; omitted: all earlier tokens of the sequence."""
-    end_token: int | None = Field(default=None, ge=0, lt=2**31)
+    end_token: TokenNumber | None = None
     """Token that ends a document, with attention = "documents"; filled in when the run is
     founded."""
+    answer_ends: tuple[TokenNumber, ...] | None = Field(default=None, max_length=MAX_ENDS)
+    """Tokens of which each ends an answer; filled in when the run is founded. None: no token."""
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:

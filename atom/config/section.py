@@ -13,7 +13,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from atom.base.units import parse_bits_per_s, parse_bytes, parse_seconds
+from atom.base.units import parse_bits_per_s, parse_bytes, parse_seconds, parse_share
 
 
 class Section(BaseModel):
@@ -79,6 +79,9 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 Bytes = Annotated[int, _with_unit(parse_bytes, "8 GiB"), _written("{} B")]
 """Size in bytes, written with its unit: "8 GiB"."""
+
+Share = Annotated[float, _with_unit(parse_share, "1 %"), Field(ge=0, le=1), _written("{:.6%}")]
+"""Share of a whole, written in percent: "1 %"."""
 
 BitsPerSecond = Annotated[float, _with_unit(parse_bits_per_s, "400 Mbit/s"), _written("{:f} bit/s")]
 """Bandwidth in bit/s, written with its unit: "400 Mbit/s"."""

@@ -8,11 +8,12 @@ import pytest
 import torch
 import transformers
 
-from atom.models.data.conversations import AnswersOnly
+from atom.models.data.conversations import RowTokenizer
+from atom.models.data.row_text import RowText
 from atom.models.data.samples import Cut, Samples, Text, token_samples
 from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.token_file import cached_tokens
-from atom.models.data.tokenizer import load_tokenizer
+from atom.models.data.tokenizer import JsonTokenizer, load_tokenizer
 from atom.models.gpt3 import IGNORED
 from atom.models.source import DataError
 from tests.models.chat_tokenizer import CHATML, STOP, chat_tokenizer
@@ -37,9 +38,10 @@ def samples(
     tmp_path.mkdir(exist_ok=True)
     tokenizer = chat_tokenizer(tmp_path / "tokenizer", template)
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "table")
-    stored = StoredDataset(str(tmp_path / "table"), tokenizer=str(tokenizer), answers=answers)
-    coder = load_tokenizer(tokenizer)
-    writer = AnswersOnly(coder) if answers else coder
+    form = RowText(tokenizer=str(tokenizer), answers=answers)
+    stored = StoredDataset(str(tmp_path / "table"), form)
+    coder = JsonTokenizer(tokenizer)
+    writer = RowTokenizer(coder, answers)
     file = cached_tokens(stored.corpus(), writer, tmp_path / "cache")
     share = file.target_share() if answers else None
     return token_samples([Text(file, target_share=share)], coder, Cut(0.0, S, 1 << 22), seed=0)
@@ -64,7 +66,7 @@ def test_tokens_and_targets_are_those_of_transformers(tmp_path: Path) -> None:
         wanted.append(~tokenizer.eos_token_id)
     assert found == wanted
     written = tokenizer.decode([max(token, ~token) for token in found])
-    coder = AnswersOnly(load_tokenizer(tmp_path / "tokenizer" / "tokenizer.json"))
+    coder = RowTokenizer(JsonTokenizer(tmp_path / "tokenizer" / "tokenizer.json"), True)
     assert coder.decode(found) == written
 
 
@@ -117,11 +119,11 @@ def test_all_of_a_conversation_may_be_targets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "template", "said"),
     [
-        ({"text": ["x" * 99]}, CHATML, "rows without answers: 'text'"),
+        ({"text": ["x" * 99]}, CHATML, "row 1 of train: no answers; it has 'text'"),
         ({"messages": ROWS}, None, "has no chat template"),
         ({"messages": [ROWS[2]]}, CHATML, "all empty"),
         ({"messages": [ROWS[0][:1], ROWS[1]]}, "{{ raise_exception('odd') }}", "row 1 .*odd"),
-        ({"messages": [ROWS[1]]}, "{{ messages[-1]['content'] }}", "writes message 2 differently"),
+        ({"messages": [ROWS[1]]}, "{{ messages[-1]['content'] }}", "writes message 4 differently"),
         ({"messages": ["hello"]}, CHATML, "row 1 of train is not a list of messages"),
     ],
 )

@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atom.models.data.corpus import (
-    Corpus,
-    Document,
-    Reading,
-    row_document,
-    stdlib_corpus,
-    text_corpus,
-)
+from atom.models.data.corpus import Corpus, Reading, stdlib_corpus, text_corpus
+from atom.models.data.documents import Document, row_document
 from atom.models.source import DataError
 
 
@@ -118,26 +112,6 @@ def test_no_file_and_no_text_are_said_so(tmp_path: Path) -> None:
         text_corpus([str(tmp_path / "nothing*")])
     with pytest.raises(ValueError, match="all empty"):
         text_corpus([write(tmp_path, a="")]).survey()
-
-
-@pytest.mark.parametrize(
-    "name", ["a.txt.gz", "A.ZIP", "b.tar", "c.jsonl", "d.NDJSON", "e.parquet", "f.arrow"]
-)
-def test_what_is_packed_or_a_table_is_no_text(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"\x1f\x8b\x08 no text")
-    with pytest.raises(DataError, match=f"{name} is packed or a table") as caught:
-        text_corpus([tmp_path])
-    assert "unpack it" in caught.value.hint
-    assert 'source = "datasets"' in caught.value.hint
-
-
-def test_a_file_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
-    [document] = text_corpus([write(tmp_path, a="long text")]).read()
-    (tmp_path / "a").write_text("short")
-    with pytest.raises(DataError, match="shrank by 4 bytes"):
-        list(document.blocks(9))
-    with pytest.raises(DataError, match="shrank while it was read"):
-        document.boundary(7)
 
 
 def test_the_standard_library_has_text_and_no_tests() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from atom.models.data import token_file
 from atom.models.data.corpus import SURVEYING, Corpus, silent, text_corpus
+from atom.models.data.row_text import RowText
 from atom.models.data.samples import (
     Cut,
     Piece,
@@ -28,13 +29,17 @@ from atom.models.data.token_file import LOCK, TOKENISING, TokenFile, cached_toke
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.source import DataError
 
+RAW = RowText(encoding="bytes")
+
 
 class NumberTokenizer:
     """One token per byte, `offset` higher, for vocabularies that need wider types."""
 
-    separator = ()
-    content = b""
+    content = packed = b""
     complements = False
+
+    def border(self, before, piece, tokens):
+        return []
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
@@ -59,7 +64,7 @@ def corpus_of(tmp_path: Path, *texts: bytes) -> Corpus:
     folder.mkdir(parents=True, exist_ok=True)
     for index, text in enumerate(texts):
         (folder / f"{index}").write_bytes(text)
-    return text_corpus([folder])
+    return text_corpus([folder], rows=RAW)
 
 
 def dataset_of(tmp_path: Path, text: bytes, **changes: object) -> Samples:
@@ -67,7 +72,7 @@ def dataset_of(tmp_path: Path, text: bytes, **changes: object) -> Samples:
     seed = changes.pop("seed", 7)
     cut = {"validation_fraction": 0.25, "sequence_tokens": 4, "piece_bytes": 32} | changes
     coder = ByteTokenizer()
-    file = cached_tokens(text_corpus([tmp_path / "text"]), coder, tmp_path / "cache")
+    file = cached_tokens(text_corpus([tmp_path / "text"], rows=RAW), coder, tmp_path / "cache")
     return token_samples([Text(file)], coder, Cut(**cut), seed)
 
 

@@ -10,6 +10,7 @@ import datasets
 import pytest
 
 from atom.models.data.corpus import Corpus, Reading, text_corpus
+from atom.models.data.row_text import RowText
 from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
@@ -19,6 +20,7 @@ TEXTS = ["one", "zwei é", "", "three\nlines", "last"]
 SAVED_FORMS = ["numpy", "arrow", "pandas", "columns"]
 """Output formats of a table's rows, which it keeps when it is saved."""
 REVISION = "a" * 40
+BODY, ID = RowText(text_field="body"), RowText(text_field="id")
 HUB = StoredDataset("owner/name", revision=REVISION)
 
 
@@ -65,20 +67,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Replace the hub by an object with the recorded requests and settable faults."""
     played = SimpleNamespace(asked=[], files=[f"hf://datasets/owner/name@{REVISION}/a.parquet"])
-    played.download = lambda: None
+    datasets.Dataset.from_dict({"text": TEXTS}).to_parquet(tmp_path / "a.parquet")
+    played.download = lambda file: str(tmp_path / "a.parquet")
 
     def builder(path: str, name: str | None, revision: str) -> SimpleNamespace:
         played.asked.append((path, name, revision))
-        return SimpleNamespace(
-            config=SimpleNamespace(data_files={"train": played.files}),
-            download_and_prepare=lambda: played.download(),
-            as_dataset=lambda split: datasets.Dataset.from_dict({"text": TEXTS}),
-        )
+        return SimpleNamespace(config=SimpleNamespace(data_files={"train": played.files}))
+
+    def manager() -> SimpleNamespace:
+        return SimpleNamespace(download=played.download)
 
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
+    monkeypatch.setattr(datasets, "DownloadManager", manager)
     return played
 
 
@@ -116,12 +119,17 @@ def test_a_saved_table_that_knows_its_split(folders: Path, split: str) -> None:
         ("several", {}, "contains tables such as", "merge all of them"),
         ("known", {"split": "test"}, 'no split "test"; it holds one table, of the split', "split"),
         ("both", {"split": "test"}, 'of the split "train+test"', "split ="),
-        ("files", {"split": "test"}, "Unknown split", "[data] split"),
+        ("files", {"split": "test"}, "no split \"test\"; it has 'train'", "[data] split"),
         ("files", {"name": "other"}, "'other' not found", "name in the run file"),
-        ("files", {"text_field": "body"}, "no column \"body\"; it has 'id', 'text'", "text_field"),
-        ("saved", {"text_field": "id"}, 'row 1 of train: "id" holds int', "text_field"),
+        ("files", {"rows": BODY}, "no column \"body\"; it has 'id', 'text'", "text_field"),
+        (
+            "saved",
+            {"rows": RowText(text_field="id")},
+            'row 1 of train: "id" holds int',
+            "text_field",
+        ),
         (".", {}, "cannot be read", "save_to_disk"),
-        ("broken", {}, "JSON parse error: Invalid value", "[data] split"),
+        ("broken", {}, "train.jsonl, row 2: not JSON: Expecting value", "bad_rows"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -149,14 +157,14 @@ def test_a_saved_table_without_rows_is_told_as_empty(tmp_path: Path) -> None:
 
 
 def test_a_library_without_room_for_its_copy_is_told_as_that(
-    folders: Path, monkeypatch: pytest.MonkeyPatch
+    hub: SimpleNamespace,
 ) -> None:
-    def full(self: object, *given: object, **more: object) -> None:
+    def full(file: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(datasets.arrow_writer.ArrowWriter, "finalize", full)
+    hub.download = full
     with pytest.raises(NoRoomForData, match=r"copied to .*hf: No space left") as caught:
-        contents(StoredDataset(str(folders / "files")).corpus())
+        contents(HUB.corpus())
     assert "HF_HOME" in caught.value.hint
 
 
@@ -175,13 +183,13 @@ def test_a_commit_of_the_hub_is_asked_for(hub: SimpleNamespace, tmp_path: Path) 
 
 
 def test_a_hub_that_breaks_off_may_be_asked_again(hub: SimpleNamespace, tmp_path: Path) -> None:
-    def broken() -> None:
+    def broken(file: str) -> None:
         raise ConnectionError("the hub is gone")
 
-    hub.download = broken
+    whole, hub.download = hub.download, broken
     with pytest.raises(DataUnreachable, match="the hub is gone"):
         cached_tokens(HUB.corpus(), ByteTokenizer(), tmp_path / "c")
-    hub.download = lambda: None
+    hub.download = whole
     tokens = cached_tokens(HUB.corpus(20), ByteTokenizer(), tmp_path / "c").tokens
     assert bytes(tokens.tolist()) == "one\nzwei é\nthree\nline".encode()
 

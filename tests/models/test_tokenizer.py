@@ -33,7 +33,7 @@ def test_bytes_are_their_own_tokens() -> None:
 def test_a_json_file_gives_its_own_numbers(tmp_path: Path) -> None:
     coder = load_tokenizer(word_file(tmp_path / "t.json", "<|endoftext|>"))
     assert coder.vocabulary_size == 5
-    assert coder.separator == (4,)
+    assert coder.end == (4,)
     assert numbers(coder, b"hello \xc3", b"\xa9\nworld nobody") == [1, 3, 2, 0]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from atom.base.units import format_bytes
 from atom.daemon.owner.traffic import used_text
+from atom.models.data.account import Account
 from atom.models.data.corpus import Amount
 from atom.swarm.identity import short_id
 from atom.swarm.records.view import (
@@ -78,6 +79,8 @@ def _work(info: Info) -> Iterator[Row]:
     yield "next round", f"{counted:,} of {batch:,} sequences counted by this peer"
     seen = (f"{name} {times:,.2f}".lstrip() for name, times in info["epochs"].items())
     yield "data", f"{data}; epochs: {', '.join(seen)}"
+    for name, account in info["accounts"].items():
+        yield f"text {name}".rstrip(), "; ".join(Account(**account).lines())
     if text := info["text"]:
         here, total = (format_bytes(text[f"{which}_bytes"]) for which in ("kept", "total"))
         yield "text", f"{here} of {total} fetched"

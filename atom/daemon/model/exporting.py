@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ from atom.daemon.model.weight_files import (
     write_weights,
 )
 from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer
+from atom.models.data.tokenizer_settings import CONFIG as TOKENIZER_CONFIG
+from atom.models.data.tokenizer_settings import GENERATION
 from atom.models.hub import CONFIG, WHOLE
 from atom.models.partly_trained import PartlyTrained
 from atom.models.source import ModelSource, Outside, Place, SourceError
@@ -165,17 +167,23 @@ def _pieces(
 def _write_texts(
     folder: Path, kept: KeptRun, outside: Outside, precision: str, adapter: bool
 ) -> None:
-    end_of_text = _write_tokenizer(folder, kept.run, kept.state.tokenizer)
+    generation = _write_tokenizer(folder, kept.run, kept.state.tokenizer)
     if outside.config is not None:
         config = dict(outside.config) if adapter else {**outside.config, "dtype": precision}
         if config.get("eos_token_id", "says nothing of it") is None:
-            config["eos_token_id"] = end_of_text  # without it generating would never end
-        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-        (folder / ("adapter_config.json" if adapter else CONFIG)).write_text(text, encoding="utf-8")
+            # Without this token generating would never end.
+            config["eos_token_id"] = generation.get("eos_token_id")
+        _write_json(folder / ("adapter_config.json" if adapter else CONFIG), config)
+        if generation and not adapter:
+            _write_json(folder / GENERATION, generation)
 
 
-def _write_tokenizer(folder: Path, run: PinnedRun, kept: Path) -> int | None:
-    """Write the run's tokenizer into a folder of weights, if the run trains on text.
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write_tokenizer(folder: Path, run: PinnedRun, kept: Path) -> dict[str, Any]:
+    """Write the run's tokenizer and its settings into a folder of weights, if it trains on text.
 
     Args:
         folder: the folder.
@@ -183,28 +191,48 @@ def _write_tokenizer(folder: Path, run: PinnedRun, kept: Path) -> int | None:
         kept: path of the run's tokenizer in the state directory.
 
     Returns:
-        The token that ends a text; None if there is none.
+        The content of generation_config.json; empty if no token ends an answer.
 
     Raises:
         OSError: the files cannot be written.
         StorageError: the kept tokenizer is not the run's.
     """
     if run.data.source == "module":
-        return None
-    path = folder / "tokenizer.json"
-    content = run_tokenizer(run, kept).content or byte_level_tokenizer().encode()
-    path.write_bytes(content)
-    tokenizer = JsonTokenizer(path)
-    settings: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        return {}
+    tokenizer = run_tokenizer(run, kept)
+    if not isinstance(tokenizer, JsonTokenizer):
+        (folder / "tokenizer.json").write_text(byte_level_tokenizer(), encoding="utf-8")
+        _write_json(folder / TOKENIZER_CONFIG, _tokenizer_config(run, {}))
+        return {}
+    (folder / "tokenizer.json").write_bytes(tokenizer.content)
+    own = tokenizer.settings.get(TOKENIZER_CONFIG, {})
+    if tokenizer.end and not tokenizer.special("eos_token"):
+        own = own | {"eos_token": tokenizer.token(tokenizer.end[-1])}
+    files = {**tokenizer.settings, TOKENIZER_CONFIG: _tokenizer_config(run, own)}
+    generation = dict(files.pop(GENERATION, {}))
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(content, str):
+            path.write_text(content, encoding="utf-8")
+        else:
+            _write_json(path, content)
+    ends = [*(run.data.answer_ends or ())]
+    if ends:
+        generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    for pad in tokenizer.special("pad_token"):
+        generation.setdefault("pad_token_id", pad)
+    return generation
+
+
+def _tokenizer_config(run: PinnedRun, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer_config.json with the run's own keys, for a class that reads JSON."""
+    return {
         "model_max_length": run.model.sequence_tokens,
         "clean_up_tokenization_spaces": False,
+        **own,
+        "tokenizer_class": "PreTrainedTokenizerFast",
     }
-    if tokenizer.separator_text is not None:
-        settings["eos_token"] = tokenizer.separator_text
-    text = json.dumps(settings, indent=2) + "\n"
-    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
-    return next(iter(tokenizer.separator), None)
 
 
 def require_new(target: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from atom.base.errors import ConfigError, MismatchError, TrustError
 from atom.config.load import check_checkpoints, fill_in, load_peer_file, pinned_run
-from atom.config.model_and_data import ANSWERS, Data, Model
+from atom.config.model_and_data import ANSWERS, MAX_ENDS, Data, Model
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, model_place, named_state_directory
 from atom.config.run_file import PinnedRun, RunFile
@@ -18,8 +18,9 @@ from atom.daemon.model.texts import Texts, pinned_tables, read_texts, total_byte
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.costs.seconds import assumed_device
 from atom.graph.traced import Graph
+from atom.models.data.conversations import ChatTemplate
 from atom.models.data.corpus import Progress
-from atom.models.data.tokenizer import load_tokenizer
+from atom.models.data.tokenizer import JsonTokenizer, Tokenizer, load_tokenizer
 from atom.models.hub import fetch_config, newest_revision
 from atom.models.huggingface_config import canonical_config, config_text
 from atom.models.module_source import OwnCode, find_code
@@ -153,7 +154,7 @@ def _with_texts(data: Data, texts: Texts) -> Data:
     """
     answers = {name for name, text in data.texts.items() if text.train_on == ANSWERS}
     shares = {text.name: text.target_share for text in texts.tokens if text.name in answers}
-    size, end = sum(text.file.tokens.nbytes for text in texts.tokens), texts.tokenizer.separator
+    size, end = sum(text.file.tokens.nbytes for text in texts.tokens), texts.tokenizer.end
     if data.attention is not None and len(end) != 1:
         raise ConfigError(
             "data.attention: the tokenizer has no end-of-text token, which separates documents",
@@ -162,9 +163,17 @@ def _with_texts(data: Data, texts: Texts) -> Data:
     found = {
         "tokenizer_sha256": texts.tokenizer.digest,
         "end_token": None if data.attention is None else end[0],
+        "answer_ends": _answer_ends(texts.tokenizer),
         "share": data.share or ("swarm" if size <= MOST_SHARED_BYTES else "own-copy"),
     }
     return data.with_each("answer_share", shares).model_copy(update=found)
+
+
+def _answer_ends(tokenizer: Tokenizer) -> tuple[int, ...] | None:
+    """Return the tokens that end an answer, first the one that the chat template writes."""
+    found = ChatTemplate(tokenizer).answer_end() if isinstance(tokenizer, JsonTokenizer) else None
+    first = () if found is None else (found,)
+    return tuple(dict.fromkeys([*first, *tokenizer.ends]))[:MAX_ENDS] or None
 
 
 # ---- plans

@@ -232,7 +232,7 @@ def verify_recipe(recipe: Recipe, samples: Samples, console: Console) -> None:
     run = recipe.run
     precision = PRECISIONS[run.model.precision]
     sequences = min(2, run.batch.micro_batch_sequences)
-    rows = _compared_on(samples, sequences)
+    rows = _compared_on(samples, sequences, recipe.source.vocabulary_size or 0)
     source, too_large = _compared(recipe, precision)
     if too_large:
         console.note(too_large)
@@ -248,13 +248,14 @@ def verify_recipe(recipe: Recipe, samples: Samples, console: Console) -> None:
     verify_against_eager(model, program, batch, on_progress=told)
 
 
-def _compared_on(samples: Samples, sequences: int) -> Batch:
+def _compared_on(samples: Samples, sequences: int, known: int) -> Batch:
     """Return a batch for the check: random tokens for text, which may not have arrived yet."""
     if not samples.vocabulary_size:
         return samples.batch(range(sequences))
     shape = sequences, samples.tokens_per_sample + 1
     seeded = torch.Generator().manual_seed(0)
-    tokens = torch.randint(samples.vocabulary_size, shape, generator=seeded)
+    most = min(known or samples.vocabulary_size, samples.vocabulary_size)
+    tokens = torch.randint(most, shape, generator=seeded)
     rows = next(iter(samples.train.values())).batch([0] * sequences)
     rows |= {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
     return samples.to_batch(rows)

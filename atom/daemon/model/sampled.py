@@ -44,11 +44,8 @@ class Sampled:
     tokenizer: Tokenizer
     value_of: Callable[[str, tuple[int, ...]], Tensor]
     """Function that returns a parameter, given its name and shape."""
-
-    @property
-    def ends(self) -> frozenset[int]:
-        """Tokens that end a text."""
-        return ends_of(self.tokenizer)
+    ends: frozenset[int]
+    """Tokens that end a text or an answer."""
 
     def read(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each prompt.
@@ -58,14 +55,6 @@ class Sampled:
         """
         known = self.source.vocabulary_size
         return read_prompts(prompts, self.tokenizer, self.sequence_tokens, known)
-
-
-def ends_of(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the tokens that end a text.
-
-    The byte tokenizer has none: the newline that separates documents also occurs inside them.
-    """
-    return frozenset(tokenizer.separator if tokenizer.content else ())
 
 
 def read_prompts(
@@ -93,6 +82,7 @@ def _read(
 ) -> list[int]:
     try:
         tokens = tokens_of(tokenizer, prompt)
+        tokens = tokenizer.border(None, prompt, tokens) + tokens
     except ValueError as problem:
         raise ConfigError(f"{which}: {problem}", "change the prompt") from problem
     if not tokens:
@@ -158,7 +148,7 @@ def wanted_prompts(
         note("[sample]: the tokenizer is being fetched; texts are written after the next start")
         return None
     tokenizer, most = run_tokenizer(run, tokenizer_json), run.model.sequence_tokens
-    ends = ends_of(tokenizer)
+    ends = frozenset(run.data.answer_ends or ())
     try:
         tokens = read_prompts(wanted.prompts, tokenizer, most, source.vocabulary_size)
     except ConfigError as problem:
@@ -231,6 +221,7 @@ def _kept(folder: Path, trust: str | None, note: Note) -> Sampled:
         kept.run.model.sequence_tokens,
         tokenizer,
         lambda name, shape: weights.value(name, dtype),
+        frozenset(kept.run.data.answer_ends or ()),
     )
 
 
@@ -242,7 +233,7 @@ def _exported(folder: Path) -> Sampled:
         dtype = PRECISIONS.get(json.loads(text).get("dtype"), torch.float32)
         values = given_values(source, folder)
     most = source.most_tokens or _WITHOUT_POSITIONS
-    return Sampled(str(folder), source, dtype, most, tokenizer, values)
+    return Sampled(str(folder), source, dtype, most, tokenizer, values, frozenset(tokenizer.ends))
 
 
 @contextmanager

@@ -5,9 +5,9 @@ A shared text is one blob: the tokenizer.json and the tokens. Its digest is in t
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,8 +19,10 @@ from atom.config.model_and_data import ANSWERS, Data, TextSource
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import PinnedRun, RunFile
 from atom.config.sources import TextPlace, TextSources, names_a_copy
-from atom.models.data.conversations import AnswersOnly
+from atom.models.data.account import LOST_TEXT
+from atom.models.data.conversations import RowTokenizer
 from atom.models.data.corpus import Amount, Corpus, Progress, stdlib_corpus, text_corpus
+from atom.models.data.row_text import RowText
 from atom.models.data.samples import (
     Cut,
     Piece,
@@ -32,11 +34,18 @@ from atom.models.data.samples import (
 )
 from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.token_file import TokenFile, cached_tokens
-from atom.models.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from atom.models.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, load_tokenizer
 from atom.models.hub import newest_revision
 from atom.models.module_source import ModuleSource
 from atom.models.partly_trained import PartlyTrained
-from atom.models.source import DataError, DataUnreachable, ModelSource, NoRoomForData
+from atom.models.source import (
+    Batch,
+    DataError,
+    DataUnreachable,
+    ModelSource,
+    NoRoomForData,
+    SourceError,
+)
 from atom.swarm.records.manifest import Manifest, SharedText, TextFile
 from atom.swarm.state import arenas
 from atom.swarm.state.arenas import CHUNK_BYTES, ArenaManifest, dtype_name, state_digest
@@ -60,6 +69,8 @@ class Texts:
     tokenizer: Tokenizer
     store: PieceStore | None = None
     """Store in which the texts arrive from other peers; None: the texts are here as a whole."""
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    """Remarks on conversations that were written in an unexpected way → first such row."""
 
     def samples(self, run: PinnedRun) -> Samples:
         """Cut the texts into the samples of the run.
@@ -89,7 +100,7 @@ def pinned_tables(data: Data, sources: TextSources, kept: PinnedRun | None) -> D
             continue
         before = None if kept is None else kept.data.texts.get(name)
         try:
-            table = _stored(text, sources.texts[name], sources.tokenizer)
+            table = _stored(text, sources.texts[name], sources.tokenizer, {})
             if before is not None:
                 revisions[name] = before.revision
             elif not table.folder:
@@ -113,14 +124,17 @@ def read_texts(run: RunFile, sources: TextSources, cache: Path, progress: Progre
         AddressError: the hub cannot be reached.
         StorageError: the disk is full.
     """
-    tokens = list[Text]()
+    tokens, remarks = list[Text](), dict[str, str]()
     try:
         coder = _tokenizer_of(run, sources)
         with _text_errors():
             for name, text in run.data.texts.items():
-                corpus, answers = _corpus(text, sources, name), text.train_on == ANSWERS
-                writer = AnswersOnly(coder) if answers else coder
-                file = cached_tokens(corpus, writer, cache, progress)
+                corpus, answers = _corpus(text, sources, name, remarks), text.train_on == ANSWERS
+                writer: Tokenizer = coder
+                if text.source == "datasets" and isinstance(coder, JsonTokenizer):
+                    writer = RowTokenizer(coder, answers)
+                lost_text = LOST_TEXT if run.data.lost_text is None else run.data.lost_text
+                file = cached_tokens(corpus, writer, cache, progress, lost_text)
                 share = 1.0 if run.data.learns_answers else None
                 if answers:
                     share = text.answer_share or file.target_share()
@@ -132,7 +146,7 @@ def read_texts(run: RunFile, sources: TextSources, cache: Path, progress: Progre
             f"cannot write the tokens of the text into {cache}: {why_not_written(problem)}",
             "free some space, or choose another directory with --state DIR",
         ) from problem
-    return Texts(tuple(tokens), coder)
+    return Texts(tuple(tokens), coder, remarks=remarks)
 
 
 def check_copies(run: PinnedRun, sources: TextSources) -> None:
@@ -148,7 +162,7 @@ def check_copies(run: PinnedRun, sources: TextSources) -> None:
     with _text_errors():
         for name, text in run.data.texts.items():
             if text.source == "text":
-                text_corpus(sources.texts[name].paths)
+                _corpus(text, sources, name, {})
     _tokenizer_of(run, sources)
 
 
@@ -156,16 +170,11 @@ def _tokenizer_of(run: RunFile, sources: TextSources) -> Tokenizer:
     """Load the tokenizer, and check that the run can be trained with it. Raises: ConfigError."""
     with _text_errors():
         coder = load_tokenizer(sources.tokenizer)
-    rows = run.model.vocabulary_size or coder.vocabulary_size
-    if rows < coder.vocabulary_size:
-        raise ConfigError(
-            f"model.vocabulary_size: {rows} is less than the tokenizer's {coder.vocabulary_size}",
-            "raise it, or leave it out",
-        )
     if run.data.tokenizer_sha256 not in (None, coder.digest):
         raise ConfigError(
             "data.tokenizer: this is another tokenizer than the run's",
-            "get the tokenizer.json that the run's founder used",
+            "get the folder of the tokenizer.json that the run's founder used: the settings beside "
+            "it belong to it",
         )
     return coder
 
@@ -192,25 +201,38 @@ def _named(problem: ValueError, what: str) -> UserError:
     return kind(f"{what}: {problem}", hint or otherwise)
 
 
-def _corpus(text: TextSource, sources: TextSources, name: str) -> Corpus:
+def _corpus(text: TextSource, sources: TextSources, name: str, remarks: dict[str, str]) -> Corpus:
     """Return the corpus of one text. Raises: DataError."""
     place = sources.texts[name]
     if text.source == "datasets":
-        return _stored(text, place, sources.tokenizer).corpus(text.max_bytes)
+        return _stored(text, place, sources.tokenizer, remarks).corpus(text.max_bytes)
     if text.source == "python-stdlib":
         return stdlib_corpus(text.max_bytes)
-    return text_corpus(place.paths, text.max_bytes)
+    return text_corpus(place.paths, text.max_bytes, _row_text(text, sources.tokenizer, remarks))
 
 
-def _stored(text: TextSource, place: TextPlace, tokenizer: str) -> StoredDataset:
+def _stored(
+    text: TextSource, place: TextPlace, tokenizer: str, remarks: dict[str, str]
+) -> StoredDataset:
     return StoredDataset(
         path=place.table,
-        text_field=text.text_field or TEXT_FIELD,
+        rows=_row_text(text, tokenizer, remarks),
         split=text.split or SPLIT,
         name=text.name,
         revision=text.revision,
+    )
+
+
+def _row_text(text: TextSource, tokenizer: str, remarks: dict[str, str]) -> RowText:
+    return RowText(
+        text_field=text.text_field or TEXT_FIELD,
+        columns=text.columns or (),
         tokenizer=tokenizer,
         answers=text.train_on == ANSWERS,
+        skips_bad_rows=text.bad_rows == "skip",
+        encoding=text.encoding,
+        converses=text.source == "datasets",
+        remarks=remarks,
     )
 
 
@@ -223,22 +245,34 @@ def open_samples(run: PinnedRun, source: ModelSource, texts: Texts | None) -> Sa
         texts: the run's texts; None: use the dataset of the module.
 
     Raises:
-        SourceError: the dataset cannot be used.
-        ConfigError: the tokenizer has more tokens than the model, or a text too few.
+        SourceError: the dataset cannot be used, or a text has a token beyond the model's.
+        ConfigError: a text has too few tokens.
     """
     if texts is not None:
-        known, has = source.vocabulary_size, texts.tokenizer.vocabulary_size
-        if known is not None and known < has:
-            raise ConfigError(
-                f"model.{run.model.source}: the model has {known} tokens, "
-                f"the run's tokenizer {has}",
-                "use the model's own tokenizer.json, or raise the vocabulary in its config",
-            )
-        return replace(texts.samples(run), to_batch=source.text_batch)
+        known = source.vocabulary_size or texts.tokenizer.vocabulary_size
+        # Texts of other peers have not arrived yet: their tokens are checked as they are used.
+        if texts.store is None and known < texts.tokenizer.vocabulary_size:
+            for text in texts.tokens:
+                _require_known(text.file.largest(), known)
+
+        def to_batch(batch: Batch) -> Batch:
+            _require_known(int(batch["tokens"].max()), known)
+            return source.text_batch(batch)
+
+        return replace(texts.samples(run), to_batch=to_batch)
     source = source.whole if isinstance(source, PartlyTrained) else source
     assert isinstance(source, ModuleSource)
     fraction = run.data.validation_fraction
     return own_samples(source.dataset, source.example, fraction, run.run.seed)
+
+
+def _require_known(token: int, known: int) -> None:
+    """Raise SourceError if a token of the text is beyond the model's vocabulary."""
+    if token >= known:
+        raise SourceError(
+            f"the model has {known} tokens, and the text the token {token}",
+            "use the model's own tokenizer.json, or raise the model's vocabulary size",
+        )
 
 
 def check_data(samples: Samples, manifest: Manifest) -> None:

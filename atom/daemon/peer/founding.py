@@ -48,6 +48,7 @@ from atom.daemon.peer.box import Box
 from atom.daemon.peer.building import build_replica
 from atom.daemon.state_directory import write_atomically
 from atom.models.data.samples import Samples
+from atom.models.data.tokenizer import borders
 from atom.models.module_source import OwnCode
 from atom.models.sampling import Prompts
 from atom.swarm.chain.commit import Head
@@ -279,14 +280,21 @@ def _member(
     if code is not None:
         write_atomically(box.state.own_code, code.content)
     if texts is not None and texts.tokenizer.content:
-        write_atomically(box.state.tokenizer, texts.tokenizer.content)
+        write_atomically(box.state.tokenizer, texts.tokenizer.packed)
     if weights is not None and run.train is not None:
         write_atomically(box.state.base, os.fsencode(weights.absolute()))
     source = open_source(run, code)
     samples = open_samples(run, source, texts)
     if known is not None:
         check_data(samples, known[0])
+    for name, account in samples.accounts.items():
+        for line in account.lines():
+            console.note(f"text{name and f' {name}'}: {line}")
     console.note(f"data: {samples.amount}")
+    if texts is not None and texts.store is None:
+        console.note(borders(texts.tokenizer, run.data.answer_ends or ()))
+        for remark, row in texts.remarks.items():
+            console.note(f"{remark} (first in {row})")
     console.note("tracing the model and checking its sub-models against it")
     recipe = write_recipe(run, source)
     if known is not None:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from atom.daemon.peer.addresses import data_addresses
@@ -105,6 +105,7 @@ class Status:
             "rounds": run.run.rounds,
             "global_batch": run.batch.global_sequences,
             "data": self.member.samples.amount._asdict(),
+            "accounts": {name: asdict(each) for name, each in self.member.samples.accounts.items()},
             "epochs": self.member.samples.epochs(head.cursor),
             "update_rule": run.update.rule,
             "optimizer_state": run.optimizer.state,

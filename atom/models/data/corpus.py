@@ -6,30 +6,32 @@ corpora. In a corpus of plain files, each file is one document, unchanged.
 
 import glob
 import hashlib
-import io
 import os
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import IO, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
+from atom.models.data.account import Account
+from atom.models.data.documents import (
+    BYTES,
+    UTF_8,
+    Document,
+    Omission,
+    codec_of,
+    file_document,
+    text_errors,
+)
+from atom.models.data.row_text import RowText
+from atom.models.data.rows import is_data_file
 from atom.models.source import DataError
 
-BLOCK_BYTES = 1 << 20
 SURVEYING = "reading the text"
-PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z")
-TABLE_SUFFIXES = (".jsonl", ".ndjson", ".parquet", ".arrow")
-"""Suffixes of files that hold no plain text, or more than the text.
-
-They are refused, because the tokenizer "bytes" would silently take any bytes.
-"""
-_HOW_TO_READ = (
-    'read its folder as a table: [data] source = "datasets", which also reads .jsonl.gz and .zst; '
-    "or unpack it and call it .txt"
-)
+_SHOWN = 5
+"""Maximum number of names in a message."""
 
 # Tests hold test data, and encodings hold tables of numbers. The other folders differ between
 # machines with the same Python, often because Linux distributions package them separately.
@@ -51,70 +53,12 @@ def silent(what: str, done_bytes: int, total_bytes: int) -> None:
     """Ignore the progress."""
 
 
-@contextmanager
-def text_errors(where: Path | str) -> Iterator[None]:
-    """Turn an OSError within the context into a DataError about the text `where`.
-
-    This keeps errors of reading the text apart from errors of the disk to which tokens are written.
-    """
-    try:
-        yield
-    except OSError as error:
-        what = f"{error.filename or where} cannot be read: {error.strerror or error}"
-        raise DataError(what, "check its path and rights") from error
-
-
-@dataclass(frozen=True)
-class Document:
-    """One text of a corpus, opened only when it is read."""
-
-    where: str
-    """Name of the text in errors: a file, or a row of a table."""
-    size_bytes: int
-    open: Callable[[], IO[bytes]]
-
-    def boundary(self, offset: int) -> int:
-        """Return the last offset up to `offset` that does not cut a UTF-8 character.
-
-        Raises:
-            DataError: the text cannot be read.
-        """
-        first = max(0, offset - 3)
-        with text_errors(self.where), self.open() as file:
-            file.seek(first)
-            around = file.read(offset - first + 1)
-        if len(around) <= offset - first:
-            raise DataError(f"{self.where} shrank while it was read")
-        starts = (at for at in range(offset, first - 1, -1) if around[at - first] & 0xC0 != 0x80)
-        return next(starts, offset)
-
-    def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
-        """Yield the first `wanted_bytes` of the text, in blocks of at most BLOCK_BYTES.
-
-        Raises:
-            DataError: the text has become shorter or cannot be read.
-        """
-        with text_errors(self.where), self.open() as file:
-            while wanted_bytes > 0:
-                block = file.read(min(BLOCK_BYTES, wanted_bytes))
-                if not block:
-                    what = f"shrank by {wanted_bytes} bytes while it was read"
-                    raise DataError(f"{self.where} {what}")
-                wanted_bytes -= len(block)
-                yield block
-
-
-def row_document(where: str, content: bytes) -> Document:
-    """Return a document whose content is in memory, such as the text of a table row."""
-    return Document(where, len(content), partial(io.BytesIO, content))
-
-
 @dataclass(frozen=True)
 class Corpus:
     """Sequence of documents that can be read repeatedly; empty documents are skipped."""
 
-    read: Callable[[], Iterator[Document]]
-    """Function that yields all documents from the first one on."""
+    read: Callable[[], Iterator[Document | Omission]]
+    """Function that yields all documents from the first one on, and each part that is omitted."""
     max_bytes: int | None = None
     """Number of bytes to use, from the start of the first document; None: all."""
     about_bytes: int = 0
@@ -132,24 +76,27 @@ class Corpus:
             for _ in blocks:
                 report(SURVEYING, reading.done_bytes, max(about, reading.done_bytes + 1))
         if not reading.done_bytes:
-            raise DataError("the data files are all empty")
+            omitted = "; ".join(reading.account.omissions())
+            raise DataError("the data files are all empty", omitted)
         report(SURVEYING, reading.done_bytes, reading.done_bytes)
         return reading
 
 
 class Reading:
-    """One pass through a corpus, with the digest and counts of the part that has been read."""
+    """One pass through a corpus, with the digest and the account of the part that has been read."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
         self._finished = hashlib.sha256()
         self._document = hashlib.sha256()
+        self._left = corpus.max_bytes
+        self._file = ""
         self.where = ""
         """Name of the current document."""
-        self.documents = 0
-        """Number of documents begun."""
         self.done_bytes = 0
         """Number of bytes read."""
+        self.account = Account()
+        """Counts of the part that has been read."""
 
     def texts(self) -> Iterator[Iterator[bytes]]:
         """Yield an iterator of blocks for each document; exhaust it before taking the next one.
@@ -159,19 +106,23 @@ class Reading:
         Raises:
             DataError: a document is missing, cannot be read, or holds no text.
         """
-        left = self._corpus.max_bytes
         for document in self._corpus.read():
-            wanted = document.size_bytes
-            if left is not None:
-                wanted = wanted if wanted <= left else document.boundary(left)
-                left = 0 if wanted < document.size_bytes else left - wanted
-            if wanted:
+            if isinstance(document, Omission):
+                self.account.omit(document)
+                continue
+            blocks = document.blocks()
+            if not (first := next(blocks, b"")):
+                self.account.omit(Omission("empty file", document.where))
+            elif first := self._within_limit(first):
                 self.where = document.where
-                self.documents += 1
-                yield self._counted(document.blocks(wanted))
+                self.account.documents += 1
+                self.account.files += bool(document.file) and document.file != self._file
+                self._file = document.file
+                yield self._counted(chain((first,), map(self._within_limit, blocks)))
                 self._finished.update(self._document.digest())
                 self._document = hashlib.sha256()
-            if left == 0:
+            if self._left == 0:
+                self.account.omit(Omission("text after max_bytes", document.where))
                 return
 
     def digest(self) -> str:
@@ -181,10 +132,23 @@ class Reading:
         """
         return self._finished.hexdigest()
 
+    def _within_limit(self, block: bytes) -> bytes:
+        """Return the part of the block that the size limit allows, in whole characters."""
+        if self._left is None:
+            return block
+        end = min(self._left, len(block))
+        self._left -= end
+        while 0 < end < len(block) and block[end] & 0xC0 == 0x80:
+            end -= 1
+        return block[:end]
+
     def _counted(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
-        for block in blocks:
+        for block in takewhile(len, blocks):
             self._document.update(block)
             self.done_bytes += len(block)
+            # The separators of answers are the only bytes that are not UTF-8; they are no text.
+            text = block if block.isascii() else block.decode(errors="ignore")
+            self.account.characters += len(text)
             yield block
 
 
@@ -211,32 +175,52 @@ class Amount(NamedTuple):
         return f"{text}, {self.held_back:,}{' tokens' if self.tokens else ''} held back"
 
 
-# ---- corpora of plain files
+# ---- corpora of files
 
 
-def text_corpus(paths: Sequence[str | Path], max_bytes: int | None = None) -> Corpus:
+def text_corpus(
+    paths: Sequence[str | Path], max_bytes: int | None = None, rows: RowText | None = None
+) -> Corpus:
     """Return the corpus of all files that the paths name, in the order given.
+
+    A data file, such as `.jsonl` or `.csv`, has a document for each row; any other is one document.
 
     Args:
         paths: files, folders (all files below, except hidden ones) and globs. Files of one folder
             or glob are ordered by relative path. A file that is named twice counts once.
         max_bytes: number of bytes to use, from the start of the first file; None: all.
+        rows: rules for rows of data files, and the encoding of files that are not UTF-8.
 
     Raises:
-        DataError: an entry matches no file, cannot be read, or is packed or a table.
+        DataError: an entry matches no file, cannot be read, or is not text; the message names up to
+            five files that are not.
     """
+    rows = rows or RowText()
     found: dict[Path, Path] = {}
+    omitted = list[Omission]()
     for entry in paths:
         with text_errors(entry):
-            files = _matching(entry)
+            files = _matching(entry, omitted)
             if not files:
                 what = "is an empty folder" if Path(entry).is_dir() else "matches no file"
                 raise DataError(f"data path {str(entry)!r} {what}")
         for file in files:
-            if file.name.lower().endswith(PACKED_SUFFIXES + TABLE_SUFFIXES):
-                raise DataError(f"{file} is packed or a table, not plain text", _HOW_TO_READ)
-            found.setdefault(file.resolve(), file)
-    return _corpus(tuple(found.values()), max_bytes)
+            if (place := file.resolve()) in found:
+                omitted.append(Omission("file named twice", str(file)))
+            found.setdefault(place, file)
+    named = tuple(found.values())
+    _refuse([file for file in named if not (is_data_file(file) or codec_of(file, rows.encoding))])
+    return _corpus(named, max_bytes, rows, omitted)
+
+
+def _refuse(files: Sequence[Path]) -> None:
+    """Refuse files that are not text, if there are any. Raises: DataError."""
+    if files:
+        more = "" if len(files) <= _SHOWN else f" and {len(files) - _SHOWN:,} more"
+        raise DataError(
+            f"these files are not text: {', '.join(map(str, files[:_SHOWN]))}{more}",
+            'move them to another folder, or name only the text files: [data] paths = ["…/*.txt"]',
+        )
 
 
 def stdlib_corpus(max_bytes: int | None = None, root: Path | None = None) -> Corpus:
@@ -253,14 +237,38 @@ def stdlib_corpus(max_bytes: int | None = None, root: Path | None = None) -> Cor
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     with text_errors(root):
-        sources = _walk(root, _is_stdlib_folder, _is_stdlib_source)
+        sources = _walk(root, _is_stdlib_folder, _is_stdlib_source, [])
     if not sources:
         raise DataError(f"this Python has no source code of its standard library in {root}")
-    return _corpus(sources, max_bytes)
+    return _corpus(sources, max_bytes, RowText(encoding=BYTES), ())
 
 
-def _corpus(files: Sequence[Path], max_bytes: int | None) -> Corpus:
-    return Corpus(partial(_documents, files), max_bytes, size_of_files(files))
+def _corpus(
+    files: Sequence[Path], max_bytes: int | None, rows: RowText, omitted: Sequence[Omission]
+) -> Corpus:
+    def read() -> Iterator[Document | Omission]:
+        yield from omitted
+        for path in files:
+            yield from file_documents(path, rows)
+
+    return Corpus(read, max_bytes, size_of_files(files))
+
+
+def file_documents(path: Path, rows: RowText) -> Iterator[Document | Omission]:
+    """Yield the documents of a file: one for each row of a data file, else one.
+
+    Raises:
+        DataError: the file is not text, is damaged, or has a row that cannot become text.
+    """
+    if is_data_file(path):
+        yield from rows.of_file(path)
+        return
+    codec = codec_of(path, rows.encoding)
+    if codec is None:
+        _refuse([path])
+    elif codec not in (UTF_8, BYTES):
+        yield Omission(f"file converted from {codec}", str(path))
+    yield file_document(path, codec or UTF_8)
 
 
 def size_of_files(files: Iterable[Path]) -> int:
@@ -272,28 +280,17 @@ def size_of_files(files: Iterable[Path]) -> int:
     return total
 
 
-def _documents(files: Sequence[Path]) -> Iterator[Document]:
-    for path in files:
-        with text_errors(path):
-            size_bytes = path.stat().st_size
-        yield Document(str(path), size_bytes, partial(_open, path))
-
-
-def _open(path: Path) -> IO[bytes]:
-    return path.open("rb")
-
-
-def _matching(entry: str | Path) -> list[Path]:
+def _matching(entry: str | Path, omitted: list[Omission]) -> list[Path]:
     path = Path(entry)
-    if _is_text(path):
+    if _is_file(path):
         return [path]
     if path.is_dir():
-        return _walk(path, lambda name: True, _is_text)
+        return _walk(path, lambda name: True, _is_file, omitted)
     matches = sorted(glob.glob(str(entry), recursive=True))
-    return [Path(match) for match in matches if _is_text(Path(match))]
+    return [Path(match) for match in matches if _is_file(Path(match))]
 
 
-def _is_text(path: Path) -> bool:
+def _is_file(path: Path) -> bool:
     """Return True for a file.
 
     Raises:
@@ -305,11 +302,23 @@ def _is_text(path: Path) -> bool:
 
 
 def _walk(
-    root: Path, folder_counts: Callable[[str], bool], file_counts: Callable[[Path], bool]
+    root: Path,
+    folder_counts: Callable[[str], bool],
+    file_counts: Callable[[Path], bool],
+    omitted: list[Omission],
 ) -> list[Path]:
-    """Return the files below `root`, sorted by relative path; links to folders are not followed."""
+    """Return the files below `root`, sorted by relative path; links to folders are not followed.
+
+    Hidden files and folders, and links to folders, are added to `omitted`.
+    """
     files: list[Path] = []
     for folder, folders, names in os.walk(root, onerror=_raise):
+        for name in sorted((*folders, *names)):
+            place = Path(folder, name)
+            if name.startswith("."):
+                omitted.append(Omission("hidden file or folder", str(place)))
+            elif name in folders and place.is_symlink():
+                omitted.append(Omission("link to a folder", str(place)))
         folders[:] = [name for name in folders if not name.startswith(".") and folder_counts(name)]
         files += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted((f for f in files if file_counts(f)), key=lambda f: f.relative_to(root).parts)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atom.models.data.account import Account, doubt_about
 from atom.models.data.corpus import Amount
 from atom.models.data.sampler import BLOCK_PIECES, Order, Permutation, Sampler
 from atom.models.data.token_file import TokenFile
@@ -76,13 +77,21 @@ class Samples:
     vocabulary_size: int = 0
     """Number of tokens of the tokenizer; 0 if the data is not text."""
     tokenizer_json: bytes = b""
-    """Content of the tokenizer.json that made the tokens; empty if there is none."""
+    """Content of the tokenizer.json that made the tokens, with the settings of its folder; empty if
+    there is none."""
     files: tuple[TokenFile, ...] = ()
     """Token files of the texts, those to train on first; empty if the data is not text."""
     need: Need = all_present
     """Function that is called with a batch's pieces before the batch is read."""
     to_batch: Callable[[Batch], Batch] = lambda batch: batch
     """Function that turns a batch of rows into the entries that the model's forward takes."""
+
+    @property
+    def accounts(self) -> dict[str, Account]:
+        """Name of a text → its account; empty for texts that come from other peers."""
+        names = dict.fromkeys((*self.train, *self.validation))
+        found = ((name, file.account) for name, file in zip(names, self.files, strict=False))
+        return {name: account for name, account in found if account.documents}
 
     def batch(self, positions: Sequence[int]) -> Batch:
         """Return the samples at `positions` of the run as one batch, in this order.
@@ -286,6 +295,9 @@ def token_samples(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut, seed: i
         if not text.weight or cut.validation_fraction:
             held_back = range(end, len(text.file.tokens))
             validation[text.name] = _windows(text, cut, "validation", held_back, number, share)
+            if text.weight and text.file.account.documents:
+                both = text.file.tokens[:end], text.file.tokens[end:]
+                text.file.account.doubt = doubt_about(*both)
     orders = (Order(len(part), part.piece_windows, seed) for part in train.values())
     weights = tuple(text.weight for text in texts if text.weight)
     return Samples(
@@ -300,7 +312,7 @@ def token_samples(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut, seed: i
         ),
         tokens_per_sample=cut.sequence_tokens,
         vocabulary_size=tokenizer.vocabulary_size,
-        tokenizer_json=tokenizer.content,
+        tokenizer_json=tokenizer.packed,
         files=tuple(text.file for text in texts),
     )
 

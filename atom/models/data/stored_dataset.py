@@ -7,22 +7,23 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from atom.models.data.conversations import COLUMNS, ChatTemplate
-from atom.models.data.corpus import Corpus, Document, row_document, size_of_files
+from atom.models.data.corpus import Corpus, file_documents, size_of_files
+from atom.models.data.documents import Document, Omission
+from atom.models.data.row_text import RowText
+from atom.models.data.rows import Rows
 from atom.models.source import DataError, DataUnreachable, NoRoomForData, install_extra
 
-_ROWS_PER_READ = 256
 _DEFAULT_SPLIT = "train"
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files that mark a folder written by `save_to_disk`: with one table, and with several."""
-_NAME_THE_TEXT = 'name the one that holds the text: [data] text_field = "…" in the run file'
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,18 @@ class StoredDataset:
     """Identity of a table of `datasets`, and how its rows become text."""
 
     path: str
-    """Absolute folder, or OWNER/NAME on the hub."""
-    text_field: str = "text"
-    """Column that holds the text."""
+    """Absolute folder or file, or OWNER/NAME on the hub."""
+    rows: RowText = field(default_factory=RowText)
+    """Rules by which rows become text."""
     split: str = _DEFAULT_SPLIT
     name: str | None = None
     """Configuration, for a table that has several."""
     revision: str | None = None
     """Commit on the hub, 40 hex digits."""
-    tokenizer: str = "bytes"
-    """Path of the tokenizer.json whose chat template writes conversations, or "bytes"."""
-    answers: bool = False
-    """True: rows are conversations, and their answers are to be marked."""
 
     @property
     def folder(self) -> Path | None:
-        """Local folder of the table; None for a table on the hub."""
+        """Local folder or file of the table; None for a table on the hub."""
         return Path(self.path) if Path(self.path).is_absolute() else None
 
     def corpus(self, max_bytes: int | None = None) -> Corpus:
@@ -54,95 +51,104 @@ class StoredDataset:
         Raises:
             DataError: the folder does not exist.
         """
-        if self.folder and not self.folder.is_dir():
+        if self.folder and not self.folder.exists():
             hint = "name a folder, or OWNER/NAME on the hub"
             raise DataError(f"no such folder: {self.path}", hint)
         # The files are somewhat larger than their texts, which is good enough for a progress bar.
-        about_bytes = size_of_files(self.folder.rglob("*")) if self.folder else 0
+        files = [] if self.folder is None else [self.folder, *self.folder.rglob("*")]
+        about_bytes = size_of_files(file for file in files if file.is_file())
         return Corpus(partial(_documents, self), max_bytes, about_bytes)
 
 
-def _documents(stored: StoredDataset) -> Iterator[Document]:
-    """Yield a document for each row, except rows with null in a column. Raises: DataError."""
-    template: ChatTemplate | None = None
-    for number, row in enumerate(_rows(stored), start=1):
-        where = f"{stored.path}, row {number} of {stored.split}"
-        if None in row.values():
-            continue
-        if stored.text_field not in row or stored.answers:
-            template = template or ChatTemplate(stored.tokenizer)
-            yield row_document(where, template.document(row, where, stored.answers))
-            continue
-        text = row[stored.text_field]
-        if not isinstance(text, str):
-            what = f'"{stored.text_field}" holds {type(text).__name__}, not a text'
-            raise DataError(f"{where}: {what}", _NAME_THE_TEXT)
-        yield row_document(where, text.encode())
+def _documents(stored: StoredDataset) -> Iterator[Document | Omission]:
+    """Yield the documents of the rows, and the omitted rows and files. Raises: DataError."""
+    folder = stored.folder
+    if folder and folder.is_file():
+        yield from file_documents(folder, stored.rows)
+    elif folder and any((folder / name).exists() for name in _SAVED):
+        name = f"{stored.path}, row {{}} of {stored.split}".format
+        yield from stored.rows.of_rows(_saved_rows(stored), name, stored.path)
+    else:
+        files, others = _files(stored)
+        yield from (Omission("file that is not in the split", file) for file in others)
+        for file in files:
+            yield from file_documents(_fetched(stored, file), stored.rows)
 
 
-def _rows(stored: StoredDataset) -> Iterator[dict[str, Any]]:
-    """Yield the relevant columns of each row. Raises: DataError."""
-    if stored.folder and _all_empty(stored.folder):
-        return  # the library would raise a bare StopIteration
-    try:
-        table = _table(stored)
-        columns = _columns(stored, table.column_names)
-        for rows in table.select_columns(columns).iter(batch_size=_ROWS_PER_READ):
-            for values in zip(*(rows[name] for name in columns), strict=True):
-                yield dict(zip(columns, values, strict=True))
-    except DataError:
-        raise
-    except Exception as error:  # each file format and the network raise errors of their own
-        raise _data_error(stored, error) from error
+def _saved_rows(stored: StoredDataset) -> Rows:
+    """Yield the wanted columns of each row of a folder that `save_to_disk` wrote.
 
-
-def _columns(stored: StoredDataset, names: list[str]) -> list[str]:
-    """Choose the columns to read: the text, or a conversation. Raises: DataError."""
-    if stored.text_field in names and not stored.answers:
-        return [stored.text_field]
-    chats = [list(columns) for columns in COLUMNS if set(columns) <= set(names)]
-    if chats:
-        return chats[0]
-    has = ", ".join(map(repr, names[:8]))
-    if stored.answers:
-        hint = "conversations need a column messages, or columns prompt and completion"
-        raise DataError(f"{stored.path} has rows without answers: {has}", hint)
-    what = f'no column "{stored.text_field}"; it has {has}'
-    raise DataError(f"{stored.path}: {what}", _NAME_THE_TEXT)
-
-
-def _all_empty(folder: Path) -> bool:
-    """Return True if the folder has files and all of them are empty."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return bool(files) and size_of_files(files) == 0
-
-
-def _table(stored: StoredDataset) -> Any:
-    library = _library(stored.path)
-    if not sys.stderr.isatty():
-        library.disable_progress_bars()
-    if stored.folder and any((stored.folder / name).exists() for name in _SAVED):
-        _check_files(stored, _named_by_saved(stored.folder), f"{stored.folder}/")
-        table = _split_of(library.load_from_disk(stored.path), stored)
+    Raises:
+        DataError: the folder is not complete, or has no such split.
+    """
+    with _library_errors(stored):
+        _check_files(stored, _named_by_saved(Path(stored.path)), f"{stored.path}/")
         # A saved table keeps an output format, which may convert rows and hide columns.
-        return table.with_format(None)
-    if stored.folder and (below := sorted(stored.folder.rglob(_SAVED[0]))):
+        table = _split_of(_library(stored.path).load_from_disk(stored.path), stored)
+        table = table.with_format(None)
+        wanted = [name for name in table.column_names if name in stored.rows.wanted]
+        yield from table.select_columns(wanted or table.column_names)
+
+
+def _files(stored: StoredDataset) -> tuple[list[str], list[str]]:
+    """Return the files of the split, as the library finds them, and the folder's other files.
+
+    Raises:
+        DataError: there is no such table or split, or it names files that are not its own.
+    """
+    folder = stored.folder
+    if folder and (below := sorted(folder.rglob(_SAVED[0]))):
         raise DataError(
             f"{stored.path} is not a table, but contains tables such as {below[0].parent}",
             "name the folder of one of them: the library would merge all of them",
         )
-    if not stored.folder and Path(stored.path).exists():
+    if not folder and Path(stored.path).exists():
         raise DataError(
             f"{stored.path} names a dataset on the hub, but also a path in the working directory",
             "start from another directory",
         )
-    revision = None if stored.folder else stored.revision
-    builder = library.load_dataset_builder(stored.path, stored.name, revision=revision)
-    own = f"{stored.folder.resolve()}/" if stored.folder else f"hf://datasets/{stored.path}@"
-    files = (builder.config.data_files or {}).values()
-    _check_files(stored, (str(file) for each in files for file in each), own)
-    builder.download_and_prepare()
-    return builder.as_dataset(split=stored.split)
+    library = _library(stored.path)
+    if not sys.stderr.isatty():
+        library.disable_progress_bars()
+    with _library_errors(stored):
+        revision = None if folder else stored.revision
+        builder = library.load_dataset_builder(stored.path, stored.name, revision=revision)
+    found = builder.config.data_files or {}
+    splits = {str(name): list(map(str, files)) for name, files in found.items()}
+    own = f"{folder.resolve()}/" if folder else f"hf://datasets/{stored.path}@"
+    _check_files(stored, (file for files in splits.values() for file in files), own)
+    if stored.split not in splits:
+        raise DataError(
+            f'{stored.path}: no split "{stored.split}"; it has {", ".join(map(repr, splits))}',
+            'name an existing one: [data] split = "…" in the run file',
+        )
+    used = splits[stored.split]
+    return used, [] if folder is None else _others(folder.resolve(), used)
+
+
+def _others(folder: Path, used: Sequence[str]) -> list[str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    named = {str(path) for path in files if not path.name.startswith((".", "README"))}
+    return sorted(named - {*used})
+
+
+def _fetched(stored: StoredDataset, file: str) -> Path:
+    """Return the place of a file on this machine, and fetch it from the hub if needed."""
+    if stored.folder:
+        return Path(file)
+    with _library_errors(stored):
+        return Path(_library(stored.path).DownloadManager().download(file))
+
+
+@contextmanager
+def _library_errors(stored: StoredDataset) -> Iterator[None]:
+    """Turn errors of the library within the context into a DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # each file format and the network raise errors of their own
+        raise _data_error(stored, error) from error
 
 
 def _check_files(stored: StoredDataset, named: Iterable[str], own: str) -> None:
@@ -200,7 +206,6 @@ def _split_of(saved: Any, stored: StoredDataset) -> Any:
 
 def _data_error(stored: StoredDataset, error: Exception) -> DataError:
     """Return the error with which to report an exception of the library."""
-    error = _unwrapped(error)
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
         place = _library(stored.path).config.HF_DATASETS_CACHE
@@ -217,13 +222,6 @@ def _data_error(stored: StoredDataset, error: Exception) -> DataError:
         return DataError(what, "name a folder written by save_to_disk, or a folder of data files")
     hint = "check its name and the network, then start again; or name a local folder instead"
     return DataUnreachable(what, hint)
-
-
-def _unwrapped(error: Exception) -> Exception:
-    """Return the cause of the library's generic DatasetGenerationError, else the error itself."""
-    wrapped = type(error).__name__.startswith("DatasetGeneration")
-    cause = error.__cause__ if wrapped else None
-    return cause if isinstance(cause, Exception) else error
 
 
 def _first_line(error: Exception) -> str:

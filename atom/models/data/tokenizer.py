@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from atom.models.data import tokenizer_settings as declarations
+from atom.models.data.tokenizer_settings import Settings, declared, token_text
 from atom.models.source import DataError
 
 _PIECE_CHARACTERS = 1 << 18
@@ -19,32 +21,37 @@ _LINE_CHARACTERS = 1 << 23
 _HINT = "name a tokenizer.json: [data] tokenizer, in the run file or in your peer file"
 _MAX_VOCABULARY = 1 << 31
 """Maximum vocabulary size: token files store large vocabularies as int32."""
+_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 _SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
-"""Known end-of-text tokens, in order of preference."""
+"""Known end-of-text tokens, in order of preference, for a folder that declares no other one."""
 
 
 class Tokenizer(Protocol):
     """Interface that turns the bytes of documents into token numbers below `vocabulary_size`."""
 
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of tokens that the tokenizer can produce."""
+    vocabulary_size: int
+    """Number of tokens that the tokenizer can produce."""
+    digest: str
+    """sha256 hex digest of all data that decides the tokens."""
+    content: bytes
+    """Content of the tokenizer.json; empty if there is none."""
+    packed: bytes
+    """Content of the tokenizer.json and the settings of its folder; empty if there is none."""
+    end: tuple[int, ...]
+    """Tokens that end a document."""
+    ends: tuple[int, ...]
+    """Tokens of which each ends an answer: the first is the declared end-of-sequence token."""
+    complements: bool
+    """True if a token t that is not a target is encoded as ~t."""
 
-    @property
-    def digest(self) -> str:
-        """sha256 hex digest of all data that decides the tokens."""
+    def border(self, before: Sequence[int] | None, piece: Any, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens to put before the first piece of a document.
 
-    @property
-    def content(self) -> bytes:
-        """Content of the tokenizer.json; empty if there is none."""
-
-    @property
-    def separator(self) -> Sequence[int]:
-        """Tokens to put between two documents."""
-
-    @property
-    def complements(self) -> bool:
-        """True if a token t that is not a target is encoded as ~t."""
+        Args:
+            before: last tokens of the preceding document; None: this is the first document.
+            piece: the piece.
+            tokens: its tokens.
+        """
 
     def pieces(self, blocks: Iterable[bytes]) -> Iterator[Any]:
         """Cut the blocks of one document into pieces that can be encoded independently.
@@ -71,9 +78,15 @@ class ByteTokenizer:
 
     vocabulary_size = 256
     digest = hashlib.sha256(b"bytes").hexdigest()
-    content = b""
-    separator: Sequence[int] = (10,)
+    content = packed = b""
+    end: tuple[int, ...] = (10,)
+    ends: tuple[int, ...] = ()
+    """No token: the newline that separates documents also occurs inside them."""
     complements = False
+
+    def border(self, before: Sequence[int] | None, piece: Any, tokens: Sequence[int]) -> list[int]:
+        """Return a newline between two documents."""
+        return [] if before is None else [*self.end]
 
     def pieces(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         """Return the blocks unchanged."""
@@ -88,22 +101,26 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """Tokenizer of a tokenizer.json; its end-of-text token, if it has one, separates documents."""
+    """Tokenizer of a tokenizer.json, with the settings that its folder declares."""
 
     complements = False
 
     def __init__(self, path: Path) -> None:
-        """Load the file.
+        """Load the file, and its settings from the same content or from the folder beside it.
 
         Raises:
-            DataError: the file is missing, malformed or unusable.
+            DataError: a file is missing, malformed or unusable.
         """
         try:
-            content = path.read_bytes()
+            packed = path.read_bytes()
         except OSError as error:
             raise DataError(f"tokenizer {path} cannot be read: {error.strerror}", _HINT) from error
-        self._tokenizer = _parse_tokenizer(content, path)
+        self.content, settings = declarations.unpack(packed, str(path))
+        self.settings = declarations.read_settings(path.parent) if settings is None else settings
+        self._tokenizer = _parse_tokenizer(self.content, path)
         _disable_batching(self._tokenizer)
+        with _library_errors(f"{path.parent} declares tokens that cannot be added", _HINT):
+            _add_declared(self._tokenizer, self.settings)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise DataError(f"tokenizer {path} has an empty vocabulary", _HINT)
@@ -112,16 +129,50 @@ class JsonTokenizer:
         if self.vocabulary_size > _MAX_VOCABULARY:
             what = f"tokenizer {path} has a token numbered {self.vocabulary_size - 1:,}: too high"
             raise DataError(what, _HINT)
-        self._path = path
-        self.digest = hashlib.sha256(f"{_PIECE_CHARACTERS}:".encode() + content).hexdigest()
-        self.content = content
-        self._separators = [text for text in _SEPARATORS if text in vocabulary][:1]
-        self.separator: Sequence[int] = tuple(vocabulary[text] for text in self._separators)
+        self.path, self._vocabulary = path, vocabulary
+        self.packed = declarations.pack(self.content, self.settings)
+        self.digest = hashlib.sha256(f"{_PIECE_CHARACTERS}:".encode() + self.packed).hexdigest()
+        self._set_borders()
 
-    @property
-    def separator_text(self) -> str | None:
-        """Text of the token between documents; None if there is none."""
-        return self._separators[0] if self._separators else None
+    def _set_borders(self) -> None:
+        """Find the tokens that begin and end a document, and those that end an answer."""
+        with _library_errors(f"tokenizer {self.path} cannot encode its tokens", _HINT):
+            begin, end = _added_around(self._tokenizer)
+        if declared(self.settings, "add_bos_token") is True:
+            begin = begin or self.special("bos_token")
+        # An end-of-sequence token that the chat template writes ends a turn. If the vocabulary has
+        # a token for the end of a text besides, that one separates documents.
+        eos = self.special("eos_token")
+        written = "".join(declarations.templates(self.settings).values())
+        known = [self._vocabulary[text] for text in _SEPARATORS if text in self._vocabulary]
+        is_turn = any(text in written for text in ("eos_token", *map(self.token, eos)))
+        if known and (not eos or (is_turn and eos[0] not in known)):
+            end = end or (known[0],)
+        self.begin = begin
+        """Tokens that begin a document."""
+        self.end = end or eos
+        ends = [*eos, *declarations.answer_ends(self.settings), *self.end]
+        self.ends = tuple(dict.fromkeys(each for each in ends if each < self.vocabulary_size))
+
+    def special(self, key: str) -> tuple[int, ...]:
+        """Return the token that the folder declares under a key such as "pad_token", if any."""
+        text = declarations.special_tokens(self.settings).get(key)
+        return (self._vocabulary[text],) if text in self._vocabulary else ()
+
+    def token(self, number: int) -> str:
+        """Return the text of one token of the vocabulary."""
+        return str(self._tokenizer.id_to_token(number))
+
+    def added_tokens(self) -> dict[str, tuple[int, bool]]:
+        """Return text → (number, True if special) of tokens that are found before all others."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: (number, token.special) for number, token in added.items()}
+
+    def border(self, before: Sequence[int] | None, piece: Any, tokens: Sequence[int]) -> list[int]:
+        """Return the end of the document before and the begin of this one, unless written there."""
+        ended = before is None or tuple(before[-len(self.end) :]) == self.end
+        begun = tuple(tokens[: len(self.begin)]) == self.begin
+        return [*(() if ended else self.end), *(() if begun else self.begin)]
 
     def pieces(self, blocks: Iterable[bytes]) -> Iterator[str]:
         """Cut one document into groups of whole lines.
@@ -147,7 +198,7 @@ class JsonTokenizer:
             DataError: the tokenizer has no token for some text.
         """
         hint = "use one that has a token for unknown characters, or for every byte"
-        with _library_errors(f"tokenizer {self._path} cannot encode the text", hint):
+        with _library_errors(f"tokenizer {self.path} cannot encode the text", hint):
             found: Sequence[Any] = self._tokenizer.encode_batch(pieces, add_special_tokens=False)
         return found
 
@@ -174,6 +225,21 @@ def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
     """
     pieces = list(tokenizer.pieces([text.encode()]))
     return [token for tokens in tokenizer.encode(pieces) for token in tokens]
+
+
+def borders(tokenizer: Tokenizer, answer_ends: Sequence[int]) -> str:
+    """Return a line about the tokens that begin and end documents and answers."""
+    if not isinstance(tokenizer, JsonTokenizer):
+        return "a newline ends a document; no token ends an answer"
+
+    def named(tokens: Sequence[int]) -> str:
+        return " ".join(f"{tokenizer.token(each)} ({each})" for each in tokens) or "no token"
+
+    between = "" if tokenizer.end else ", so nothing stands between documents"
+    return (
+        f"a document begins with {named(tokenizer.begin)} and ends with {named(tokenizer.end)}"
+        f"{between}; an answer ends with {named(answer_ends[:1])}"
+    )
 
 
 def byte_level_tokenizer() -> str:
@@ -224,6 +290,30 @@ def _disable_batching(tokenizer: Any) -> None:
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None) is not None:
         tokenizer.model.dropout = None
+
+
+def _add_declared(tokenizer: Any, settings: Settings) -> None:
+    """Add declared tokens that the tokenizer.json lacks, as `transformers` does."""
+    from tokenizers import AddedToken
+
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    missing = dict[str, Any]()
+    for token in declarations.declared_tokens(settings):
+        if (text := token_text(token)) is not None and text not in known:
+            flags = {key: token[key] for key in _FLAGS if key in token} if text != token else {}
+            missing.setdefault(text, AddedToken(text, **{"special": True, **flags}))
+    tokenizer.add_tokens([*missing.values()])
+
+
+def _added_around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens that the tokenizer's post-processor puts before and after a text."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    for token in sorted(added, key=lambda each: not each.special):
+        encoding = tokenizer.encode(token.content)
+        own = [at for at, special in enumerate(encoding.special_tokens_mask) if not special]
+        if own:
+            return tuple(encoding.ids[: own[0]]), tuple(encoding.ids[own[-1] + 1 :])
+    return (), ()  # a post-processor that adds tokens has names for them
 
 
 def _characters(blocks: Iterable[bytes]) -> Iterator[str]:

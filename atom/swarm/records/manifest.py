@@ -79,7 +79,7 @@ class SharedText(NamedTuple):
     vocabulary: Amount
     """Number of tokens that the tokenizer knows."""
     tokenizer_bytes: Amount
-    """Size of tokenizer.json; 0 if there is none."""
+    """Size of tokenizer.json with the settings of its folder; 0 if there is none."""
     files: Annotated[tuple[TextFile, ...], MAX_TEXT_FILES]
 
 

@@ -21,6 +21,7 @@ def info(**more: Any) -> dict[str, Any]:
         "devices": {"cpu": None},
         "round": 1076, "rounds": 10_000, "global_batch": 8,
         "data": {"tokens": 1880, "samples": 234, "held_back": 0}, "epochs": {"": 1.5},
+        "accounts": {},
         "optimizer_state": "exact", "gradients": "float32", "codec": "float32",
         "sequences": 4, "rounds_joined": 76,
         "sequences_committed": 608, "sequences_per_s": 82.179, "tokens_per_s": 657.4,

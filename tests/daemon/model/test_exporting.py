@@ -15,7 +15,8 @@ from atom.base.errors import MismatchError, ModelError, StorageError, TrustError
 from atom.daemon.model import exporting, pinning, weight_files
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.kept_run import KeptRun
-from atom.daemon.model.texts import read_texts
+from atom.daemon.model.sampled import sampled_folder
+from atom.daemon.model.texts import TOKENIZER, content_of, read_texts
 from atom.daemon.model.weight_files import WeightFiles
 from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import StateDirectory
@@ -23,11 +24,12 @@ from atom.graph.ir import ParameterLayout
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.source import ModelSource
 from atom.swarm.identity import Identity
-from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.arenas import bytes_of, state_digest
 from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.model.kept_runs import WORDS, Folder, folder_in
 from tests.daemon.silence import Notes, Silence
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
+from tests.models.chat_tokenizer import FAMILIES, tokenizer_folder
 
 TOKENS = torch.randint(256, (2, 8), generator=torch.Generator().manual_seed(1))
 
@@ -107,7 +109,7 @@ def test_the_tokenizer_of_bytes_comes_along(kept: Kept, tmp_path: Path) -> None:
     assert tokenizer.model_max_length == 8
 
 
-OWN = f'{TEXT}\ntokenizer = "words.json"'
+OWN = f'{TEXT}\ntokenizer = "words.json"\nlost_text = "100 %"'
 
 
 def save_words(path: Path, *others: str) -> None:
@@ -135,10 +137,44 @@ def test_a_run_s_own_tokenizer_comes_along(tmp_path: Path) -> None:
     assert config.eos_token_id == 4, "so generating ends there"
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_settings_of_a_tokenizer_come_along(tmp_path: Path, name: str) -> None:
+    family, own = FAMILIES[name], tmp_path / "model"
+    tokenizer_folder(own, family.tokens, family.config, family.around, family.files)
+    with folder_in(tmp_path) as folder:
+        member = folder.found(GPT3, data=f'{TEXT}\ntokenizer = "model/tokenizer.json"')
+        folder.snapshot(member)
+        blob = bytes_of(content_of(member.samples)[TOKENIZER])
+    before = transformers.AutoTokenizer.from_pretrained(own, local_files_only=True)
+    shutil.rmtree(own)
+    assert (tmp_path / "a" / "tokenizer").read_bytes() == blob, "joiners fetch the same"
+    path = exported(tmp_path)
+    after = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    assert (after.chat_template, len(after)) == (before.chat_template, len(before))
+    for key in ("bos_token", "pad_token", "eos_token"):
+        declared = getattr(before, key)
+        assert getattr(after, key) == declared or (key == "eos_token" and declared is None)
+    assert after("a")["input_ids"] == before("a")["input_ids"]
+    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    assert ends[0] == family.answer
+    sampled = sampled_folder(path, None, str)
+    if family.answer is None:
+        assert not (path / "generation_config.json").exists()
+        assert sampled.ends == frozenset()
+        return
+    generation = transformers.GenerationConfig.from_pretrained(path)
+    assert generation.eos_token_id == config.eos_token_id
+    assert generation.pad_token_id == before.pad_token_id
+    assert sampled.ends == set(ends) == sampled_folder(tmp_path / "a", None, str).ends
+    (prompt,) = sampled.read(["a"])
+    assert prompt == [*family.begin, 97]
+
+
 def test_another_tokenizer_never_takes_the_place_of_the_run_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words, kept = tmp_path / "words.json", tmp_path / "a" / "tokenizer.json"
+    words, kept = tmp_path / "words.json", tmp_path / "a" / "tokenizer"
 
     def replaced_meanwhile(*given: object) -> object:
         text = read_texts(*given)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Reading the text that a run file's [data] names, and refusing data that differ from the run's."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from errno import ENOSPC
@@ -24,9 +25,10 @@ from atom.models.data.corpus import silent, text_corpus
 from atom.models.data.samples import Cut, Text, token_samples
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer, byte_level_tokenizer
-from atom.models.source import DataUnreachable, NoRoomForData
+from atom.models.source import DataUnreachable, NoRoomForData, SourceError
 from atom.swarm.identity import Identity
 from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in
+from tests.daemon.silence import Notes
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 from tests.models.chat_tokenizer import chat_tokenizer
 from tests.swarm.swarm_samples import a_manifest
@@ -41,12 +43,12 @@ REVISION = "a" * 40
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     def builder(path: str, name: str | None, revision: str) -> SimpleNamespace:
         assert (path, revision) == ("owner/name", REVISION)
-        return SimpleNamespace(
-            config=SimpleNamespace(data_files=None),
-            download_and_prepare=lambda: None,
-            as_dataset=lambda split: datasets.Dataset.from_list(ROWS),
-        )
+        files = {"train": [f"hf://datasets/{path}@{REVISION}/a.parquet"]}
+        return SimpleNamespace(config=SimpleNamespace(data_files=files))
 
+    datasets.Dataset.from_list(ROWS).to_parquet(tmp_path / "a.parquet")
+    manager = SimpleNamespace(download=lambda file: str(tmp_path / "a.parquet"))
+    monkeypatch.setattr(datasets, "DownloadManager", lambda: manager)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(texts, "newest_revision", lambda path, kind: REVISION)
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
@@ -118,11 +120,19 @@ def test_the_founder_has_the_run_that_joiners_read(folder: Folder) -> None:
         assert found == pinned_run(normalised_run_text(found))
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused(folder: Folder) -> None:
+def test_tokens_that_occur_count_and_not_the_declared_ones(folder: Folder) -> None:
+    """A model may have fewer tokens than its tokenizer, such as one without the added pad token."""
     (folder.root / "tokenizer.json").write_text(byte_level_tokenizer())
     data = f'{TEXT}\ntokenizer = "tokenizer.json"'
-    with pytest.raises(ConfigError, match="100 is less than the tokenizer's 25"):
+    with pytest.raises(ConfigError, match="the model has 100 tokens, and the text the token 1"):
         folder.found(f"{GPT3}\nvocabulary_size = 100", data=data)
+    member = folder.found(f"{GPT3}\nvocabulary_size = 128", "c", data=data)
+    batch = member.samples.batch(range(4))
+    assert member.replica.run_pass([batch]) == 4
+    (file,) = member.samples.files
+    file.tokens.fill_(128)  # as a stranger's text may have
+    with pytest.raises(SourceError, match="the model has 128 tokens, and the text the token 128"):
+        member.samples.batch([0])
 
 
 def test_only_what_is_of_the_hub_gets_a_revision(folder: Folder) -> None:
@@ -194,7 +204,7 @@ def test_who_has_other_data_hears_how_much_there_is_and_what_to_get(tmp_path: Pa
 
 def test_a_run_that_learns_answers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
-    roles = [("user", "How much does a peer give?"), ("assistant", "What it has.")]
+    roles = [("user", "How much<|im_end|> does a peer give?"), ("assistant", "What it has.")]
     chat = [{"role": role, "content": text} for role, text in roles]
     datasets.Dataset.from_list([{"messages": chat}] * 40).save_to_disk(tmp_path / "table")
     chat_tokenizer(tmp_path / "tokenizer")
@@ -203,7 +213,13 @@ def test_a_run_that_learns_answers_alone(tmp_path: Path, monkeypatch: pytest.Mon
         'tokenizer = "tokenizer/tokenizer.json"'
     )
     with folder_in(tmp_path, config=CONFIG | {"vocab_size": 259}) as folder:
+        folder.console = console = Notes()
         member = folder.found(LLAMA, data=data)
+        assert "ends with <|endoftext|> (258); an answer ends with <|im_end|> (257)" in "".join(
+            console.notes
+        )
+        assert any("row 1 of train, message 1: <|im_end|>" in note for note in console.notes)
+        assert member.run.data.answer_ends == (257, 258)
         share = member.run.data.answer_share
         assert share is not None
         assert 0 < share < 0.5
@@ -248,3 +264,36 @@ def test_a_run_whose_documents_are_apart(tmp_path: Path) -> None:
             folder.found(f"{GPT3}\nvocabulary_size = 259", "c", data=data)
         with pytest.raises(ConfigError, match="no end-of-text token"):
             folder.found(LLAMA, "d", data=f'{text}\ntokenizer = "{bare}"')
+
+
+def test_a_run_file_says_what_may_be_omitted_and_the_start_tells_what_was(folder: Folder) -> None:
+    rows = "id;q;a\n1;good;good\n2;bad\n3;f\xe9;f\xe9\n" + "4;more;more\n" * 99
+    (folder.root / "in").mkdir()
+    (folder.root / "in" / "a.csv").write_bytes(rows.encode("windows-1252"))
+    table = 'source = "datasets"\npath = "./in/a.csv"\ntext_field = "a"'
+    named, skip = 'encoding = "windows-1252"', 'bad_rows = "skip"'
+    with pytest.raises(ConfigError, match=r"a\.csv is not UTF-8 text: byte 28 is 0xe9") as caught:
+        folder.found(GPT3, data=table)
+    assert named in caught.value.hint
+    with pytest.raises(ConfigError, match=r"a\.csv, row 2: another number of fields") as caught:
+        folder.found(GPT3, data=f"{table}\n{named}")
+    assert skip in caught.value.hint
+    data = f"{table}\n{named}\n{skip}\nvalidation_fraction = 0.1"
+    account = folder.found(GPT3, data=data).samples.accounts[""]
+    assert (account.files, account.documents, account.tokens) == (1, 101, 503)
+    assert account.omitted == {"row that cannot be used": (1, f"{folder.root}/in/a.csv, row 2")}
+
+
+def test_a_tokenizer_that_loses_text_needs_the_owners_word(folder: Folder) -> None:
+    content = json.loads(byte_level_tokenizer())
+    vocabulary = content["model"]["vocab"]
+    content["model"]["vocab"] = {sign: n for sign, n in vocabulary.items() if sign != "\u00e9"}
+    (folder.root / "tokenizer.json").write_text(json.dumps(content))
+    (folder.root / "text.txt").write_text("bread and \u9999 " * 99)
+    data = f'{TEXT}\ntokenizer = "tokenizer.json"'
+    with pytest.raises(ConfigError, match=r"99 of 1,188 .*'\u9999', character 11 of") as caught:
+        folder.found(GPT3, data=data)
+    allowed = 'lost_text = "8.4 %"'
+    assert allowed in caught.value.hint
+    account = folder.found(GPT3, data=f"{data}\n{allowed}").samples.accounts[""]
+    assert account.lost == 99
