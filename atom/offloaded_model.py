@@ -171,7 +171,7 @@ class OffloadedModel:
             for some in runs_of(batches, self._replica.micro_batches):
                 program, packing = self._programs.evaluation(some[0])
                 self._replica.engines.use(program)
-                found = self._replica.outputs([each.tensors for each in some])
+                found = self._replica.outputs([each.tensors for each in some], lambda: False)
                 outputs += map(packing.unpacked, found)
         return outputs if several else outputs[0]
 

@@ -338,10 +338,8 @@ class Replica:
         """
         return finite_answers(self.outputs(questions, should_stop))
 
-    def outputs(
-        self, questions: Sequence[Batch], should_stop: Callable[[], bool] = lambda: False
-    ) -> list[Tensor]:
-        """Return what `answers` returns, in the program's dtype and finite or not."""
+    def outputs(self, questions: Sequence[Batch], should_stop: Callable[[], bool]) -> list[Tensor]:
+        """Return what `answers` does, finite or not."""
         self._stepper.raise_if_failed()
         with self._rule.shared_weights(), self.engines.using(self._stepper.wait_idle):
             at_once = self._limits.micro_batches
