@@ -23,7 +23,7 @@ model_dim = 8
 TEXT = "max_bytes"
 SPOILT = {
     "unknown key": ("learning_rate", "learning_rat", "optimizer.learning_rat"),
-    "a table": ('"python-stdlib"', '"text"\npaths = ["bad.jsonl"]', "bad.jsonl is packed"),
+    "no JSON": ('"python-stdlib"', '"text"\npaths = ["bad.jsonl"]', "bad.jsonl, row 1"),
     "no config": (FAMILY, 'huggingface = "absent.json"\n', "absent.json"),
     "nobody's home": (FAMILY, 'huggingface = "~nobody-here/x.json"\n', "~nobody-here/x.json"),
     "no module": (FAMILY, 'module = "absent:make"\n', "module absent"),

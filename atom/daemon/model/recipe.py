@@ -10,10 +10,10 @@ from torch import nn
 
 from atom.base import __version__
 from atom.base.errors import AddressError, ConfigError, MismatchError, ModelError
-from atom.base.usable_memory import bounded_memory, usable_memory
 from atom.config.run_file import PinnedRun, RunFile
 from atom.config.section import PRECISION_NAMES
 from atom.daemon.console import Console
+from atom.daemon.usable_memory import bounded_memory, usable_memory
 from atom.graph.program import compile_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, drawing_place

@@ -11,11 +11,11 @@ import torch
 
 from atom.base.errors import DeviceError, ShortageError
 from atom.base.units import format_bytes
-from atom.base.usable_memory import usable_memory
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.daemon.console import Console
 from atom.daemon.model.recipe import Recipe, answering_graph, evaluation_graph, verify_recipe
+from atom.daemon.usable_memory import usable_memory
 from atom.graph.costs.seconds import Profile
 from atom.models.data.samples import Samples
 from atom.models.sampling import Prompts

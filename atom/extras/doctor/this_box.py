@@ -16,10 +16,10 @@ from atom.base.build_kernels import BUILDING
 from atom.base.errors import AtomError, DeviceError, UserError
 from atom.base.files import nearest_folder
 from atom.base.units import format_bytes
-from atom.base.usable_memory import UsableMemory, usable_memory
 from atom.config.peer_file import Device, PeerFile
 from atom.config.places import base_folder
 from atom.daemon.state_directory import StateDirectory
+from atom.daemon.usable_memory import UsableMemory, usable_memory
 from atom.plan.devices import named_devices, require_alike
 from atom.swap import host_kernels
 from atom.swarm.addresses import listening, parse_listen
