@@ -44,7 +44,7 @@ SourceKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
 _TEXT_SOURCES = ("text", "datasets", "python-stdlib")
 _DATA_KEYS = {
     "paths": ("text",),
-    **dict.fromkeys(("path", "name", "split", "revision", "columns", "train_on"), ("datasets",)),
+    **dict.fromkeys(("path", "name", "split", "revision", "train_on"), ("datasets",)),
     **dict.fromkeys(("text_field", "bad_rows", "encoding"), ("text", "datasets")),
     **dict.fromkeys(("tokenizer", "tokenizer_sha256", "max_bytes", "share"), _TEXT_SOURCES),
     "lost_text": _TEXT_SOURCES,
@@ -179,8 +179,6 @@ class TextSource(Section):
     """Most bytes of the text to use, from its start: "8 MB"; omitted: all."""
     text_field: Name | None = None
     """Column of a table that holds the text; omitted: "text"."""
-    columns: Annotated[tuple[Name, ...], Field(min_length=2, max_length=2)] | None = None
-    """Two columns of a table, of questions and of answers, which become conversations."""
     bad_rows: Literal["stop", "skip"] | None = None
     """Effect of a row that cannot become text: "stop" the start, or "skip" and count the row;
     omitted: "stop"."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
 
-from atom.models.source import DataError, DataUnreachable, convert_weights, install_extra
+from atom.models.source import DataError, DataUnreachable, convert_weights, needs_extra
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _WAIT_S = 30
@@ -157,10 +157,7 @@ def _ask(name: str, request: Callable[[Any], Any]) -> Any:
 
 
 def _library() -> ModuleType:
-    try:
+    with needs_extra("hf", "the hub"):
         import huggingface_hub
         import huggingface_hub.utils
-    except ImportError as error:
-        what = "models on the hub need the package huggingface_hub"
-        raise DataError(what, f"`{install_extra('hf')}`") from error
     return huggingface_hub

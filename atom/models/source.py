@@ -3,7 +3,8 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -296,6 +297,16 @@ def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 def install_extra(extra: str) -> str:
     """Return the command for one of the extras in pyproject.toml, such as "hf"."""
     return install_package(f"atom-swarm[{extra}]")
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Turn an ImportError within the context into a DataError: `what` needs the extra."""
+    try:
+        yield
+    except ImportError as error:
+        problem = f"{what} needs another package: {error}"
+        raise DataError(problem, f"`{install_extra(extra)}`") from error
 
 
 def install_package(wanted: str) -> str:

@@ -35,7 +35,6 @@ ODD: dict[str, tuple[str, ...]] = {
     "data.max_bytes": ('"8 Gb"', f'"{HUGE} GiB"', '"0 B"'),
     "data.lost_text": ("0.01", '"1"', '"101 %"', '"-1 %"'),
     "data.encoding": ('"utf-9"', *SIGNS),
-    "data.columns": ('["question"]', '["a", "b", "c"]', '["a", ""]'),
     "data.bad_rows": ('"count"',),
     "data.sources": ('{ "a b" = { source = "python-stdlib" } }',),
     "data.sources.NAME.weight": ("1001",),

@@ -119,12 +119,12 @@ def test_all_of_a_conversation_may_be_targets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "template", "said"),
     [
-        ({"text": ["x" * 99]}, CHATML, "row 1 of train: no answers; it has 'text'"),
+        ({"text": ["x" * 99]}, CHATML, "row 1: no answers; it has 'text'"),
         ({"messages": ROWS}, None, "has no chat template"),
         ({"messages": [ROWS[2]]}, CHATML, "all empty"),
-        ({"messages": [ROWS[0][:1], ROWS[1]]}, "{{ raise_exception('odd') }}", "row 1 .*odd"),
+        ({"messages": [ROWS[0][:1], ROWS[1]]}, "{{ raise_exception('odd') }}", "row 1: .*odd"),
         ({"messages": [ROWS[1]]}, "{{ messages[-1]['content'] }}", "writes message 4 differently"),
-        ({"messages": ["hello"]}, CHATML, "row 1 of train is not a list of messages"),
+        ({"messages": ["hello"]}, CHATML, "row 1 is not a list of messages"),
     ],
 )
 def test_what_is_no_conversation_is_named(

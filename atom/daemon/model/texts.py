@@ -5,9 +5,9 @@ A shared text is one blob: the tokenizer.json and the tokens. Its digest is in t
 
 import errno
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -69,8 +69,6 @@ class Texts:
     tokenizer: Tokenizer
     store: PieceStore | None = None
     """Store in which the texts arrive from other peers; None: the texts are here as a whole."""
-    remarks: Mapping[str, str] = field(default_factory=dict)
-    """Remarks on conversations that were written in an unexpected way → first such row."""
 
     def samples(self, run: PinnedRun) -> Samples:
         """Cut the texts into the samples of the run.
@@ -98,15 +96,13 @@ def pinned_tables(data: Data, sources: TextSources, kept: PinnedRun | None) -> D
     for name, text in data.texts.items():
         if text.source != "datasets" or text.revision is not None:
             continue
-        before = None if kept is None else kept.data.texts.get(name)
-        try:
-            table = _stored(text, sources.texts[name], sources.tokenizer, {})
-            if before is not None:
-                revisions[name] = before.revision
-            elif not table.folder:
+        if kept is not None and name in kept.data.texts:
+            revisions[name] = kept.data.texts[name].revision
+            continue
+        with _text_errors(f"data.{f'sources.{name}.' if name else ''}path"):
+            table = _stored(text, sources.texts[name], sources.tokenizer)
+            if not table.folder:
                 revisions[name] = newest_revision(table.path, "dataset")
-        except DataError as problem:
-            raise _named(problem, f"data.{f'sources.{name}.' if name else ''}path") from problem
     return data.with_each("revision", revisions)
 
 
@@ -124,12 +120,12 @@ def read_texts(run: RunFile, sources: TextSources, cache: Path, progress: Progre
         AddressError: the hub cannot be reached.
         StorageError: the disk is full.
     """
-    tokens, remarks = list[Text](), dict[str, str]()
+    tokens = list[Text]()
     try:
         coder = _tokenizer_of(run, sources)
         with _text_errors():
             for name, text in run.data.texts.items():
-                corpus, answers = _corpus(text, sources, name, remarks), text.train_on == ANSWERS
+                corpus, answers = _corpus(text, sources, name), text.train_on == ANSWERS
                 writer: Tokenizer = coder
                 if text.source == "datasets" and isinstance(coder, JsonTokenizer):
                     writer = RowTokenizer(coder, answers)
@@ -146,7 +142,7 @@ def read_texts(run: RunFile, sources: TextSources, cache: Path, progress: Progre
             f"cannot write the tokens of the text into {cache}: {why_not_written(problem)}",
             "free some space, or choose another directory with --state DIR",
         ) from problem
-    return Texts(tuple(tokens), coder, remarks=remarks)
+    return Texts(tuple(tokens), coder)
 
 
 def check_copies(run: PinnedRun, sources: TextSources) -> None:
@@ -162,7 +158,7 @@ def check_copies(run: PinnedRun, sources: TextSources) -> None:
     with _text_errors():
         for name, text in run.data.texts.items():
             if text.source == "text":
-                _corpus(text, sources, name, {})
+                _corpus(text, sources, name)
     _tokenizer_of(run, sources)
 
 
@@ -180,59 +176,50 @@ def _tokenizer_of(run: RunFile, sources: TextSources) -> Tokenizer:
 
 
 @contextmanager
-def _text_errors() -> Iterator[None]:
-    """Turn problems with the run's texts into user errors."""
-    try:
-        yield
-    except ValueError as problem:
-        raise _named(problem, "the run's text cannot be used") from problem
-
-
-def _named(problem: ValueError, what: str) -> UserError:
-    """Return the user error for a problem with a text.
+def _text_errors(what: str = "the run's text cannot be used") -> Iterator[None]:
+    """Turn problems with the run's texts into user errors, which begin with `what`.
 
     The kind of error decides whether a service tries again: an unreachable hub may come back.
     """
-    hint = problem.hint if isinstance(problem, DataError) else ""
-    kind: type[UserError] = ConfigError
-    if isinstance(problem, DataUnreachable):
-        kind = StorageError if isinstance(problem, NoRoomForData) else AddressError
-    otherwise = "name the files under [data] paths, in the run file or in your peer file"
-    return kind(f"{what}: {problem}", hint or otherwise)
+    try:
+        yield
+    except ValueError as problem:
+        kind: type[UserError] = ConfigError
+        if isinstance(problem, DataUnreachable):
+            kind = StorageError if isinstance(problem, NoRoomForData) else AddressError
+        hint = problem.hint if isinstance(problem, DataError) else ""
+        otherwise = "name the files under [data] paths, in the run file or in your peer file"
+        raise kind(f"{what}: {problem}", hint or otherwise) from problem
 
 
-def _corpus(text: TextSource, sources: TextSources, name: str, remarks: dict[str, str]) -> Corpus:
+def _corpus(text: TextSource, sources: TextSources, name: str) -> Corpus:
     """Return the corpus of one text. Raises: DataError."""
     place = sources.texts[name]
     if text.source == "datasets":
-        return _stored(text, place, sources.tokenizer, remarks).corpus(text.max_bytes)
+        return _stored(text, place, sources.tokenizer).corpus(text.max_bytes)
     if text.source == "python-stdlib":
         return stdlib_corpus(text.max_bytes)
-    return text_corpus(place.paths, text.max_bytes, _row_text(text, sources.tokenizer, remarks))
+    return text_corpus(place.paths, text.max_bytes, _row_text(text, sources.tokenizer))
 
 
-def _stored(
-    text: TextSource, place: TextPlace, tokenizer: str, remarks: dict[str, str]
-) -> StoredDataset:
+def _stored(text: TextSource, place: TextPlace, tokenizer: str) -> StoredDataset:
     return StoredDataset(
         path=place.table,
-        rows=_row_text(text, tokenizer, remarks),
+        rows=_row_text(text, tokenizer),
         split=text.split or SPLIT,
         name=text.name,
         revision=text.revision,
     )
 
 
-def _row_text(text: TextSource, tokenizer: str, remarks: dict[str, str]) -> RowText:
+def _row_text(text: TextSource, tokenizer: str) -> RowText:
     return RowText(
         text_field=text.text_field or TEXT_FIELD,
-        columns=text.columns or (),
         tokenizer=tokenizer,
         answers=text.train_on == ANSWERS,
         skips_bad_rows=text.bad_rows == "skip",
         encoding=text.encoding,
         converses=text.source == "datasets",
-        remarks=remarks,
     )
 
 

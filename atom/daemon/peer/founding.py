@@ -293,8 +293,6 @@ def _member(
     console.note(f"data: {samples.amount}")
     if texts is not None and texts.store is None:
         console.note(borders(texts.tokenizer, run.data.answer_ends or ()))
-        for remark, row in texts.remarks.items():
-            console.note(f"{remark} (first in {row})")
     console.note("tracing the model and checking its sub-models against it")
     recipe = write_recipe(run, source)
     if known is not None:

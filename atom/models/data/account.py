@@ -19,8 +19,6 @@ from atom.models.source import DataError
 
 LOST_TEXT = 0.001
 """Share of the characters that the tokenizer may lose, unless the run file allows more."""
-_ENOUGH_CHARACTERS = 1 << 26
-"""Number of characters after which a share of lost text is known well enough to stop."""
 
 _SLICES, _SLICE_TOKENS = 128, 128
 """Number and length of the slices that `doubt_about` compares."""
@@ -78,20 +76,18 @@ class LostText:
     give no text. Blanks do not count, because many tokenizers do not store them one by one.
     """
 
-    def __init__(self, tokenizer: Any, account: Account, allowed: float) -> None:
+    def __init__(self, tokenizer: Any, account: Account) -> None:
         """Begin to count.
 
         Args:
             tokenizer: the `Tokenizer`.
             account: account of the whole text, in which the lost characters are counted.
-            allowed: share of the characters that may be lost.
         """
-        self._tokenizer, self._account, self._allowed = tokenizer, account, allowed
-        self._read = 0
+        self._tokenizer, self._account = tokenizer, account
         self._known, self._dropped = set[str](), set[str]()
         self._unknown, self._unknown_text = _unknown_token(tokenizer.content)
 
-    def check(self, text: str, tokens: Sequence[int], where: str, position: int) -> None:
+    def count(self, text: str, tokens: Sequence[int], where: str, position: int) -> None:
         """Count the lost characters of one piece.
 
         Args:
@@ -99,9 +95,6 @@ class LostText:
             tokens: its tokens, or their complements.
             where: name of the document.
             position: place of the piece in the document, in characters from 0.
-
-        Raises:
-            DataError: more text is lost than is allowed.
         """
         new = set(text) - self._known
         self._known |= new
@@ -114,13 +107,11 @@ class LostText:
             for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
                 if token == unknown and text[start:end] != self._unknown_text:
                     places += range(start, end)
-        self._read += len(text)
         if places:
             first, account = min(places), self._account
             place = f"{text[first]!r}, character {position + first + 1:,} of {where}"
             account.first_lost = account.first_lost or place
             account.lost += len(places)
-        check_lost(self._account, self._allowed, self._read)
 
     def _is_dropped(self, character: str) -> bool:
         if character.isspace():
@@ -132,23 +123,21 @@ class LostText:
         return not shown or ("\ufffd" in shown and character != "\ufffd")
 
 
-def check_lost(account: Account, allowed: float, read: int) -> None:
+def check_lost(account: Account, allowed: float) -> None:
     """Raise if the tokenizer loses more of the text than is allowed.
 
     Args:
-        account: account of the text, with the characters of the whole text.
+        account: account of the text.
         allowed: share of the characters that may be lost.
-        read: number of characters that have been checked.
 
     Raises:
         DataError: the message names the share and the first lost character.
     """
-    is_known = read >= min(account.characters, _ENOUGH_CHARACTERS)
-    if is_known and account.lost > allowed * account.characters:
-        share = account.lost / read
+    if account.lost > allowed * account.characters:
+        share = account.lost / account.characters
         enough = math.ceil(1000 * share) / 10
         raise DataError(
-            f"the tokenizer has no token for {account.lost:,} of {read:,} characters "
+            f"the tokenizer has no token for {account.lost:,} of {account.characters:,} characters "
             f"({share:.2%}): the first is {account.first_lost}",
             "use a tokenizer that has tokens for them, or allow the loss: "
             f'[data] lost_text = "{enough:g} %"',

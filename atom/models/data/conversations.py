@@ -21,15 +21,13 @@ from typing import Any
 
 from atom.models.data.tokenizer import JsonTokenizer, Tokenizer, tokens_of
 from atom.models.data.tokenizer_settings import special_tokens, templates
-from atom.models.source import DataError, install_extra
+from atom.models.source import DataError, needs_extra
 
 MARK, BREAK = b"\xff", b"\xfe"
 """Separators of the parts of a document: bytes that never occur in UTF-8."""
 _MARK, _BREAK = "\udcff", "\udcfe"
 """The same separators in a str, as "surrogateescape" decodes them."""
 MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
-COLUMNS = ((MESSAGES,), (PROMPT, COMPLETION))
-"""Sets of columns that make a row a conversation, in order of preference."""
 _ANSWERING = "assistant"
 _SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 """Prefix of every template, which fixes today's date so that the text is the same every day.
@@ -74,14 +72,14 @@ class ChatTemplate:
         self._added, written = coder.added_tokens(), "".join(self._templates.values())
         self._special = _any_of(text for text, (_, special) in self._added.items() if special)
         self._markup = _any_of(
-            t for t, (_, special) in self._added.items() if special or t in written
+            t for t, (_, special) in self._added.items() if special or (t.strip() and t in written)
         )
 
     def document(self, row: Mapping[str, Any], where: str, marked: bool) -> bytes:
         """Return the text of one row as UTF-8 with separators.
 
         Args:
-            row: values of one of the column sets of `COLUMNS`, and perhaps of `TOOLS`.
+            row: values of `MESSAGES`, or of `PROMPT` and `COMPLETION`, and perhaps of `TOOLS`.
             where: name of the row in errors.
             marked: True: separate answers from other text by `MARK`, and end the text with the
                 end-of-text token; the result is empty if the row has no answer.
@@ -246,11 +244,8 @@ class ChatTemplate:
     @cached_property
     def _library(self) -> Any:
         """The library's module that renders templates, in a sandbox."""
-        try:
+        with needs_extra("hf", "a chat template"):
             from transformers.utils import chat_template_utils
-        except ImportError as error:
-            what = f"a chat template needs the package transformers ({error})"
-            raise DataError(what, f"`{install_extra('hf')}`") from error
         return chat_template_utils
 
     @cached_property

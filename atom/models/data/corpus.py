@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -21,8 +22,8 @@ from atom.models.data.documents import (
     UTF_8,
     Document,
     Omission,
+    blocks_of,
     codec_of,
-    file_document,
     text_errors,
 )
 from atom.models.data.row_text import RowText
@@ -30,8 +31,6 @@ from atom.models.data.rows import is_data_file
 from atom.models.source import DataError
 
 SURVEYING = "reading the text"
-_SHOWN = 5
-"""Maximum number of names in a message."""
 
 # Tests hold test data, and encodings hold tables of numbers. The other folders differ between
 # machines with the same Python, often because Linux distributions package them separately.
@@ -192,10 +191,8 @@ def text_corpus(
         rows: rules for rows of data files, and the encoding of files that are not UTF-8.
 
     Raises:
-        DataError: an entry matches no file, cannot be read, or is not text; the message names up to
-            five files that are not.
+        DataError: an entry matches no file, or cannot be read.
     """
-    rows = rows or RowText()
     found: dict[Path, Path] = {}
     omitted = list[Omission]()
     for entry in paths:
@@ -208,19 +205,7 @@ def text_corpus(
             if (place := file.resolve()) in found:
                 omitted.append(Omission("file named twice", str(file)))
             found.setdefault(place, file)
-    named = tuple(found.values())
-    _refuse([file for file in named if not (is_data_file(file) or codec_of(file, rows.encoding))])
-    return _corpus(named, max_bytes, rows, omitted)
-
-
-def _refuse(files: Sequence[Path]) -> None:
-    """Refuse files that are not text, if there are any. Raises: DataError."""
-    if files:
-        more = "" if len(files) <= _SHOWN else f" and {len(files) - _SHOWN:,} more"
-        raise DataError(
-            f"these files are not text: {', '.join(map(str, files[:_SHOWN]))}{more}",
-            'move them to another folder, or name only the text files: [data] paths = ["…/*.txt"]',
-        )
+    return _corpus(tuple(found.values()), max_bytes, rows or RowText(), omitted)
 
 
 def stdlib_corpus(max_bytes: int | None = None, root: Path | None = None) -> Corpus:
@@ -265,10 +250,13 @@ def file_documents(path: Path, rows: RowText) -> Iterator[Document | Omission]:
         return
     codec = codec_of(path, rows.encoding)
     if codec is None:
-        _refuse([path])
-    elif codec not in (UTF_8, BYTES):
+        raise DataError(
+            f"{path} is not text",
+            'move it to another folder, or name only the text files: [data] paths = ["…/*.txt"]',
+        )
+    if codec not in (UTF_8, BYTES):
         yield Omission(f"file converted from {codec}", str(path))
-    yield file_document(path, codec or UTF_8)
+    yield Document(str(path), partial(blocks_of, path, codec), str(path))
 
 
 def size_of_files(files: Iterable[Path]) -> int:

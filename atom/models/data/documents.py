@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atom.models.source import DataError, install_extra
+from atom.models.source import DataError, needs_extra
 
 BLOCK_BYTES = 1 << 20
 UTF_8, BYTES = "utf-8", "bytes"
@@ -100,11 +100,8 @@ def load_pyarrow(path: Path) -> Any:
     Raises:
         DataError: the library is not installed.
     """
-    try:
+    with needs_extra("data", str(path)):
         import pyarrow.parquet
-    except ImportError as error:
-        what = f"{path} needs the package `pyarrow`"
-        raise DataError(what, f"`{install_extra('data')}`") from error
     return pyarrow
 
 
@@ -179,17 +176,17 @@ _HINT = (
 )
 
 
-def file_document(path: Path, codec: str) -> Document:
-    """Return a file as one document.
+def blocks_of(path: Path, codec: str) -> Iterator[bytes]:
+    """Yield the text of a file as UTF-8, in blocks that do not cut a character.
 
     Args:
         path: the file.
         codec: its encoding, or `BYTES` for its bytes as they are.
+
+    Raises:
+        DataError: the bytes are not text in this encoding.
+        OSError: the file cannot be read.
     """
-    return Document(str(path), partial(_blocks, path, codec), str(path))
-
-
-def _blocks(path: Path, codec: str) -> Iterator[bytes]:
     if codec != BYTES:
         yield from (text.encode() for text in characters(path, codec))
         return

@@ -7,13 +7,12 @@
 | conversations (from and value, as in ShareGPT) | a conversation |
 | prompt and completion | a text and its continuation |
 | instruction, input, output (as in Alpaca) | a user's message and the answer |
-| two columns that the run file names | the same |
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,10 @@ _NAMES_OF_ROLES = {
 }
 _ROLES = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names}
 """Names of roles in ShareGPT's form → roles of chat templates."""
-_NAME_ANSWERS = 'name the columns of questions and answers: [data] columns = ["…", "…"]'
-_NAME_THE_TEXT = f'name the column that holds the text: [data] text_field = "…", or {_NAME_ANSWERS}'
-_READ_AS_TABLE = (
+_NAME_THE_TEXT = (
     'name the column that holds the text: [data] text_field = "…", or leave the file out; to read '
-    "conversations: "
-    '[data] source = "datasets" and path = "FOLDER"'
+    'conversations: [data] source = "datasets" and path = "FOLDER", with a column messages, or '
+    "columns prompt and completion"
 )
 _SKIP = 'correct the row, or omit all such rows: [data] bad_rows = "skip"'
 
@@ -53,8 +50,6 @@ class RowText:
 
     text_field: str = "text"
     """Column that holds the text."""
-    columns: tuple[str, ...] = ()
-    """Columns of a question and its answer, which become a conversation; empty: none."""
     tokenizer: str = "bytes"
     """Path of the tokenizer.json whose chat template writes conversations, or "bytes"."""
     answers: bool = False
@@ -63,16 +58,16 @@ class RowText:
     """True: a row that cannot become text is omitted; False: it is an error."""
     encoding: str | None = None
     """Encoding of files that are not UTF-8; None: there are none."""
-    remarks: dict[str, str] = field(default_factory=dict, compare=False)
-    """Remarks on conversations that were written in an unexpected way → first such row."""
     converses: bool = True
     """True: rows may be conversations; False: they must have the text column."""
+    _remarks: dict[str, str] = field(default_factory=dict, init=False, compare=False)
+    """Changes by the chat template to the row that is read: kind of change → its place."""
 
     @cached_property
     def _forms(self) -> tuple[tuple[str, ...], ...]:
         """Sets of columns that can become text, in order of preference."""
         text = () if self.answers else ((self.text_field,),)
-        return text + (((self.columns,) if self.columns else ()) + _FORMS if self.converses else ())
+        return text + (_FORMS if self.converses else ())
 
     @cached_property
     def wanted(self) -> frozenset[str]:
@@ -81,7 +76,7 @@ class RowText:
 
     @cached_property
     def _template(self) -> ChatTemplate:
-        return ChatTemplate(load_tokenizer(self.tokenizer), self.remarks)
+        return ChatTemplate(load_tokenizer(self.tokenizer), self._remarks)
 
     def of_file(self, path: Path) -> Iterator[Document | Omission]:
         """Yield the documents of a data file, one for each row.
@@ -108,6 +103,7 @@ class RowText:
         """
         for number, row in enumerate(rows, start=1):
             where = name(number)
+            self._remarks.clear()
             try:
                 content = self._content(row, where)
             except DataError as error:
@@ -117,6 +113,7 @@ class RowText:
                     raise DataError(error.message, f"{error.hint}; {_SKIP}".lstrip("; ")) from error
                 yield Omission("row that cannot be used", where)
                 continue
+            yield from starmap(Omission, self._remarks.items())
             if content:
                 yield row_document(where, content, file)
             elif content is None:
@@ -141,9 +138,7 @@ class RowText:
         if not forms:
             lacks = "no answers" if self.answers else f'no column "{self.text_field}"'
             has = ", ".join(map(repr, list(row)[:8]))
-            hint = _NAME_THE_TEXT if self.converses else _READ_AS_TABLE
-            hint = _NAME_ANSWERS if self.answers else hint
-            raise DataError(f"{where}: {lacks}; it has {has}", hint)
+            raise DataError(f"{where}: {lacks}; it has {has}", _NAME_THE_TEXT)
         form = next((form for form in forms if None not in [row[name] for name in form]), None)
         if form is None:
             return None
@@ -174,7 +169,7 @@ def _chat(form: tuple[str, ...], row: Mapping[str, Any], where: str) -> dict[str
         messages = [_message(turn, where) for turn in (turns if isinstance(turns, list) else [0])]
     else:
         question, answer = (_text_in(row, name, where) for name in form)
-        if form == _ALPACA and row.get("input"):
+        if row.get("input"):
             question = f"{question}\n{_text_in(row, 'input', where)}"
         if row.get("history"):
             what = "has a history, which this form does not take"

@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +101,9 @@ def _json(texts: Iterable[str]) -> Rows:
 
 
 def _csv(texts: Iterable[str], separator: str = ",") -> Rows:
-    """Yield the rows of a table whose first line names the columns.
-
-    A semicolon may separate the fields instead, if the first line has no comma.
-    """
+    """Yield the rows of a table whose first line names the columns."""
     csv.field_size_limit(sys.maxsize)
-    lines = _lines(texts)
-    first = next(lines, "")
-    if separator not in first and ";" in first:
-        separator = ";"
-    for row in csv.DictReader(chain([first], lines), delimiter=separator, strict=True):
+    for row in csv.DictReader(_lines(texts), delimiter=separator, strict=True):
         is_even = None not in row and None not in row.values()
         yield row if is_even else ValueError("another number of fields than in the first line")
 
@@ -122,16 +114,22 @@ def _arrow_rows(path: Path, wanted: Collection[str]) -> Rows:
         with open_file(path) as file:
             if inner_suffix(path) == _PARQUET:
                 table = pyarrow.parquet.ParquetFile(file)
-                columns = [name for name in table.schema_arrow.names if name in wanted]
-                # Without a wanted column all are read, so that the error can name them.
-                batches = table.iter_batches(_ROWS_PER_READ, columns=columns or None)
+                columns = _wanted(table.schema_arrow.names, wanted)
+                batches = table.iter_batches(_ROWS_PER_READ, columns=columns)
             else:
-                batches = pyarrow.ipc.open_stream(file)
+                table = pyarrow.ipc.open_stream(file)
+                columns = _wanted(table.schema.names, wanted)
+                batches = (batch.select(columns) for batch in table)
             for batch in batches:
                 yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         what = str(error).strip().partition("\n")[0]
         raise DataError(f"{path} cannot be read: {what}", _INCOMPLETE) from error
+
+
+def _wanted(names: list[str], wanted: Collection[str]) -> list[str]:
+    """Return the wanted columns, or all if there are none, so that the error can name them."""
+    return [name for name in names if name in wanted] or names
 
 
 _READERS: dict[str, Callable[[Iterable[str]], Rows]] = {

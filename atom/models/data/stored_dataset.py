@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import cast
 
 from atom.models.data.corpus import Corpus, file_documents, size_of_files
 from atom.models.data.documents import Document, Omission
 from atom.models.data.row_text import RowText
-from atom.models.data.rows import Rows
-from atom.models.source import DataError, DataUnreachable, NoRoomForData, install_extra
+from atom.models.source import DataError, DataUnreachable, NoRoomForData, needs_extra
 
 _DEFAULT_SPLIT = "train"
 _SAVED = ("dataset_info.json", "dataset_dict.json")
@@ -65,36 +65,55 @@ def _documents(stored: StoredDataset) -> Iterator[Document | Omission]:
     folder = stored.folder
     if folder and folder.is_file():
         yield from file_documents(folder, stored.rows)
-    elif folder and any((folder / name).exists() for name in _SAVED):
-        name = f"{stored.path}, row {{}} of {stored.split}".format
-        yield from stored.rows.of_rows(_saved_rows(stored), name, stored.path)
-    else:
-        files, others = _files(stored)
-        yield from (Omission("file that is not in the split", file) for file in others)
-        for file in files:
-            yield from file_documents(_fetched(stored, file), stored.rows)
-
-
-def _saved_rows(stored: StoredDataset) -> Rows:
-    """Yield the wanted columns of each row of a folder that `save_to_disk` wrote.
-
-    Raises:
-        DataError: the folder is not complete, or has no such split.
-    """
+        return
     with _library_errors(stored):
-        _check_files(stored, _named_by_saved(Path(stored.path)), f"{stored.path}/")
-        # A saved table keeps an output format, which may convert rows and hide columns.
-        table = _split_of(_library(stored.path).load_from_disk(stored.path), stored)
-        table = table.with_format(None)
-        wanted = [name for name in table.column_names if name in stored.rows.wanted]
-        yield from table.select_columns(wanted or table.column_names)
+        files, others = _files(stored)
+    yield from (Omission("file that is not in the split", file) for file in others)
+    for file in files:
+        yield from file_documents(_fetched(stored, file), stored.rows)
 
 
 def _files(stored: StoredDataset) -> tuple[list[str], list[str]]:
-    """Return the files of the split, as the library finds them, and the folder's other files.
+    """Return the files of the split, and the folder's other files.
 
     Raises:
         DataError: there is no such table or split, or it names files that are not its own.
+    """
+    folder = stored.folder.resolve() if stored.folder else None
+    is_saved = folder is not None and any((folder / name).exists() for name in _SAVED)
+    splits = _saved_splits(folder) if folder and is_saved else _library_splits(stored)
+    own = f"{folder}/" if folder else f"hf://datasets/{stored.path}@"
+    _check_files(stored, chain(*splits.values()), own)
+    if stored.split not in splits:
+        raise DataError(
+            f'{stored.path}: no split "{stored.split}"; it has {", ".join(map(repr, splits))}',
+            'name an existing one: [data] split = "…" in the run file',
+        )
+    used = splits[stored.split]
+    return used, [] if folder is None or is_saved else _others(folder, used)
+
+
+def _saved_splits(folder: Path) -> dict[str, list[str]]:
+    """Return split → files of a folder that `save_to_disk` wrote: one table, or one per split.
+
+    A single table may also be named by the default split, whatever split it was saved from.
+    """
+    splits = dict[str, list[str]]()
+    for path in sorted(folder.rglob("state.json")):
+        table, state = path.parent, json.loads(path.read_bytes())
+        files = [os.path.join(table, file["filename"]) for file in state["_data_files"]]
+        if table == folder:
+            saved_from = str(state["_split"] or _DEFAULT_SPLIT).partition("[")[0]
+            return {_DEFAULT_SPLIT: files, saved_from: files}
+        splits[table.name] = files
+    return splits
+
+
+def _library_splits(stored: StoredDataset) -> dict[str, list[str]]:
+    """Return split → files of a folder or a dataset on the hub, as the library finds them.
+
+    Raises:
+        DataError: the path names another kind of folder, or both a folder and a dataset.
     """
     folder = stored.folder
     if folder and (below := sorted(folder.rglob(_SAVED[0]))):
@@ -110,20 +129,10 @@ def _files(stored: StoredDataset) -> tuple[list[str], list[str]]:
     library = _library(stored.path)
     if not sys.stderr.isatty():
         library.disable_progress_bars()
-    with _library_errors(stored):
-        revision = None if folder else stored.revision
-        builder = library.load_dataset_builder(stored.path, stored.name, revision=revision)
+    revision = None if folder else stored.revision
+    builder = library.load_dataset_builder(stored.path, stored.name, revision=revision)
     found = builder.config.data_files or {}
-    splits = {str(name): list(map(str, files)) for name, files in found.items()}
-    own = f"{folder.resolve()}/" if folder else f"hf://datasets/{stored.path}@"
-    _check_files(stored, (file for files in splits.values() for file in files), own)
-    if stored.split not in splits:
-        raise DataError(
-            f'{stored.path}: no split "{stored.split}"; it has {", ".join(map(repr, splits))}',
-            'name an existing one: [data] split = "…" in the run file',
-        )
-    used = splits[stored.split]
-    return used, [] if folder is None else _others(folder.resolve(), used)
+    return {str(name): list(map(str, files)) for name, files in found.items()}
 
 
 def _others(folder: Path, used: Sequence[str]) -> list[str]:
@@ -148,7 +157,21 @@ def _library_errors(stored: StoredDataset) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:  # each file format and the network raise errors of their own
-        raise _data_error(stored, error) from error
+        if (number := getattr(error, "errno", None)) in (errno.ENOSPC, errno.EDQUOT):
+            place = _library(stored.path).config.HF_DATASETS_CACHE
+            raise NoRoomForData(
+                f"{stored.path} cannot be copied to {place}: {os.strerror(number)}",
+                "free some space, or set HF_HOME to a folder on another disk",
+            ) from error
+        first_line = str(error).strip().partition("\n")[0] or type(error).__name__
+        what = f"{stored.path} cannot be read: {first_line}"
+        if isinstance(error, ValueError):
+            raise DataError(what, "see [data] split and name in the run file") from error
+        if stored.folder:
+            hint = "name a folder written by save_to_disk, or a folder of data files"
+            raise DataError(what, hint) from error
+        hint = "check its name and the network, then start again; or name a local folder instead"
+        raise DataUnreachable(what, hint) from error
 
 
 def _check_files(stored: StoredDataset, named: Iterable[str], own: str) -> None:
@@ -173,66 +196,7 @@ def _check_files(stored: StoredDataset, named: Iterable[str], own: str) -> None:
             )
 
 
-def _named_by_saved(folder: Path) -> Iterator[str]:
-    """Yield the files that a saved table names, as the library joins their paths."""
-    for path in folder.rglob("state.json"):
-        for file in json.loads(path.read_bytes())["_data_files"]:
-            yield os.path.join(path.parent, file["filename"])
-
-
-def _split_of(saved: Any, stored: StoredDataset) -> Any:
-    """Return the wanted split of a saved dataset.
-
-    A folder with a single table returns it if the wanted split is the default one, whatever split
-    the table was saved from.
-
-    Raises:
-        DataError: there is no such split.
-    """
-    if isinstance(saved, dict):
-        if stored.split in saved:
-            return saved[stored.split]
-        has = f"it has {', '.join(map(repr, saved))}"
-    else:
-        known = "" if saved.split is None else str(saved.split)
-        if not known or stored.split in (_DEFAULT_SPLIT, known.partition("[")[0]):
-            return saved
-        has = f'it holds one table, of the split "{known}"'
-    raise DataError(
-        f'{stored.path}: no split "{stored.split}"; {has}',
-        'name an existing one: [data] split = "…" in the run file',
-    )
-
-
-def _data_error(stored: StoredDataset, error: Exception) -> DataError:
-    """Return the error with which to report an exception of the library."""
-    number = getattr(error, "errno", None)
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        place = _library(stored.path).config.HF_DATASETS_CACHE
-        return NoRoomForData(
-            f"{stored.path} cannot be copied to {place}: {os.strerror(number)}",
-            "free some space, or set HF_HOME to a folder on another disk",
-        )
-    what = f"{stored.path} cannot be read: {_first_line(error)}"
-    if isinstance(error, IndexError):  # the library's answer to a saved table without rows
-        what = f"{stored.path} has no rows, or some of its files are missing"
-    if isinstance(error, ValueError):
-        return DataError(what, "see [data] split and name in the run file")
-    if stored.folder:
-        return DataError(what, "name a folder written by save_to_disk, or a folder of data files")
-    hint = "check its name and the network, then start again; or name a local folder instead"
-    return DataUnreachable(what, hint)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
 def _library(path: str) -> ModuleType:
-    try:
+    with needs_extra("data", path):
         import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{path} needs the package `datasets`", f"`{install_extra('data')}`"
-        ) from error
     return cast(ModuleType, datasets)

@@ -105,7 +105,7 @@ def cached_tokens(
         raise OSError(f"the token file just written to {folder} is damaged; check the disk")
     with suppress(FileNotFoundError):
         account.lost, account.first_lost = json.loads((folder / f"{name}{_LOST}").read_bytes())
-    check_lost(account, lost_text, account.characters)
+    check_lost(account, lost_text)
     return cached
 
 
@@ -192,7 +192,7 @@ def _tokenised(
             survey.
     """
     reading, before = Reading(corpus), None
-    lost = LostText(tokenizer, survey.account, lost_text) if tokenizer.content else None
+    lost = LostText(tokenizer, survey.account) if tokenizer.content else None
     for group in _groups(_parts(reading, tokenizer)):
         encoded = tokenizer.encode([part.piece for part in group])
         for part, tokens in zip(group, encoded, strict=True):
@@ -200,7 +200,7 @@ def _tokenised(
                 yield tokenizer.border(before, part.piece, tokens)
             if lost is not None:
                 text = getattr(part.piece, "text", part.piece)
-                lost.check(text, tokens, part.where, part.position)
+                lost.count(text, tokens, part.where, part.position)
             yield tokens
             before = tokens if len(tokens) else before
         on_progress(TOKENISING, reading.done_bytes, survey.done_bytes)
@@ -208,6 +208,7 @@ def _tokenised(
         raise DataError(
             "the text changed while it was tokenised", "start again when it is complete"
         )
+    check_lost(survey.account, lost_text)
     if before is None:
         raise DataError(
             "the tokenizer turns the text into no tokens", "use one that knows its characters"

@@ -180,7 +180,7 @@ class JsonTokenizer:
         Raises:
             ValueError: the document is not UTF-8.
         """
-        return _pieces(_characters(blocks))
+        return _pieces(codecs.iterdecode(blocks, "utf-8"))
 
     def encode(self, pieces: Sequence[str]) -> Iterator[Sequence[int]]:
         """Yield the tokens of each piece, computed in the library's threads.
@@ -314,13 +314,6 @@ def _added_around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if own:
             return tuple(encoding.ids[: own[0]]), tuple(encoding.ids[own[-1] + 1 :])
     return (), ()  # a post-processor that adds tokens has names for them
-
-
-def _characters(blocks: Iterable[bytes]) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for block in blocks:
-        yield decoder.decode(block)
-    yield decoder.decode(b"", final=True)
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:

