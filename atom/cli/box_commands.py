@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from atom.base.files import expand_home
-from atom.base.units import format_bytes
+from atom.base.units import format_bytes, parse_seconds
 from atom.cli.shell.options import (
     DaemonStateOption,
     JsonOption,
     PeerOption,
     StateOption,
     TrustOption,
-    parse_deadline,
+    parse_above_zero,
     parse_trust,
 )
 from atom.cli.shell.signals import end_at_once_on_signals, raise_on_signals
@@ -69,7 +69,7 @@ def leave(
     """
     from atom.cli.box.control import ask_daemon
 
-    deadline_s = parse_deadline(deadline)
+    deadline_s = parse_above_zero(deadline, parse_seconds, "--deadline")
     typer.echo(ask_daemon(state, "leave", deadline_s))
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from atom.base.units import parse_bits_per_s
 from atom.cli.shell.loading import load_torch
 from atom.cli.shell.options import (
     AddressArgument,
@@ -21,6 +22,7 @@ from atom.cli.shell.options import (
     StateOption,
     TrustOption,
     from_option,
+    parse_above_zero,
     parse_trust,
     with_machine_options,
 )
@@ -182,14 +184,13 @@ def plan(
     """
     end_at_once_on_signals("interrupted")
     load_torch()
-    from atom.cli.train.plan import live_passes, parse_network, show_plan
+    from atom.cli.train.plan import live_passes, show_plan
     from atom.plan.planning import DEFAULT_PEERS, PlanRequest
 
-    bits_per_s, sharing = parse_network(network), peers or DEFAULT_PEERS
+    bits_per_s = parse_above_zero(network, parse_bits_per_s, "--network")
+    live, sharing = [] if assume or measure_again else live_passes(), peers or DEFAULT_PEERS
     request = PlanRequest(Path(run), peer, assume, bits_per_s, sharing, measure_again)
-    request = replace(
-        request, dialable=dialable, live=[] if assume or measure_again else live_passes()
-    )
+    request = replace(request, dialable=dialable, live=live)
     if "/p2p/" in run and not Path(run).exists():
         from atom.cli.look.onlooker import looked_at
         from atom.cli.look.status import headline
@@ -199,9 +200,9 @@ def plan(
         swarm = run_to_the_end(looked_at(run))
         if not as_json:
             print_plainly(headline(swarm.latest, swarm.rounds))
-        its, there = agreed_run(swarm.manifest), len(swarm.alive)
-        reach = dialable or max(1, sum(map(is_dialable, swarm.latest.peers)))
-        text, count = swarm.manifest.text, peers or there + 1
+        its, text, listed = agreed_run(swarm.manifest), swarm.manifest.text, swarm.latest.peers
+        reach = dialable or max(1, sum(map(is_dialable, listed)))
+        count = peers or sum(each.state != "left" for each in listed) + 1
         request = replace(request, run=its, text=text, peers=count, dialable=reach)
     show_plan(request, as_json)
 

@@ -127,26 +127,14 @@ class StateDirectory:
         remove_leftover(self.control_address)
 
     @property
-    def warnings(self) -> list[str]:
-        """Warnings for the user about the private key."""
-        found = []
+    def key_warning(self) -> str:
+        """Warning for the user if others may read the private key; empty if not."""
         if self.identity.exists() and self.identity.stat().st_mode & _OTHERS:
-            found.append(
+            return (
                 f"other users may read the private key: `chmod 600 {self.identity}`, or, on a disk "
                 "without permissions, another --state DIR"
             )
-        if self._work_tree is not None:
-            found.append(
-                f"the private key in {self.root} lies in the git work tree {self._work_tree}: "
-                "neither commit nor copy it, or choose another --state DIR"
-            )
-        return found
-
-    @property
-    def _work_tree(self) -> Path | None:
-        """Work tree of git that contains the directory; None: there is none."""
-        root = Path(os.path.realpath(self.root))
-        return next((each for each in (root, *root.parents) if os.path.exists(each / ".git")), None)
+        return ""
 
     @property
     def in_use(self) -> bool:
@@ -177,8 +165,7 @@ class StateDirectory:
                 "stop it with `atom leave`, or choose another directory with --state DIR",
             )
         self._lock = file
-        is_new = len(os.listdir(self.root)) == 1  # a folder with files of the user stays as it is
-        if is_new and self._work_tree is not None:
+        if len(os.listdir(self.root)) == 1:  # git ignores a new directory, which holds the key
             write_atomically(self.root / ".gitignore", b"*\n")
 
     def _opened(self) -> IO[str]:

@@ -52,7 +52,7 @@ OF_ANY_COMMAND: dict[str, Bad] = {
     "assume": ((ExitCode.DEVICE, ("abacus", "=", "tflops=1")),),
     "network": ((USAGE, ("fast", "0 bit/s")),),
     "peers": ((USAGE, ("few", "0", "1e9", "999999")),),
-    "dialable": ((USAGE, ("few", "0", "999999")),),
+    "dialable": ((USAGE, ("few", "0", "1e9", "999999")),),
     "directory": ((STORAGE, ("folder", "file", "file/x")),),
     "port": ((USAGE, ("99999", "http")),),
     "host": ((USAGE, ("a b", "a..b")),),

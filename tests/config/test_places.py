@@ -6,10 +6,7 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.config.places import (
-    base_folder,
-    default_state_directory,
-)
+from atom.config.places import base_folder, default_state_directory
 
 
 def test_below_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_any_folder_will_do(tmp_path: Path, name: str, monkeypatch: pytest.Monke
     finally:
         server.close()
     assert not path.exists()
-    assert [*state.root.iterdir()] == [state.root / "daemon.lock"]
+    assert {path.name for path in state.root.iterdir()} == {".gitignore", "daemon.lock"}
     assert path.parent == state.root or not path.parent.exists(), "no folder is left in /tmp"
 
 

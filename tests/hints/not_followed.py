@@ -37,7 +37,6 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "install its driver until nvidia-smi lists it, and PyTorch with CUDA: make clean "
         "&& make .venv; in a container: docker run --gpus all",
         "choose another folder: --state DIR",
-        "timedatectl set-ntp true; in a container, on its host",
         "use smaller micro-batches or a larger device",
         "choose one of {…}",
         "choose another model, or convert it into a local folder",

@@ -8,12 +8,7 @@ from typing import Any
 
 import torch
 
-from atom.config.load import (
-    check_checkpoints,
-    load_run_file,
-    parse_peer_text,
-    parse_run_text,
-)
+from atom.config.load import check_checkpoints, load_run_file, parse_peer_text, parse_run_text
 from atom.config.sources import text_sources
 from atom.daemon.owner.settings import Settings
 from atom.daemon.owner.traffic import require_allowance

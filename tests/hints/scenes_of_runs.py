@@ -8,9 +8,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from atom.config.load import (
-    parse_run_text,
-)
+from atom.config.load import parse_run_text
 from atom.config.model_and_data import Model
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.peer.box import open_box

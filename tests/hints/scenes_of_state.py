@@ -19,9 +19,7 @@ from atom.daemon.control import ControlServer
 from atom.daemon.model.exporting import folder_aside, require_new
 from atom.daemon.peer.box import own_peer_id
 from atom.daemon.state_directory import StateDirectory, write_atomically
-from atom.swarm.addresses import (
-    EXAMPLE_JOIN,
-)
+from atom.swarm.addresses import EXAMPLE_JOIN
 from atom.swarm.identity import Identity
 from tests.hints.scene import scene, written
 

@@ -1,7 +1,7 @@
 """Records of all nodes of a DHT in a dictionary, without a network, with directories on it."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from atom.swarm.dht.directory import Directory
 from atom.swarm.identity import Identity
@@ -27,9 +27,6 @@ class MemoryDht:
     def directory(self, run: str, owner: str, identity: Identity | None = None) -> Directory:
         """One peer's, or without an identity an onlooker's."""
         return Directory(self, run, owner, identity)
-
-    def announce(self, addresses: Sequence[str]) -> None:
-        """Addresses of a dictionary do not change."""
 
     async def store(
         self,

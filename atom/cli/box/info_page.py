@@ -46,7 +46,7 @@ def rows(info: Info) -> Iterator[Row]:
     snapshots = ", ".join(f"{number:,}" for number in disk["snapshots"]) or "none yet"
     yield "disk", f"{format_bytes(disk['free_bytes'])} free, snapshots of rounds: {snapshots}"
     if disk["checkpoints"]:
-        yield "checkpoints", _checkpoints(disk["checkpoints"])
+        yield "checkpoints", ", ".join(map(_checkpoint, disk["checkpoints"]))
     if disk["paused"]:
         yield "writes paused", "; ".join(f"{what}: {why}" for what, why in disk["paused"].items())
     if {*info["voters"]} - {info["peer_id"], *info["peers"]}:
@@ -94,18 +94,10 @@ def _work(info: Info) -> Iterator[Row]:
         yield "void passes", ", ".join(void)
 
 
-def _checkpoints(kept: Sequence[Info]) -> str:
-    """Return the rounds of the checkpoints, with known validation losses; the best is marked."""
-    losses = [each["validation_loss"] for each in kept if each["validation_loss"] is not None]
-    best = min(losses, default=None)
-
-    def words(each: Info) -> str:
-        loss = each["validation_loss"]
-        if loss is None:
-            return f"{each['round']:,}"
-        return f"{each['round']:,} ({loss:.4f}{', the best' if loss == best else ''})"
-
-    return ", ".join(map(words, kept))
+def _checkpoint(kept: Info) -> str:
+    """Return the round of a checkpoint, with its validation loss if that is known."""
+    loss = kept["validation_loss"]
+    return f"{kept['round']:,}" + ("" if loss is None else f" ({loss:.4f})")
 
 
 def _device(info: Info) -> str:

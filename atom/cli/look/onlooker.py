@@ -64,14 +64,7 @@ class Onlooker:
         self._reader = LedgerReader(first_head(manifest), self._fetcher)
         self.leases: dict[str, Lease] = {}
         """Leases of the last view, by peer id."""
-        self.latest = self._seen()
-        """The last view."""
         self._progress = ""
-
-    @property
-    def alive(self) -> list[str]:
-        """Peers in the last view that have not left."""
-        return [peer for peer, lease in self.leases.items() if lease.state != "left"]
 
     async def view(self) -> SwarmView:
         """Read the leases, keep them in `leases`, and return the swarm as its peers claim it.
@@ -80,10 +73,11 @@ class Onlooker:
             DirectoryUnavailable: The DHT did not answer.
         """
         self.leases = await self._directory.read_leases()
-        self.latest = self._seen()
         return self.latest
 
-    def _seen(self) -> SwarmView:
+    @property
+    def latest(self) -> SwarmView:
+        """The swarm as the leases of the last view show it now."""
         now, leases = time.time(), self.leases.values()
         return view_swarm(self.manifest, leases, self._global_batch, now, self._me, self._data)
 

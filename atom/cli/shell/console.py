@@ -26,7 +26,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from atom.cli.shell.terminal import draws, stderr_console
+from atom.cli.shell.terminal import draws, lead_nowhere, stderr_console
 
 MOST_WAITING = 1000
 """Capacity of the queue of outputs. More are dropped; the daemon's journal has all events."""
@@ -100,7 +100,7 @@ class TerminalConsole:
         if not done.wait(max(deadline - time.monotonic(), 0.0)):
             for stream in (_STDOUT, _STDERR):  # Python's flush at exit would block too
                 if not select.select([], [stream], [], 0.0)[1]:
-                    _lead_nowhere(stream)
+                    lead_nowhere(stream)
 
     def _give(self, stream: int, say: Callable[[], None], wait_s: float = 0.0) -> None:
         """Queue an output; drop it if the queue is full, and stays full for `wait_s`."""
@@ -122,7 +122,7 @@ class TerminalConsole:
                 say()
             except OSError as problem:
                 if problem.errno in _NOBODY_LISTENS:
-                    _lead_nowhere(stream)
+                    lead_nowhere(stream)
 
     def _print(self, clock: str, text: str) -> None:
         self._console.print(f"[quiet]{clock}[/] ", end="")
@@ -191,10 +191,3 @@ def _write(text: bytes) -> None:
     """Write to stdout without Python's stream object: a blocked write would hold its lock."""
     sys.stdout.flush()
     os.write(_STDOUT, text)
-
-
-def _lead_nowhere(stream: int) -> None:
-    """Redirect a stream to /dev/null, also for output that Python still buffers for it."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream)
-    os.close(nowhere)

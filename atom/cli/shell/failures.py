@@ -5,13 +5,12 @@ service unit.
 """
 
 import errno
-import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 
@@ -19,7 +18,7 @@ from atom.base import errors
 from atom.base.errors import ShortageError, StorageError, UserError
 from atom.base.files import why_not_written
 from atom.base.units import printable
-from atom.cli.shell.terminal import stderr_console
+from atom.cli.shell.terminal import lead_nowhere, stderr_console
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_RIGHT = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -115,14 +114,14 @@ def run_guarded(command: Callable[[], Any]) -> int:
         # Typer turns a broken pipe into SystemExit. Its other exits belong to completion.
         if isinstance(ended, SystemExit) and not isinstance(ended.__context__, BrokenPipeError):
             raise
-        _write_nowhere(sys.stdout)
+        lead_nowhere(sys.stdout.fileno())
         return ExitCode.OK
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except Terminated as told:
         if told.number == signal.SIGTERM:
             return ExitCode.TERMINATED
-        _write_nowhere(sys.stdout, sys.stderr)
+        lead_nowhere(sys.stdout.fileno(), sys.stderr.fileno())
         return ExitCode.HUNG_UP
     except Exception as fault:  # noqa: BLE001  the last handler: no caller could report it
         return _say_fault(fault)
@@ -207,10 +206,3 @@ def _as_user_error(fault: Exception) -> UserError | None:
 
 def _is_said(words: tuple[str, ...], said: str) -> bool:
     return any(each in said for each in words)
-
-
-def _write_nowhere(*streams: TextIO) -> None:
-    """Redirect streams to /dev/null: flushing their buffers at exit would raise another error."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in streams:
-        os.dup2(nowhere, stream.fileno())

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from atom.base.files import expand_home
-from atom.base.units import parse_seconds
 
 
 def below_home(path: Path | None) -> Path | None:
@@ -164,18 +163,23 @@ def parse_trust(text: str | None) -> str | None:
     return text
 
 
-def parse_deadline(text: str | None) -> float | None:
-    """Return the seconds of a text such as "30 s"; None for None.
+def parse_above_zero(text: str | None, parse: Callable[[str], float], option: str) -> float | None:
+    """Return the quantity of a text such as "30 s" or "400 Mbit/s"; None for None.
+
+    Args:
+        text: Value of the option.
+        parse: Function of `atom.base.units` for the unit.
+        option: Name of the option.
 
     Raises:
-        typer.BadParameter: The text is not a time above zero.
+        typer.BadParameter: The text is not such a quantity, or not above zero.
     """
     if text is None:
         return None
     try:
-        seconds = parse_seconds(text)
+        quantity = parse(text)
     except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="--deadline") from None
-    if seconds <= 0:
-        raise typer.BadParameter("a deadline must be above zero", param_hint="--deadline")
-    return seconds
+        raise typer.BadParameter(str(problem), param_hint=option) from None
+    if quantity <= 0:
+        raise typer.BadParameter("it must be above zero", param_hint=option)
+    return quantity

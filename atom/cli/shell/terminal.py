@@ -58,6 +58,20 @@ class Messages(io.FileIO):
             return len(data)
 
 
+def lead_nowhere(*streams: int) -> None:
+    """Redirect streams to /dev/null, also for output that Python still buffers for them.
+
+    Flushing the buffer of a broken stream at exit would raise another error.
+
+    Args:
+        streams: Numbers of open files.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
 def stdout_console() -> Console:
     """Return a console on stdout with the terminal's colours and width.
 

@@ -94,8 +94,8 @@ def serve_bootstrap(
     )
     console = TerminalConsole()
     place.lock()
-    for warning in place.warnings:
-        console.note(warning)
+    if place.key_warning:
+        console.note(place.key_warning)
     try:
         with contextlib.suppress(KeyboardInterrupt, Terminated):
             run_to_the_end(_serve(node, console))

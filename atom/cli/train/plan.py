@@ -8,7 +8,6 @@ from typing import Any
 import typer
 
 from atom.base.errors import PeerRefused, UserError
-from atom.base.units import parse_bits_per_s
 from atom.cli.box.control import ask_daemon, state_directories
 from atom.cli.shell.terminal import print_plainly, stderr_console
 from atom.cli.train.plan_text import plan_text
@@ -105,20 +104,3 @@ def _round_json(plan: Plan) -> dict[str, Any]:
         "run_s": plan.run_s,
         "run_alone_s": plan.run_alone_s,
     }
-
-
-def parse_network(text: str | None) -> float | None:
-    """Return the bits per second of a text such as "400 Mbit/s"; None for None.
-
-    Raises:
-        typer.BadParameter: The text is not a rate above zero.
-    """
-    if text is None:
-        return None
-    try:
-        bits_per_s = parse_bits_per_s(text)
-    except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="--network") from problem
-    if bits_per_s <= 0:
-        raise typer.BadParameter("the bandwidth must be above zero", param_hint="--network")
-    return bits_per_s

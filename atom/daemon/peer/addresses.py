@@ -94,7 +94,7 @@ def _own_hosts(listen_host: str) -> list[str]:
 def dialled_by(box: Box) -> frozenset[AddressClass]:
     """Return the classes of addresses that a daemon on this machine dials now."""
     network, listen = box.peer.network, parse_listen(box.peer.network.listen)
-    own, opened = [*announced_hosts(network, listen.host)], box.opened(network.data_port)
+    own, opened = [*announced_hosts(network, listen.host)], box.ports.outside(network.data_port)
     own += [] if opened is None else [opened.host]
     return dialled_classes(own, box.entrances, network.lan)
 

@@ -4,10 +4,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from atom.base.errors import (
-    ConfigError,
-    TrustError,
-)
+from atom.base.errors import ConfigError, TrustError
 from atom.base.events import EventLog, EventSink
 from atom.config.load import NO_OPTIONS, Options, load_peer_file
 from atom.config.peer_file import PeerFile
@@ -19,7 +16,6 @@ from atom.swarm.chain.commit import Voter
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import Listed
 from atom.swarm.router.ports import PortKeeper
-from atom.swarm.router.requests import Opened
 
 
 @dataclass(frozen=True)
@@ -39,16 +35,11 @@ class Box:
     console: Console
     options: Options
     """Options of the command line that replace keys of the peer file."""
+    ports: PortKeeper
+    """Keeper of the ports that the home router opens, if any."""
     entrances: tuple[str, ...] = ()
     """Multiaddrs of DHT nodes through which the peer enters the run; empty if its node is the
     first."""
-
-    ports: PortKeeper | None = None
-    """Keeper of the ports that the home router opens; None: it opens none."""
-
-    def opened(self, port: int) -> Opened | None:
-        """Return the port of the router that leads to a port of this machine, if any."""
-        return None if self.ports is None else self.ports.outside(port)
 
     @property
     def me(self) -> Voter:
@@ -80,19 +71,21 @@ def open_box(
     named = named_state_directory(state, peer.state.directory)
     directory = StateDirectory(named or default_state_directory(run_name))
     directory.lock()
-    for warning in directory.warnings:
-        console.note(warning)
+    if directory.key_warning:
+        console.note(directory.key_warning)
     if peer_file is None:
         peer = kept_peer(directory, options)
+    events = EventLog(directory.events)
     return Box(
         peer,
         (peer_file or directory.peer_file).absolute(),
         directory,
         Identity.load_or_create(directory.identity),
         secrets.token_bytes(16),
-        EventLog(directory.events),
+        events,
         console,
         options,
+        PortKeeper(events),
     )
 
 

@@ -7,7 +7,7 @@ channel waits for the other, so a slow or dead channel does not delay the workin
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from atom.base.clock import BootClock, Clock
@@ -88,10 +88,6 @@ class DirectoryThread:
             return self.call(repeat(), PATIENCE_S + 2 * CALL_S)
         except (DirectoryUnavailable, TimeoutError) as problem:
             raise no_answer(problem) from problem
-
-    def announce(self, addresses: Sequence[str]) -> None:
-        """Change the multiaddrs under which others may enter the DHT through us. Thread-safe."""
-        self.loop.call_soon_threadsafe(self.directory.announce, addresses)
 
     def close(self) -> None:
         """Close the directory and end the thread."""

@@ -104,8 +104,7 @@ def _fetch(run: PinnedRun, manifest: Manifest, box: Box, directory: DirectoryThr
     """Fetch the file that the manifest names from any peer. Raises: AddressError."""
     listed = listed_peers(manifest.owner, run.swarm.members)
     local = Local(box.identity, manifest_digest(manifest), box.incarnation, listed)
-    dialled = partial(dialled_by, box)
-    transport = Transport(local, None, box.events, dialled=dialled)
+    transport = Transport(local, None, box.events, dialled=partial(dialled_by, box))
     try:
         deadline = time.monotonic() + FETCH_S
         while time.monotonic() < deadline:

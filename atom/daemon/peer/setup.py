@@ -40,7 +40,6 @@ from atom.swarm.dial_rules import LOCAL, class_of, own_hosts
 from atom.swarm.exchange.codec import chunk_kernels
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, listed_peers
-from atom.swarm.router.ports import PortKeeper
 from atom.swarm.router.requests import PortRefused
 from atom.swarm.transport.listener import data_door
 from atom.training.run_optimizer import load_run
@@ -196,15 +195,11 @@ def _opened(
         network = box.peer.network
     sinks, begin_metrics = open_metrics(box.peer, stack, box.console)
     box = replace(box, entrances=address.bootstrap, events=EventFan(box.events, *sinks))
-
-    def announced() -> tuple[str, ...]:
-        opened = box.opened(parse_listen(network.listen).port)
-        return announced_multiaddrs(network.announce, network.listen, opened)
-
+    opened = box.ports.outside(parse_listen(network.listen).port)
     node = NodeSettings(
         identity_path=str(state.identity),
         listen=network.listen,
-        announce=announced(),
+        announce=announced_multiaddrs(network.announce, network.listen, opened),
         initial_peers=address.bootstrap,
         contacts=known_contacts(state.known_addresses),
         log_path=str(state.dht_log),
@@ -212,8 +207,6 @@ def _opened(
     box.console.progress("entering the DHT", 0, 1)
     thread = enter_dht(address.run, address.owner, node, box.events)
     stack.callback(thread.close)
-    if box.ports is not None:
-        box.ports.start(lambda: thread.announce(announced()))
     box.console.progress("entering the DHT", 1, 1)
     return box, begin_metrics, thread
 
@@ -234,19 +227,19 @@ def with_open_ports(box: Box, stack: ExitStack) -> Box:
     if not network.map_ports or class_of(own_hosts(listen.host)[0]) not in LOCAL:
         return box
     listen, data = free_port(listen), free_port(replace(listen, port=network.data_port))
-    keeper = PortKeeper(box.events)
     try:
-        opened = keeper.open((listen.port, data.port))
+        opened = box.ports.open((listen.port, data.port))
     except PortRefused as refused:
         box.console.note(f"the router opens no port: {refused.message}")
         return box
-    stack.callback(keeper.close)
+    box.ports.start()
+    stack.callback(box.ports.close)
     for port in opened:
         told = f"{port.opened.address} leads to port {port.wish.inside} of this machine"
         box.console.note(f"the router opened a port ({port.way}): {told}, until Atom ends")
     fixed = network.model_copy(update={"listen": str(listen), "data_port": data.port})
     peer = box.peer.model_copy(update={"network": fixed})
-    return replace(box, peer=peer, ports=keeper)
+    return replace(box, peer=peer)
 
 
 def _raise_file_limit() -> None:

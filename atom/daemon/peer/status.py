@@ -10,12 +10,7 @@ from atom.daemon.peer.addresses import data_addresses
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.lifecycle import Life, peer_state
 from atom.swarm.chain.commit import Head, Value
-from atom.swarm.records.lease import (
-    MAX_LINKS,
-    SHOWN,
-    Lease,
-    PeerState,
-)
+from atom.swarm.records.lease import MAX_LINKS, SHOWN, Lease, PeerState
 from atom.swarm.records.view import usual_round_s, validation_json, void_text
 from atom.swarm.transport.outreach import Outreach
 from atom.training.replica.pacing import READ_S, reading_pause
@@ -49,7 +44,7 @@ class Status:
         if not transport.listens:
             return ()
         bound = transport.address
-        return data_addresses(network, bound, self.box.opened(bound[1]))
+        return data_addresses(network, bound, self.box.ports.outside(bound[1]))
 
     def lease(self, serial: int) -> Lease:
         """Return our current lease, unsigned.

@@ -5,7 +5,6 @@ a DHT node that publishes nothing.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +32,6 @@ from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.records.lease import Lease, PeerState, Reached
 from atom.swarm.records.manifest import Manifest, seen_from_outside
 
-RENEWAL_S = 2.0
-"""Seconds between two renewals of a lease."""
-TRAVEL_S = 3.0
-"""Longest time that a lease may take from its peer to us, in seconds."""
 NO_PEER_ID = "no peer id yet; `atom id` creates one"
 
 
@@ -49,14 +44,6 @@ class Sight:
     """Peer id of this machine; None if it has no key yet."""
     alive: Mapping[str, Lease]
     """Lease of each peer that has not left, by peer id."""
-    seen_at_s: float
-    """Unix time at which the leases were read."""
-
-    @property
-    def offset_s(self) -> tuple[float, float] | None:
-        """Bounds of our clock's offset from the clocks of other peers: see `clock_offset_s`."""
-        ages = [self.seen_at_s - e.issued_at for peer, e in self.alive.items() if peer != self.own]
-        return clock_offset_s(ages)
 
 
 async def look(address: str, state: Path) -> Sight | Finding:
@@ -79,7 +66,6 @@ async def look(address: str, state: Path) -> Sight | Finding:
             own = None if me is None else me.peer_id
             check_member(seen_from_outside(manifest), manifest.owner, own or NO_PEER_ID)
             leases = await directory.read_leases()
-            now = time.time()
         finally:
             await directory.close()
     except UserError as problem:
@@ -88,7 +74,7 @@ async def look(address: str, state: Path) -> Sight | Finding:
     except AtomError as problem:
         return failure("Swarm", str(problem), "try again in a moment")
     alive = {peer: lease for peer, lease in leases.items() if lease.state is not PeerState.LEFT}
-    return Sight(manifest, own, alive, now)
+    return Sight(manifest, own, alive)
 
 
 def swarm(sight: Sight) -> Iterator[Finding]:
@@ -165,24 +151,6 @@ def data(manifest: Manifest, peer: PeerFile, folder: Path, has_it: bool) -> Find
     return ok(topic, str(Amount(*manifest.data_amount)))
 
 
-def clock_offset_s(ages: list[float]) -> tuple[float, float] | None:
-    """Return bounds of our clock minus the other peers' clocks, in seconds. Pure.
-
-    The youngest lease was really made at most `RENEWAL_S + TRAVEL_S` ago, so any other age that it
-    seems to have comes from the clocks.
-
-    Args:
-        ages: Age of each other peer's lease, in seconds: our clock minus the time of issue.
-
-    Returns:
-        Lower and upper bound; None without leases.
-    """
-    if not ages:
-        return None
-    youngest = min(ages)
-    return youngest - RENEWAL_S - TRAVEL_S, youngest
-
-
 def fit(sight: Sight, peer: PeerFile, folder: Path, trains: bool) -> Iterator[Finding]:
     """Check that the run's model fits into host memory and disk, and how fast it would train.
 
@@ -250,7 +218,7 @@ def examine(
     sight = asyncio.run(look(address, folder))
     if isinstance(sight, Finding):
         return [*found, sight]
-    found += [this_box.clock(sight.offset_s), *swarm(sight)]
+    found += swarm(sight)
     has_it = is_ours or sight.own == sight.manifest.owner
     found += [data(sight.manifest, peer, folder, has_it)]
     note("estimating whether the run fits")

@@ -23,7 +23,6 @@ from atom.daemon.usable_memory import UsableMemory, usable_memory
 from atom.plan.devices import named_devices, require_alike
 from atom.swap import host_kernels
 from atom.swarm.addresses import listening, parse_listen
-from atom.swarm.records.lease import CLOCKS_APART_SECONDS
 
 
 class Level(StrEnum):
@@ -44,9 +43,6 @@ class Finding:
     said: str
     fix: str = ""
     """Remedy for a warning or failure, such as a command or a key of the peer file; else empty."""
-
-    def __post_init__(self) -> None:
-        assert bool(self.fix) == (self.level in (Level.WARNING, Level.FAILURE)), self.topic
 
 
 def ok(topic: str, said: str) -> Finding:
@@ -220,24 +216,6 @@ def port(setting: str, host: str, number: int, is_ours: bool) -> Finding:
     if number:
         return ok(setting, f"{number} is free")
     return ok(setting, "any free port; behind a router, choose a number")
-
-
-def clock(offset_s: tuple[float, float] | None) -> Finding:
-    """Check this machine's clock against the clocks of the swarm.
-
-    Args:
-        offset_s: Bounds of our clock minus theirs, in seconds; None if no other peer was seen.
-    """
-    if offset_s is None:
-        return unchecked("Clock", "there is no other peer for a comparison")
-    low, high = offset_s
-    if low <= 0 <= high:
-        return ok("Clock", f"within {high - low:.0f} s of the swarm's")
-    order, least = ("ahead of", low) if low > 0 else ("behind", -high)
-    said = f"at least {least:.1f} s {order} the swarm's; {CLOCKS_APART_SECONDS:.0f} s are allowed"
-    if least > CLOCKS_APART_SECONDS:
-        return failure("Clock", said, "timedatectl set-ntp true; in a container, on its host")
-    return ok("Clock", said)
 
 
 def daemon_runs(state: Path) -> bool:

@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
@@ -148,12 +148,6 @@ class DhtClient:
         """Return the multiaddrs under which others may enter through this node."""
         found: list[str] = await self.call("addresses")
         return found
-
-    def announce(self, addresses: Sequence[str]) -> None:
-        """Start the process again with other announced addresses: see `NodeSettings`."""
-        self._settings = replace(self._settings, announce=tuple(addresses))
-        if self._reading is not None:
-            self._reading.cancel()
 
     async def call(self, name: str, timeout_s: float = CALL_SECONDS, **arguments: Any) -> Any:
         """Call a method of the process's node, and return its result.

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +159,6 @@ class Directory:
     def contacts(self) -> tuple[str, ...]:
         """Return multiaddrs of DHT nodes met lately, to be saved for the next start."""
         return self._records.contacts
-
-    def announce(self, addresses: Sequence[str]) -> None:
-        """Change the multiaddrs under which others may enter the DHT through us."""
-        self._records.announce(addresses)
 
     async def close(self) -> None:
         """Stop renewing records, and end the DHT node."""

@@ -6,7 +6,7 @@ none that has expired.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Protocol
 
 from atom.base.errors import AtomError
@@ -67,9 +67,6 @@ class RecordStore(Protocol):
 
     async def addresses(self) -> list[str]:
         """Return the addresses under which others may enter through this store."""
-
-    def announce(self, addresses: Sequence[str]) -> None:
-        """Change the addresses under which others may enter; the store may start again for it."""
 
     async def close(self) -> None:
         """End the store. Never fails; idempotent."""

@@ -2,8 +2,8 @@
 
 import socket
 import struct
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ PORT = 5351
 """UDP port on which routers answer PCP and NAT-PMP."""
 WAITS_S = (0.25, 0.5, 1.0)
 """Seconds to wait for an answer before the request is sent again; the last wait ends the attempt.
+An answer that does not fit ends a wait as well.
 
 The specifications wait for minutes. A router in the same home that is silent for 1.75 s does not
 know the protocol.
@@ -55,31 +56,22 @@ def by_pcp(gateway: str, wish: Wish, port: int = PORT) -> Opened:
     Raises:
         PortRefused: The router does not answer, or refuses.
     """
-
-    def request(own_host: str) -> bytes:
-        return requests.pcp_request(own_host, wish)
-
-    return _ask((gateway, port), request, lambda answer: requests.read_pcp(answer, wish))
+    return _ask(
+        (gateway, port),
+        lambda own_host: requests.pcp_request(own_host, wish),
+        lambda answer: requests.read_pcp(answer, wish),
+    )
 
 
 def by_nat_pmp(gateway: str, wish: Wish, port: int = PORT) -> Opened:
     """Open or close a port by NAT-PMP: see `by_pcp`."""
-    place, host = (gateway, port), outside_host(gateway, port)
-    request = requests.pmp_request(wish)
-    return _ask(place, lambda own: request, lambda answer: requests.read_pmp(answer, wish, host))
-
-
-def outside_host(gateway: str, port: int = PORT) -> str:
-    """Return the router's address on the internet by NAT-PMP, without opening a port.
-
-    Args:
-        gateway: IPv4 address of the router.
-        port: UDP port of the router.
-
-    Raises:
-        PortRefused: The router does not answer, or refuses.
-    """
-    return _ask((gateway, port), lambda own: requests.pmp_host_request(), requests.read_pmp_host)
+    place = gateway, port
+    host = _ask(place, lambda own_host: requests.PMP_HOST_REQUEST, requests.read_pmp_host)
+    return _ask(
+        place,
+        lambda own_host: requests.pmp_request(wish),
+        lambda answer: requests.read_pmp(answer, wish, host),
+    )
 
 
 def _ask(
@@ -93,22 +85,12 @@ def _ask(
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
             line.connect(place)
             for wait_s in WAITS_S:
+                line.settimeout(wait_s)
                 line.send(request(line.getsockname()[0]))
-                found = _answer(line, time.monotonic() + wait_s, read)
-                if found is not None:
-                    return found
+                with suppress(TimeoutError):
+                    found = read(line.recv(MAX_ANSWER_BYTES))
+                    if found is not None:
+                        return found
     except OSError as problem:
         raise PortRefused(f"the router cannot be asked: {problem}") from problem
     raise PortRefused("the router does not answer")
-
-
-def _answer(line: socket.socket, give_up_at: float, read: Callable[[bytes], T | None]) -> T | None:
-    while (left_s := give_up_at - time.monotonic()) > 0:
-        line.settimeout(left_s)
-        try:
-            found = read(line.recv(MAX_ANSWER_BYTES))
-        except TimeoutError:
-            break
-        if found is not None:
-            return found
-    return None

@@ -41,20 +41,20 @@ class OpenPort:
     opened: Opened
 
 
-def open_port(gateway: str, inside: int, ways: Mapping[str, Way] = WAYS) -> OpenPort:
+def open_port(gateway: str, wish: Wish, ways: Mapping[str, Way] = WAYS) -> OpenPort:
     """Ask the router to open a port, in each way until one succeeds.
 
     Args:
         gateway: IPv4 address of the router.
-        inside: TCP port on which this machine listens.
+        wish: Port to open.
         ways: Protocols to try.
 
     Raises:
         PortRefused: All ways failed; the message has each reason. Nothing stays open.
     """
-    if inside < LEAST_PORT:
-        raise PortRefused(f"port {inside} is reserved: ports from {LEAST_PORT} on are opened")
-    wish, reasons = Wish(inside, inside, LASTS_S, secrets.token_bytes(12)), list[str]()
+    if wish.inside < LEAST_PORT:
+        raise PortRefused(f"port {wish.inside} is reserved: ports from {LEAST_PORT} on are opened")
+    reasons = []
     for name in ways:
         try:
             return _opened(gateway, name, wish, ways)
@@ -112,7 +112,8 @@ class PortKeeper:
         """
         try:
             for inside in ports:
-                self._ports[inside] = open_port(self._gateway(), inside, self._ways)
+                wish = Wish(inside, inside, LASTS_S, secrets.token_bytes(12))
+                self._ports[inside] = open_port(self._gateway(), wish, self._ways)
         except PortRefused:
             self.close()
             raise
@@ -123,41 +124,30 @@ class PortKeeper:
         port = self._ports.get(inside)
         return None if port is None else port.opened
 
-    def start(self, on_change: Callable[[], None]) -> None:
-        """Begin to renew the ports.
-
-        Args:
-            on_change: Called on the keeper's thread when the outside address of a port changed.
-        """
+    def start(self) -> None:
+        """Begin to renew the ports."""
 
         def renew_until_closed() -> None:
             pause_s = LASTS_S / 2
             while not self._closing.wait(pause_s):
-                pause_s = LASTS_S / 2 if self.renew(on_change) else RETRY_S
+                pause_s = LASTS_S / 2 if self.renew() else RETRY_S
 
         self._thread = threading.Thread(target=renew_until_closed, name="ports", daemon=True)
         self._thread.start()
 
-    def renew(self, on_change: Callable[[], None]) -> bool:
+    def renew(self) -> bool:
         """Renew all ports, and return False if the router refused one of them."""
-        refusals, before = 0, {inside: port.opened.address for inside, port in self._ports.items()}
-        for inside, address in before.items():
+        is_renewed = True
+        for inside, before in list(self._ports.items()):
             try:
-                port = self._ports[inside] = self._again(self._ports[inside])
+                port = self._ports[inside] = open_port(self._gateway(), before.wish, self._ways)
             except PortRefused as refused:
-                refusals += 1
+                is_renewed = False
                 self._events.emit("port-refused", port=inside, detail=refused.message)
-                continue
-            if port.opened.address != address:
-                self._events.emit("port-opened", port=inside, outside=port.opened.address)
-                on_change()
-        return not refusals
-
-    def _again(self, port: OpenPort) -> OpenPort:
-        gateway = self._gateway()
-        with suppress(PortRefused):
-            return _opened(gateway, port.way, port.wish, self._ways)
-        return open_port(gateway, port.wish.inside, self._ways)
+            else:
+                if port.opened.address != before.opened.address:
+                    self._events.emit("port-opened", port=inside, outside=port.opened.address)
+        return is_renewed
 
     def close(self) -> None:
         """Close all ports. Idempotent."""

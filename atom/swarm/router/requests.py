@@ -17,6 +17,8 @@ MAX_ANSWER_BYTES = 1100
 _ANSWER, _TCP = 0x80, 6
 _PCP, _PCP_MAP, _PCP_HEAD_BYTES, _PCP_MAP_BYTES = 2, 1, 24, 60
 _NAT_PMP, _PMP_HOST, _PMP_TCP, _PMP_HOST_BYTES, _PMP_TCP_BYTES = 0, 0, 2, 12, 16
+PMP_HOST_REQUEST = bytes((_NAT_PMP, _PMP_HOST))
+"""Question of NAT-PMP for the router's address on the internet."""
 
 
 class PortRefused(AtomError):
@@ -83,11 +85,6 @@ def read_pcp(answer: bytes, wish: Wish) -> Opened | None:
     lasts_s, outside = *struct.unpack_from("!I", answer, 4), *struct.unpack_from("!H", answer, 42)
     host = ipaddress.IPv6Address(answer[44:60]).ipv4_mapped
     return Opened(str(host or "0.0.0.0"), outside, lasts_s)
-
-
-def pmp_host_request() -> bytes:
-    """Encode the question of NAT-PMP for the router's address on the internet."""
-    return bytes((_NAT_PMP, _PMP_HOST))
 
 
 def read_pmp_host(answer: bytes) -> str | None:

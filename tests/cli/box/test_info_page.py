@@ -99,7 +99,7 @@ def test_what_is_not_as_usual_is_said() -> None:
     assert shown["void passes"] == "12 loss-not-finite"
     assert shown["device"] == "cuda:0, cuda:1 (excluded: out of memory)"
     assert shown["disk"] == "0 B free, snapshots of rounds: none yet"
-    assert shown["checkpoints"] == "1,200, 1,000 (2.5000), 900 (2.2500, the best)"
+    assert shown["checkpoints"] == "1,200, 1,000 (2.5000), 900 (2.2500)"
     assert shown["writes paused"] == "snapshots: no room; tokens: x"
 
 

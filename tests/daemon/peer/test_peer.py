@@ -13,13 +13,7 @@ from typing import Any
 
 import pytest
 
-from atom.base.errors import (
-    AllowanceError,
-    ConfigError,
-    IdentityError,
-    ShortageError,
-    StorageError,
-)
+from atom.base.errors import AllowanceError, ConfigError, IdentityError, ShortageError, StorageError
 from atom.daemon.owner.traffic import require_allowance
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.lifecycle import LEAVE_S, Ending, noted_signals

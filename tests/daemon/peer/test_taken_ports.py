@@ -41,7 +41,7 @@ def test_a_taken_port_is_said_first(tmp_path: Path, settings: str, said: str, hi
         with pytest.raises(PortInUseError, match=said):
             run_join(format_join_address(nowhere), Silence(), box, state)
     assert hint in started.value.hint
-    assert sorted(path.name for path in state.iterdir()) == ["daemon.lock", "identity.key"]
+    assert {path.name for path in state.iterdir()} == {".gitignore", "daemon.lock", "identity.key"}
 
 
 def test_one_number_for_two_ports_is_said_first(tmp_path: Path) -> None:

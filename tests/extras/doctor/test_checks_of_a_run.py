@@ -13,15 +13,7 @@ from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.doctor import examination
-from atom.extras.doctor.examination import (
-    Sight,
-    box_of,
-    clock_offset_s,
-    data,
-    examine,
-    fit,
-    from_outside,
-)
+from atom.extras.doctor.examination import Sight, box_of, data, examine, fit, from_outside
 from atom.extras.doctor.this_box import Finding, Level, failure
 from atom.models.data.tokenizer import byte_level_tokenizer
 from atom.swarm.identity import Identity
@@ -29,14 +21,6 @@ from atom.swarm.records.lease import Reached
 from atom.swarm.records.manifest import Manifest, decode_manifest
 from tests.daemon.model.kept_runs import folder_in
 from tests.daemon.tiny_run import GPT3, TEXT
-
-
-def test_the_youngest_lease_tells_the_time() -> None:
-    assert clock_offset_s([]) is None
-    low, high = clock_offset_s([0.3, 1.9, 7.0]) or (0.0, 0.0)
-    assert low < 0 < high
-    assert (clock_offset_s([9.0, 10.5]) or (0.0, 0.0))[0] > 3, "ahead"
-    assert (clock_offset_s([-6.0]) or (0.0, 0.0))[1] < -3, "behind"
 
 
 def test_our_own_peer_knows_whether_it_is_reached() -> None:
@@ -75,7 +59,7 @@ def manifest(tmp_path: Path, request: pytest.FixtureRequest) -> Manifest:
 
 
 def told(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool = False) -> list[Finding]:
-    return list(fit(Sight(manifest, None, {}, 0.0), peer, folder, trains))
+    return list(fit(Sight(manifest, None, {}), peer, folder, trains))
 
 
 def test_a_run_fits_and_has_a_speed_or_says_what_it_lacks(

@@ -131,21 +131,6 @@ def test_a_port_in_use_is_seen_unless_our_own_daemon_has_it(tmp_path: Path) -> N
     told(this_box.port("[network] listen", "127.0.0.1", number, False), Level.OK, "is free")
 
 
-@pytest.mark.parametrize(
-    ("offset", "level", "said"),
-    [
-        (None, Level.UNCHECKED, "no other peer"),
-        ((-4.9, 0.1), Level.OK, "within 5 s of the swarm's"),
-        ((4.0, 9.0), Level.FAILURE, "at least 4.0 s ahead of the swarm's; 3 s are allowed"),
-        ((-12.0, -7.0), Level.FAILURE, "at least 7.0 s behind the swarm's"),
-        ((-7.0, -2.0), Level.OK, "at least 2.0 s behind the swarm's"),
-    ],
-)
-def test_the_clock(offset: tuple[float, float] | None, level: Level, said: str) -> None:
-    fix = "timedatectl" if level is Level.FAILURE else ""
-    told(this_box.clock(offset), level, said, fix)
-
-
 def test_a_daemon_of_ours_is_seen_wherever_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

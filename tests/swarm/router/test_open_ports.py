@@ -1,7 +1,6 @@
 """Ports that the router opens: which are accepted, how they are renewed, and that they close."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -10,6 +9,7 @@ from atom.swarm.router.requests import Opened, PortRefused, Wish
 from tests.event_list import EventList
 
 ROUTER, PUBLIC = "192.168.1.1", "11.22.33.44"
+WISH = Wish(4000, 4000, LASTS_S)
 
 
 @dataclass
@@ -46,10 +46,10 @@ def keeper_of(router: PlayedRouter, **more: Way) -> tuple[PortKeeper, EventList]
 
 def test_the_first_way_that_succeeds_is_taken() -> None:
     router = PlayedRouter(shift=5)
-    port = open_port(ROUTER, 4000, {"first": refusing, "second": router.way})
+    port = open_port(ROUTER, WISH, {"first": refusing, "second": router.way})
     assert (port.way, port.opened) == ("second", Opened(PUBLIC, 4005, LASTS_S))
     with pytest.raises(PortRefused, match=r"first: unknown; other: unknown"):
-        open_port(ROUTER, 4000, {"first": refusing, "other": refusing})
+        open_port(ROUTER, WISH, {"first": refusing, "other": refusing})
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_the_first_way_that_succeeds_is_taken() -> None:
 )
 def test_a_port_that_helps_nobody_is_closed_again(router: PlayedRouter, reason: str) -> None:
     with pytest.raises(PortRefused, match=reason):
-        open_port(ROUTER, 4000, {"played": router.way})
+        open_port(ROUTER, WISH, {"played": router.way})
     assert not router.open
 
 
 def test_reserved_ports_are_not_opened() -> None:
     with pytest.raises(PortRefused, match="reserved"):
-        open_port(ROUTER, 22, {"never asked": refusing})
+        open_port(ROUTER, replace(WISH, inside=22), {"never asked": refusing})
 
 
 def test_both_ports_are_open_or_none() -> None:
@@ -83,27 +83,14 @@ def test_both_ports_are_open_or_none() -> None:
     assert keeper.outside(4000) is None
 
 
-@pytest.fixture
-def changes() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def on_change(changes: list[str]) -> Callable[[], None]:
-    return lambda: changes.append("changed")
-
-
-def test_a_router_with_a_new_address_is_noticed_at_the_renewal(
-    changes: list[str], on_change: Callable[[], None]
-) -> None:
+def test_a_router_with_a_new_address_is_noticed_at_the_renewal() -> None:
     router = PlayedRouter()
     keeper, events = keeper_of(router)
     assert [port.opened.port for port in keeper.open([4000, 5000])] == [4000, 5000]
-    assert keeper.renew(on_change)
-    assert not changes
+    assert keeper.renew()
+    assert not events.events
     router.host, router.open = "11.22.33.55", {}
-    assert keeper.renew(on_change)
-    assert changes == ["changed"] * 2
+    assert keeper.renew()
     assert events.events[0] == {
         "event": "port-opened", "port": 4000, "outside": "11.22.33.55:4000",
     }  # fmt: skip
@@ -114,28 +101,25 @@ def test_a_router_with_a_new_address_is_noticed_at_the_renewal(
     assert not router.open
 
 
-def test_a_router_that_restarts_is_asked_again(
-    changes: list[str], on_change: Callable[[], None]
-) -> None:
+def test_a_router_that_restarts_is_asked_again() -> None:
     router = PlayedRouter()
     keeper, events = keeper_of(router)
     keeper.open([4000])
     router.refuses = True
-    assert not keeper.renew(on_change)
+    assert not keeper.renew()
     assert [each["event"] for each in events.events] == ["port-refused"]
     router.refuses, router.open, router.shift = False, {}, 7
-    assert keeper.renew(on_change)
-    assert changes == ["changed"]
+    assert keeper.renew()
     outside = keeper.outside(4000)
     assert outside is not None
     assert outside.port == 4007
 
 
-def test_a_closed_keeper_has_ended_its_thread(on_change: Callable[[], None]) -> None:
+def test_a_closed_keeper_has_ended_its_thread() -> None:
     router = PlayedRouter()
     keeper, _ = keeper_of(router)
     keeper.open([4000])
-    keeper.start(on_change)
+    keeper.start()
     keeper.close()
     keeper.close()
     assert not router.open
