@@ -7,9 +7,9 @@ hold here too: a step gives the same bits as plain PyTorch where the device roun
 (docs/devices.md). docs/offload.md is the guide for users.
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from atom.base.errors import DeviceError
 from atom.base.units import parse_bytes
-from atom.graph.batches import Batch, Entries, Loss, WithLoss, batches_of, runs_of
-from atom.offloaded_programs import Programs, choose_cut
+from atom.graph.batches import Batch, Entries, Loss, Whole, batches_of, runs_of
+from atom.offloaded_programs import Programs
 from atom.optim.adamw import AdamW
 from atom.optim.groups import Group, ParameterGroups, parameter_groups, require_rate
 from atom.optim.optimizer import Optimizer
@@ -128,29 +128,25 @@ class OffloadedModel:
         least = self._accumulate if accumulate is None else accumulate
         if least < 1:
             raise ValueError(f"accumulate: {least} is below 1")
-        try:
-            if not self._given:
-                replica.reset_gradients()
-            self._given += 1
-            with _plain_pytorch():
-                groups = [
-                    (self._programs.training(some[0]), some)
-                    for some in runs_of(batches, replica.micro_batches)
-                ]
-                for number, (program, some) in enumerate(groups, start=1):
-                    replica.engines.use(program)
-                    last = number == len(groups) and self._given >= least
-                    replica.run_pass([each.tensors for each in some], last=last)
-                    losses += replica.losses
-            if self._given >= least:
-                replica.finish_step()
-                self._groups.settle()
-                replica.begin_own_step()
-        except BaseException:
-            self._given = 0
-            raise
-        if self._given >= least:
-            self._given = 0
+        given, self._given = self._given + 1, 0  # an error drops what has accumulated
+        if given == 1:
+            replica.reset_gradients()
+        with _plain_pytorch():
+            groups = [
+                (self._programs.training(some[0]), some)
+                for some in runs_of(batches, replica.micro_batches)
+            ]
+            for number, (program, some) in enumerate(groups, start=1):
+                replica.engines.use(program)
+                last = number == len(groups) and given >= least
+                replica.run_pass([each.tensors for each in some], last=last)
+                losses += replica.losses
+        if given < least:
+            self._given = given
+        else:
+            replica.finish_step()
+            self._groups.settle()
+            replica.begin_own_step()
             self._follow_schedule()
         return sum(losses) / len(losses)
 
@@ -204,32 +200,22 @@ class OffloadedModel:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state_dict` returned.
 
-        Raises: KeyError if an entry is missing; ValueError if a name, a shape, the optimizer or a
-            buffer differs. Nothing has changed in either case.
+        Raises: KeyError if an entry is missing; RuntimeError if a name or a shape differs, as in
+            PyTorch; ValueError if the optimizer or a buffer differs. Nothing has changed then.
         """
         if missing := {"model", "state", "layout", "steps", "lr"} - state.keys():
             what = "load the state_dict of a plain module before offload"
             raise KeyError(f"the state has no {', '.join(sorted(missing))}: {what}")
-        own, given = self._model_state(), state["model"]
-        buffers = dict(self._programs.model.named_buffers(remove_duplicate=False))
-        wrong = [f"Missing key: {name}" for name in own.keys() - given.keys()]
-        wrong += [f"Unexpected key: {name}" for name in given.keys() - own.keys()]
-        for name in own.keys() & given.keys():
-            if own[name].shape != given[name].shape:
-                sizes = f"{given[name].shape} in the state, {own[name].shape} in the current model"
-                wrong.append(f"size mismatch for {name}: {sizes}")
-            elif name in buffers and not torch.equal(own[name], given[name]):
-                wrong.append(f"buffer {name} has other values: load it before offload")
-        if not wrong and state["layout"] != self._layout():
-            wrong = ["the forward uses the parameters in another order"]
-        groups = self.param_groups
+        given, groups = state["model"], self.param_groups
+        copy.deepcopy(self._programs.model).load_state_dict(given, assign=True)
+        for name, buffer in self._programs.model.named_buffers(remove_duplicate=False):
+            if name in given and not torch.equal(buffer, given[name]):
+                raise ValueError(f"buffer {name} has other values: load it before offload")
+        if state["layout"] != self._layout():
+            raise ValueError("the forward uses the parameters in another order")
         if self._arenas().keys() != state["state"].keys() or len(state["lr"]) != len(groups):
-            wrong.append("the state is of another optimizer or of other parameter groups")
-        if int(state["steps"]) < 0:
-            wrong.append(f"steps: {state['steps']} is below 0")
-        if wrong:
-            raise ValueError("\n\t".join(["Error(s) in loading state_dict:", *sorted(wrong)]))
-        self._replica.load_state(state["state"], int(state["steps"]))
+            raise ValueError("the state is of another optimizer or of other parameter groups")
+        self._replica.load_state(state["state"], state["steps"])
         for name, value in self._constants.items():
             value.copy_(given[name])
         for group, rate in zip(groups, state["lr"], strict=True):
@@ -260,12 +246,7 @@ class OffloadedModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        place: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -326,18 +307,17 @@ def offload(
     limit_bytes = None if gpu_memory is None else parse_bytes(gpu_memory)
     with _plain_pytorch(), ExitStack() as on_failure:
         batch = Entries.of(example)
-        whole = WithLoss(model, loss, batch)
+        whole = Whole(model, loss, batch)
         programs, values = Programs(whole, batch), dict(whole.named_parameters())
         graph = programs.graph
-        first: dict[Any, str] = {value: name for name, value in values.items()}
+        first: dict[Tensor, str] = {value: name for name, value in values.items()}
         names = {n: first[value] for n, value in model.named_parameters(remove_duplicate=False)}
-        trained = {spec.name: spec.name for spec in graph.layout.trained}
-        known: dict[Any, str] = {**names, **first, **trained}
-        groups = parameter_groups(optimizer or AdamW(), params, rate, known, list(trained))
+        trained = dict.fromkeys(spec.name for spec in graph.layout.trained)
+        groups = parameter_groups(optimizer or AdamW(), params, rate, first, trained)
         opened = open_devices(use, graph.parameter_dtype, limit_bytes)
         for each_device in opened:
             on_failure.callback(each_device.close)
-        choice = choose_cut(graph, groups, opened, limit_bytes)
+        choice, program = programs.cut(groups, opened, limit_bytes)
         settings = ReplicaSettings(
             rate=RateSettings(0.0),
             optimizer=groups,
@@ -347,7 +327,6 @@ def offload(
             micro_batches=choice.micro_batches,
             dropout_seed=seed,
         )
-        program = programs.begin(choice)
         replica = Replica(program, None, settings, opened[0], extra_devices=opened[1:])
         for fill in (replica.fill_frozen, replica.initialise):
             fill(lambda name, _: values[name].detach().to("cpu", torch.float32))

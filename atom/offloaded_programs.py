@@ -10,14 +10,16 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
 
 from atom.base.errors import ModelError
-from atom.graph.batches import Entries, Form, Packing, WithLoss, WithoutLoss
+from atom.graph.batches import Entries, Form, Packing, Whole
 from atom.graph.ir import Program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
-from atom.graph.tracing.guards import refuse_untraceable_parts
+from atom.graph.tracing.guards import fake_parameters, refuse_untraceable_parts
+from atom.graph.tracing.refusals import Refusal
 from atom.optim.optimizer import Optimizer
 from atom.plan.choice import Choice
 from atom.plan.choosing import Question, choose
@@ -32,7 +34,7 @@ from atom.training.run_optimizer import ReplicaTerms
 class Programs:
     """Programs of one module by form of the batch. A new form is traced when it first occurs."""
 
-    def __init__(self, whole: WithLoss, example: Entries) -> None:
+    def __init__(self, whole: Whole, example: Entries) -> None:
         """Trace the example.
 
         Args:
@@ -56,16 +58,37 @@ class Programs:
             self.model.train()
         if getattr(getattr(model, "config", None), "use_cache", False):
             self.model.config.use_cache = False  # type: ignore[union-attr]
-        self.example, self.graph = example, self._traced(example)
+        self.example = example
+        given = {each.untyped_storage()._cdata for each in whole.parameters()}
+        with fake_parameters(whole, FakeTensorMode()):  # a hook may read the given module
+            self.graph = self._traced(example)
+        for each in self.graph.constants.values():
+            if each.tensor.untyped_storage()._cdata in given:
+                raise Refusal.OUTSIDE_MODULES.error(name=each.name)
         self._training = dict[Form, Program]()
         self._evaluation = dict[Form, tuple[Program, Packing]]()
 
-    def begin(self, choice: Choice) -> Program:
-        """Return the program of the example, cut as `choice` says."""
-        self._choice = choice
-        first = replace(choice.program(self.graph), weight=1)
+    def cut(
+        self, optimizer: Optimizer, devices: Sequence[Device], limit_bytes: int | None
+    ) -> tuple[Choice, Program]:
+        """Choose how to cut the model for these devices, and return the example's program.
+
+        Raises:
+            DeviceError: the model does not fit.
+        """
+        graph, each = self.graph, [device.torch_device for device in devices]
+        profile = profile_or_guess(graph, each[0], lambda note: None, lambda done, total: None)
+        terms = ReplicaTerms(graph.layout, graph.parameter_dtype, optimizer)
+        left_bytes = Footprint.of(terms, free_host_bytes(None)).host.left_bytes
+        device_bytes = limit_bytes or usable_device_bytes(each, left_bytes)
+        sizes = device_bytes, MAX_MICRO_BATCHES_PER_PASS, left_bytes
+        on_device = len(each) == 1 and has_kernels(each[0], lambda note: None)
+        trained = trained_element_bytes(terms) * on_device
+        limits = {"devices": len(each), "trained_element_bytes": trained}
+        self._choice = choose(Question.of(graph, profile, *sizes, **limits))
+        first = replace(self._choice.program(graph), weight=1)
         self._training[self.example.form] = first
-        return first
+        return self._choice, first
 
     def training(self, entries: Entries) -> Program:
         """Return the training program for batches of this form.
@@ -90,15 +113,15 @@ class Programs:
             ModelError: the module cannot be traced with such a batch.
         """
         if entries.form not in self._evaluation:
-            whole = self._loss is None or entries.structure != self.example.structure
             packing = Packing()
-            module = WithoutLoss(self.model, entries, whole, packing)
+            loss = self._loss if entries.structure == self.example.structure else None
+            module = Whole(self.model, loss, entries, packing)
             graph = trace(module, entries.tensors, training=False, gives_loss=False)
             self._evaluation[entries.form] = self._alike(graph), packing
         return self._evaluation[entries.form]
 
     def _traced(self, entries: Entries) -> Graph:
-        return trace(WithLoss(self.model, self._loss, entries), entries.tensors)
+        return trace(Whole(self.model, self._loss, entries), entries.tensors)
 
     def _alike(self, graph: Graph) -> Program:
         """Return the program of another graph of the module, with the layout of the first."""
@@ -107,19 +130,3 @@ class Programs:
             raise ModelError(what, "return only values that depend on trained parameters")
         graph = replace(graph, layout=self.graph.layout)
         return replace(self._choice.program_alike(graph, self.graph), weight=1)
-
-
-def choose_cut(
-    graph: Graph, optimizer: Optimizer, devices: Sequence[Device], limit_bytes: int | None
-) -> Choice:
-    """Choose how to cut the model for these devices. Raises: DeviceError if it does not fit."""
-    kind, count = devices[0].torch_device, len(devices)
-    profile = profile_or_guess(graph, kind, lambda note: None, lambda done, total: None)
-    terms = ReplicaTerms(graph.layout, graph.parameter_dtype, optimizer)
-    left_bytes = Footprint.of(terms, free_host_bytes(None)).host.left_bytes
-    each = [device.torch_device for device in devices]
-    device_bytes = limit_bytes or usable_device_bytes(each, left_bytes)
-    sizes = device_bytes, MAX_MICRO_BATCHES_PER_PASS, left_bytes
-    on_device = count == 1 and has_kernels(kind, lambda note: None)
-    limits = {"devices": count, "trained_element_bytes": trained_element_bytes(terms) * on_device}
-    return choose(Question.of(graph, profile, *sizes, **limits))

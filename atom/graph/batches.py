@@ -5,7 +5,6 @@ nesting of tensors, and returns another nesting. The modules in this file transl
 """
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -41,8 +40,7 @@ class Entries:
             if not isinstance(value, Tensor):
                 what = f"the batch{pytree.keystr(path)} is {type(value).__name__}, not a tensor"
                 raise TypeError(f"{what}: convert it, or drop it in collate_fn")
-        named = {f"{n}{pytree.keystr(path)}": value for n, (path, value) in enumerate(found)}
-        return cls(structure, {f"batch{re.sub(r'[^a-zA-Z0-9]+', '_', n)}": named[n] for n in named})
+        return cls(structure, {f"batch_{n}": value for n, (_, value) in enumerate(found)})
 
     @property
     def form(self) -> Form:
@@ -83,56 +81,6 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
-class _WithBatch(nn.Module):
-    """Module that calls another one with a batch, given as named tensors."""
-
-    def __init__(self, model: nn.Module, entries: Entries) -> None:
-        super().__init__()
-        self.model = model
-        self._structure, self._names = entries.structure, tuple(entries.tensors)
-
-    def _run(self, tensors: Mapping[str, Tensor], whole: bool) -> tuple[Any, Any]:
-        """Return the module's output and the targets; `whole`: all of the batch is input."""
-        batch = pytree.tree_unflatten([tensors[name] for name in self._names], self._structure)
-        inputs, targets = batch, batch
-        if isinstance(batch, tuple) and not whole:
-            *inputs, targets = batch
-            inputs = inputs[0] if len(inputs) == 1 else tuple(inputs)
-        if isinstance(inputs, dict):  # entries that forward does not name are for the loss
-            takes = inspect.signature(self.model.forward).parameters
-            every = any(each.kind is each.VAR_KEYWORD for each in takes.values())
-            named = {name: each for name, each in inputs.items() if every or name in takes}
-            return self.model(**named), targets
-        return self.model(*inputs) if isinstance(inputs, tuple) else self.model(inputs), targets
-
-
-class WithLoss(_WithBatch):
-    """Module and loss function as one module, which is traced for training."""
-
-    def __init__(self, model: nn.Module, loss: Loss | None, entries: Entries) -> None:
-        super().__init__(model, entries)
-        self.loss = loss
-
-    def forward(self, **tensors: Tensor) -> Any:
-        output, targets = self._run(tensors, whole=self.loss is None)
-        if self.loss is not None:
-            return self.loss(output, targets)
-        if isinstance(output, Mapping):
-            return output["loss"]
-        return output[0] if isinstance(output, tuple) else output
-
-
-class WithoutLoss(_WithBatch):
-    """Module whose output is packed into one tensor, which is traced for evaluation."""
-
-    def __init__(self, model: nn.Module, entries: Entries, whole: bool, packing: "Packing") -> None:
-        super().__init__(model, entries)
-        self._whole, self._packing = whole, packing
-
-    def forward(self, **tensors: Tensor) -> Tensor:
-        return self._packing.packed(self._run(tensors, self._whole)[0])
-
-
 class Packing:
     """Structure of a module's output, whose tensors are packed into one, byte by byte."""
 
@@ -147,8 +95,7 @@ class Packing:
             if not isinstance(each, Tensor | int | float | str | None):
                 raise TypeError(f"the module's output contains {type(each).__name__}, not a tensor")
         flat = [each.detach().reshape(-1) for each in self._leaves if isinstance(each, Tensor)]
-        pieces = [each.view(torch.uint8) for each in flat]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return torch.cat([each.view(torch.uint8) for each in flat])
 
     def unpacked(self, packed: Tensor) -> Any:
         """Return the output that `packed` holds."""
@@ -159,3 +106,50 @@ class Packing:
             for leaf, piece in pieces
         ]
         return pytree.tree_unflatten(leaves, self._structure)
+
+
+class Whole(nn.Module):
+    """Module that runs another one on a batch, given as named tensors, up to the loss."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss | None,
+        entries: Entries,
+        packing: Packing | None = None,
+    ) -> None:
+        """Wrap a module.
+
+        Args:
+            model: the module.
+            loss: loss function, which takes the last entry of a tuple as targets; None: all of the
+                batch is input, and the module returns its loss.
+            entries: batch with the structure of all batches.
+            packing: return the module's output, packed by it; None: return the loss.
+        """
+        super().__init__()
+        self.model, self.loss, self._packing = model, loss, packing
+        self._structure, self._names = entries.structure, tuple(entries.tensors)
+
+    def forward(self, **tensors: Tensor) -> Any:
+        batch = pytree.tree_unflatten([tensors[name] for name in self._names], self._structure)
+        inputs, targets = batch, batch
+        if isinstance(batch, tuple) and self.loss is not None:
+            *inputs, targets = batch
+            inputs = inputs[0] if len(inputs) == 1 else tuple(inputs)
+        output = self._output(inputs)
+        if self._packing is not None:
+            return self._packing.packed(output)
+        if self.loss is not None:
+            return self.loss(output, targets)
+        if isinstance(output, Mapping):
+            return output["loss"]
+        return output[0] if isinstance(output, tuple) else output
+
+    def _output(self, inputs: Any) -> Any:
+        if not isinstance(inputs, dict):
+            return self.model(*inputs) if isinstance(inputs, tuple) else self.model(inputs)
+        takes = inspect.signature(self.model.forward).parameters
+        every = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+        # Entries that forward does not name are for the loss.
+        return self.model(**{n: inputs[n] for n in inputs if every or n in takes})

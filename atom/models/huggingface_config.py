@@ -6,7 +6,6 @@ Keys that choose implementations or name places are dropped. This module does no
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,9 @@ def read_config(text: str) -> dict[str, Any]:
         raise SourceError(
             "the config is not a JSON object", "it must begin with { and name the model_type"
         )
-    _check_model_type(content)
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or not kind.replace("_", "").replace("-", "").isalnum():
+        raise SourceError("the config names no model_type", 'add it, such as "model_type": "llama"')
     checked: dict[str, Any] = _checked(content, "", MAX_DEPTH)
     return checked
 
@@ -96,12 +97,6 @@ def _untagged(content: dict[str, Any]) -> Any:
     tag = content.get("__float__")
     tagged = len(content) == 1 and tag in ("Infinity", "-Infinity", "NaN")
     return float(tag) if tagged else content  # type: ignore[arg-type]
-
-
-def _check_model_type(content: Mapping[str, Any]) -> None:
-    kind = content.get("model_type")
-    if not isinstance(kind, str) or not kind.replace("_", "").replace("-", "").isalnum():
-        raise SourceError("the config names no model_type", 'add it, such as "model_type": "llama"')
 
 
 def _checked(value: Any, key: str, depth: int) -> Any:

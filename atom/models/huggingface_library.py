@@ -79,17 +79,12 @@ def config_and_class(content: Mapping[str, Any]) -> tuple[Config, type]:
     kinds = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
     known = [getattr(transformers, f"MODEL_FOR_{each}_MAPPING") for each in kinds]
     models: list[type] = [each[type(config)] for each in known if type(config) in each]
-    if not models or config.is_encoder_decoder:
+    named = content.get("architectures")
+    chosen = [each for each in models if not named or each.__name__ in named]
+    if not chosen or config.is_encoder_decoder:
         raise SourceError(
-            f"{kind} is not a causal language model",
+            f"{', '.join(map(str, named or [kind]))[:80]} is not a causal language model",
             "only decoders that predict the next token can be trained on text",
-        )
-    named = content.get("architectures") or [models[0].__name__]
-    chosen = [each for each in models if each.__name__ in named]
-    if not chosen:
-        raise SourceError(
-            f"the config names {', '.join(map(str, named))[:80]}, not a causal language model",
-            f"transformers' causal model for it is {models[0].__name__}",
         )
     return config, chosen[0]
 
@@ -138,7 +133,7 @@ def _loaded(
             quantized in a way that cannot be undone here.
     """
     config, model_class = config_and_class(content)
-    method = str(quantization and quantization.get("quant_method"))
+    method = str(quantization and dict(quantization).get("quant_method"))
     if quantization:
         if method not in _DEQUANTIZED:
             raise SourceError(

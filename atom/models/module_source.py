@@ -153,17 +153,11 @@ def load_factory(code: OwnCode) -> Callable[[], Any]:
             f"module {name} cannot be imported: {_first_line(error)}{place_in(code.path, error)}",
             "import only installed packages: other peers receive this file alone",
         ) from error
-    factory = getattr(module, attribute, None)
-    if factory is None:
-        raise SourceError(f"{code.path} defines no {attribute}", f"add def {attribute}(): … to it")
+    factory: Callable[[], Any] | None = getattr(module, attribute, None)
     if not callable(factory):
-        kind = type(factory).__name__
-        raise SourceError(
-            f"{code.entry} is {kind}, not callable",
-            f"write def {attribute}(): …, without arguments",
-        )
-    found: Callable[[], Any] = factory
-    return found
+        what = f"{code.path} defines no function {attribute}"
+        raise SourceError(what, f"add def {attribute}(): … to it, without arguments")
+    return factory
 
 
 def place_in(path: Path, error: BaseException) -> str:
@@ -198,15 +192,10 @@ class ModuleSource(ModelSource):
         self.name = code.entry
         self._path, self._factory, self._seed = code.path, load_factory(code), seed
         _, example, self.dataset = self._built(seed)
-        if sequence_tokens is None and self.dataset is None:
+        if (sequence_tokens is None) != (self.dataset is not None):
             raise SourceError(
-                f'{code.entry} returns no dataset, but the run has [data] source = "module"',
-                'return module, example_batch, dataset — or set [data] source = "text"',
-            )
-        if sequence_tokens is not None and self.dataset is not None:
-            raise SourceError(
-                f"{code.entry} returns a dataset, but the run's [data] names a text",
-                'set [data] source = "module", or return module, example_batch alone',
+                f"{code.entry} returned {'no' if self.dataset is None else 'a'} dataset",
+                'return a dataset if the run has [data] source = "module", and only then',
             )
         if sequence_tokens is not None:
             _check_text_entries(code.entry, example, sequence_tokens)
@@ -279,12 +268,11 @@ class ModuleSource(ModelSource):
                 f"{self.name} failed: {type(error).__name__}: {error}{place}",
                 "the factory is called without arguments",
             ) from error
-        if not isinstance(returned, tuple) or len(returned) not in (2, 3):
-            raise SourceError(f"{self.name} returned {_kind(returned)}", _SHAPE)
+        several = isinstance(returned, tuple) and len(returned) in (2, 3)
+        if not several or not isinstance(returned[0], nn.Module):
+            kinds = returned if isinstance(returned, tuple) else [returned]
+            raise SourceError(f"{self.name} returned {', '.join(map(_kind, kinds))}", _SHAPE)
         module, example, dataset = (*returned, None)[:3]
-        if not isinstance(module, nn.Module):
-            what = f"{_kind(module)} in place of the module"
-            raise SourceError(f"{self.name} returned {what}", _SHAPE)
         _check_example(self.name, example)
         if dataset is not None:
             _check_dataset(self.name, dataset)
@@ -292,8 +280,6 @@ class ModuleSource(ModelSource):
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"a tuple of {len(value)}"
     return f"an object of type {type(value).__name__}"
 
 
@@ -318,11 +304,9 @@ def _check_dataset(name: str, dataset: Any) -> None:
         count = len(dataset)
     # User code may raise anything, and len() itself refuses negative and too large results.
     except Exception as error:
-        raise SourceError(
-            f"{name} returned {_kind(dataset)} as its dataset, but its length cannot be read: "
-            f"{type(error).__name__}: {error}",
-            "a dataset needs __len__(), and __getitem__(index), which returns a dict of tensors",
-        ) from error
+        what = f"{name} returned a dataset without a length: {type(error).__name__}: {error}"
+        hint = "a dataset needs __len__(), and __getitem__(index), which returns a dict of tensors"
+        raise SourceError(what, hint) from error
     if not 0 < count <= _MOST_SAMPLES:
         raise SourceError(
             f"{name} returned a dataset of {count:,} samples",
@@ -338,15 +322,9 @@ def _check_text_entries(name: str, example: Mapping[str, Tensor], sequence_token
             'name its entries like that, or return a dataset and set [data] source = "module"',
         )
     for key, value in example.items():
-        if value.dtype != torch.int64 or value.dim() != 2:
+        if value.dtype != torch.int64 or value.shape[1:] != (sequence_tokens,):
             what = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
             raise SourceError(
                 f"{name}'s example batch has {key}: {what}",
-                "make it int64 [sequences, sequence_tokens]",
-            )
-        if value.shape[1] != sequence_tokens:
-            raise SourceError(
-                f"{name}'s example batch has sequences of {value.shape[1]} tokens, "
-                f"the run file says {sequence_tokens}",
-                f"set [model] sequence_tokens = {value.shape[1]}",
+                f"make it int64 [sequences, {sequence_tokens}], or set [model] sequence_tokens",
             )

@@ -127,7 +127,8 @@ class PartlyTrained(ModelSource):
 
     def beginning(self, given: InitialValue, seed: int) -> InitialValue:
         def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
-            return _first_value(name, shape, seed) if _is_added(name) else given(name, shape)
+            added = name.endswith((f".{DOWN}.weight", f".{UP}.weight"))
+            return _first_value(name, shape, seed) if added else given(name, shape)
 
         return value_of
 
@@ -151,11 +152,8 @@ class PartlyTrained(ModelSource):
         Returns:
             The places of the tensors in adapter_model.safetensors, and the adapter_config.json.
         """
-        model, outside, places = (
-            self.build(torch.float32),
-            self.outside(torch.float32),
-            list[Place](),
-        )
+        model, outside = self.build(torch.float32), self.outside(torch.float32)
+        places = list[Place]()
         of_base = {place.parameter: place for place in outside.places}
         layers, experts, transposed = list[str](), list[str](), False
         for weight, (own, module) in self.adapted.items():
@@ -324,10 +322,6 @@ def _with_adapter(parent: Any) -> type:
 def _subclass(parent: Any, forward: Callable[..., Any]) -> type:
     names = {"forward": forward, "__module__": parent.__module__}
     return type(parent.__name__, (parent,), names)
-
-
-def _is_added(name: str) -> bool:
-    return name.endswith((f".{DOWN}.weight", f".{UP}.weight"))
 
 
 def _first_value(name: str, shape: tuple[int, ...], seed: int) -> Tensor:

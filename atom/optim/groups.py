@@ -1,10 +1,11 @@
 """Parameter groups, as `torch.optim` takes them: options and learning rates per group."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from atom.graph.ir import ParameterSpec
@@ -69,55 +70,43 @@ def parameter_groups(
     optimizer: Optimizer,
     params: Iterable[Any] | None,
     learning_rate: float,
-    names: Mapping[Any, str],
-    trained: Sequence[str],
+    names: Mapping[Tensor, str],
+    trained: Collection[str],
 ) -> ParameterGroups:
     """Return the optimizer of a module, with its parameter groups.
 
     Args:
         optimizer: options that groups do not set.
-        params: parameters, pairs (name, parameter), names, or groups of them as dictionaries, as
-            `torch.optim` takes them. All options of a group apply to all of its parameters. None:
-            one group, in which biases and norms do not decay.
+        params: parameters or groups of them, as `torch.optim` takes them. All options of a group
+            apply to all of its parameters. None: one group, in which biases and norms do not decay.
         learning_rate: rate of groups without "lr".
-        names: name in the layout by parameter and by name.
+        names: name in the layout by parameter.
         trained: names in the layout of all trained parameters.
 
     Raises:
-        TypeError: the optimizer is none, or has no such option.
+        TypeError: the optimizer is none, or has no such option, or `params` has something else.
         ValueError: a parameter is unknown, in two groups or in none; or a rate is out of range.
     """
     if not isinstance(optimizer, Optimizer):
         name = getattr(optimizer, "__name__", type(optimizer).__name__)
-        own = "atom.AdamW(), atom.AdamW8Bit(), atom.Muon(), atom.SGD() or atom.Lion()"
-        what = f"{name} cannot keep its state in host memory; use {own}"
-        raise TypeError(f"optimizer: {what}, and params= for parameter groups")
-    given = list(trained if params is None else params)
-    are_groups = bool(given) and isinstance(given[0], dict)
-    groups = [dict(each) for each in given] if are_groups else [{"params": given}]
+        what = f"optimizer: {name} cannot keep its state in host memory"
+        raise TypeError(f"{what}; use atom.AdamW(), atom.AdamW8Bit(), atom.Muon(), atom.SGD(), …")
+    given = [each for each in names if names[each] in trained] if params is None else params
+    copied: Any = [dict(each) if isinstance(each, dict) else each for each in given]
+    groups = torch.optim.Optimizer(copied, {"lr": learning_rate}).param_groups
     optimizers, members = list[Optimizer](), dict[str, int]()
     for number, group in enumerate(groups):
-        listed = group.pop("params")
-        listed = [listed] if isinstance(listed, Tensor | str) else list(listed)
-        listed = [each[0] if isinstance(each, tuple) else each for each in listed]
-        own_names = [_name(each, names) for each in listed]
-        if twice := [name for name in own_names if members.setdefault(name, number) != number]:
-            raise ValueError(f"some parameters appear in more than one parameter group: {twice}")
-        rate = group.pop("lr", learning_rate)
-        optimizers.append(optimizer if params is None else _with_options(optimizer, group))
-        shown = [name.removeprefix("model.") for name in own_names]
-        groups[number] = {"params": shown, "lr": rate, **group}
+        if unknown := [list(each.shape) for each in group["params"] if each not in names]:
+            raise ValueError(f"params: a tensor {unknown[0]} is no parameter of the module")
+        own_names = [names[each] for each in group["params"]]
+        members |= dict.fromkeys(own_names, number)
+        options = {key: group[key] for key in group if key not in ("params", "param_names", "lr")}
+        optimizers.append(optimizer if params is None else _with_options(optimizer, options))
+        group["params"] = [name.removeprefix("model.") for name in own_names]
     if missing := [name for name in trained if name not in members]:
         what = "add it to one, or freeze it with requires_grad_(False)"
         raise ValueError(f"the parameter {missing[0]} is in no group: {what}")
     return ParameterGroups(optimizers, groups, members)
-
-
-def _name(given: Any, names: Mapping[Any, str]) -> str:
-    if given not in names:
-        what = f"a tensor {list(given.shape)}" if isinstance(given, Tensor) else repr(given)
-        raise ValueError(f"params: {what} is no parameter of the module")
-    return names[given]
 
 
 def _with_options(optimizer: Any, group: Group) -> Optimizer:

@@ -162,7 +162,6 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "train on all tokens: remove [data] train_on",
         "an encoder becomes a decoder with is_decoder = true in its config",
         "remove [data] attention: this architecture cannot attend within documents only",
-        "transformers' causal model for it is {…}",
         'build such a model in a module = "…:factory" instead',
         "use a folder of the run's model",
         "check the key that the message names in config.json",

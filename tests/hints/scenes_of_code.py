@@ -52,8 +52,7 @@ EXAMPLE = '{"tokens": example(), "targets": example()}'
 ROW = {"x": torch.zeros(2)}
 WITH_ROWS = code(EXAMPLE, f'{EXAMPLE}, [{{"tokens": example()[0], "targets": example()[0]}}]', None)
 OF_CODE = {
-    "add def {…}(): … to it": spoilt("def make", "def made"),
-    "write def {…}(): …, without arguments": spoilt("def make", "make = 3\ndef made"),
+    "add def {…}(): … to it, without arguments": spoilt("def make", "make = 3\ndef made"),
     "the factory is called without arguments": spoilt("make()", "make(size)"),
     "import only installed packages: other peers receive this file alone":
         spoilt("import torch\n", "import torch\nimport my_own_layers\n"),
@@ -65,13 +64,10 @@ OF_CODE = {
         spoilt('"targets": example()', '"targets": example(8, 3)'),
     'name its entries like that, or return a dataset and set [data] source = "module"':
         scene(code('"targets"', '"labels"'), code(), WITH_ROWS),
-    "make it int64 [sequences, sequence_tokens]":
-        spoilt("dtype=torch.int64", "dtype=torch.int32"),
-    "set [model] sequence_tokens = {…}": scene(code(tokens=4), code(tokens=8)),
-    'return module, example_batch, dataset — or set [data] source = "text"':
+    "make it int64 [sequences, {…}], or set [model] sequence_tokens":
+        scene(code(tokens=4), code("tokens=8", "tokens=4", 4), code(tokens=8)),
+    'return a dataset if the run has [data] source = "module", and only then':
         scene(code(tokens=None), WITH_ROWS, code(tokens=8)),
-    'set [data] source = "module", or return module, example_batch alone':
-        scene(code(EXAMPLE, f"{EXAMPLE}, [1]"), WITH_ROWS, code()),
     "a dataset needs __len__(), and __getitem__(index), which returns a dict of tensors":
         scene(code(EXAMPLE, f"{EXAMPLE}, iter([])", None), WITH_ROWS),
     "__len__() must return 1 to {…}; the latter suits an endless stream":

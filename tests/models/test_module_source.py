@@ -170,19 +170,23 @@ def test_text_comes_shifted_or_twice(folder: Path, tmp_path: Path) -> None:
     ("factory", "what", "hint"),
     [
         ("no_tuple", "returned an object of type Words", "return module, example_batch"),
-        ("no_module", "type type in place of the module", "return module, example_batch"),
+        ("no_module", "returned an object of type type, ", "return module, example_batch"),
         ("no_batch", "type list as its example batch", '{"tokens"'),
         ("ragged", "entries of [2, 3] sequences", "first dimension"),
         ("other_names", "has a; text comes as tokens and targets or input_ids", "dataset"),
         ("not_tokens", "tokens: float32 [2, 6]", "int64"),
-        ("no_dataset", "type int as its dataset", "__getitem__"),
+        (
+            "no_dataset",
+            "a dataset without a length: TypeError: object of type 'int'",
+            "__getitem__",
+        ),
         ("empty_dataset", "a dataset of 0 samples", "must return 1 to"),
-        ("unsure_dataset", "length cannot be read: TypeError: has no len", "__len__"),
+        ("unsure_dataset", "a dataset without a length: TypeError: has no len", "__len__"),
         ("endless_dataset", "a dataset of 9,007,199,254,740,993 samples", "endless"),
-        ("with_dataset", "returns a dataset, but the run's [data]", 'source = "module"'),
+        ("with_dataset", "returned a dataset", 'source = "module"'),
         ("fails", "SystemExit: the moon is full at", "without arguments"),
-        ("labels", "words:labels is int, not callable", "def labels()"),
-        ("missing", "defines no missing", "def missing()"),
+        ("labels", "words.py defines no function labels", "def labels()"),
+        ("missing", "defines no function missing", "def missing()"),
     ],
 )
 def test_a_factory_is_told_what_is_wrong(folder: Path, factory: str, what: str, hint: str) -> None:
@@ -193,11 +197,11 @@ def test_a_factory_is_told_what_is_wrong(folder: Path, factory: str, what: str, 
 
 
 def test_data_and_text_go_with_what_the_run_says(folder: Path) -> None:
-    with pytest.raises(SourceError, match="sequences of 6 tokens, the run file says 7") as caught:
+    with pytest.raises(SourceError, match=r"tokens: int64 \[2, 6\]") as caught:
         opened(folder, tokens=7)
-    assert caught.value.hint == "set [model] sequence_tokens = 6"
+    assert caught.value.hint == "make it int64 [sequences, 7], or set [model] sequence_tokens"
     assert opened(folder, "with_dataset", None).dataset is not None
-    with pytest.raises(SourceError, match="returns no dataset"):
+    with pytest.raises(SourceError, match="returned no dataset"):
         opened(folder, "make", None)
 
 

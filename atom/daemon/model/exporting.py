@@ -5,6 +5,7 @@ folder is written under a temporary name and renamed when it is complete.
 """
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -24,13 +25,7 @@ from atom.daemon.console import Console
 from atom.daemon.model.kept_run import LATEST, HeldWeights, KeptRun
 from atom.daemon.model.recipe import PRECISIONS, source_errors
 from atom.daemon.model.sampled import run_tokenizer
-from atom.daemon.model.weight_files import (
-    ADAPTER,
-    SHARD_BYTES,
-    Piece,
-    size_bytes,
-    write_weights,
-)
+from atom.daemon.model.weight_files import ADAPTER, SHARD_BYTES, Piece, write_weights
 from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer
 from atom.models.data.tokenizer_settings import CONFIG as TOKENIZER_CONFIG
 from atom.models.data.tokenizer_settings import GENERATION
@@ -38,15 +33,8 @@ from atom.models.hub import CONFIG, WHOLE
 from atom.models.partly_trained import PartlyTrained
 from atom.models.source import ModelSource, Outside, Place, SourceError
 
-NO_CONFIG = (
-    "the model is its owner's own module: the folder holds its state dict, under the module's own "
-    "names, and no config.json; transformers does not load it"
-)
-
-NO_BASE = (
-    "this peer does not know where the frozen model is: peft's auto classes need its path as "
-    "base_model_name_or_path in adapter_config.json"
-)
+NO_CONFIG = "the folder holds the state dict of the owner's module: transformers does not load it"
+NO_BASE = "set base_model_name_or_path in adapter_config.json, which this peer does not know"
 
 
 def export_run(
@@ -134,9 +122,8 @@ def _tensor_at(
     """
     name = place.parameter
     added = source.added(name, lambda each: weights.value(each, torch.float32))
-    if added is None:
-        found = weights.value(name, dtype)
-    else:
+    found = weights.value(name, dtype)
+    if added is not None:
         found = (weights.value(name, torch.float32) + added).to(dtype)
     if not bool(torch.isfinite(found).all()):
         raise ModelError(
@@ -153,7 +140,7 @@ def _pieces(
         return outside.written_names.get(name, name)
 
     pieces = [
-        Piece(named(place.name), size_bytes(place.shape, dtype), partial(tensor_at, place))
+        Piece(named(place.name), math.prod(place.shape) * dtype.itemsize, partial(tensor_at, place))
         for place in outside.places
     ]
     for name, buffer in outside.buffers.items():
@@ -217,9 +204,8 @@ def _write_tokenizer(folder: Path, run: PinnedRun, kept: Path) -> dict[str, Any]
             path.write_text(content, encoding="utf-8")
         else:
             _write_json(path, content)
-    ends = [*(run.data.answer_ends or ())]
-    if ends:
-        generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    if ends := run.data.answer_ends:
+        generation["eos_token_id"] = list(ends) if len(ends) > 1 else ends[0]
     for pad in tokenizer.special("pad_token"):
         generation.setdefault("pad_token_id", pad)
     return generation
@@ -272,8 +258,8 @@ def folder_aside(target: Path) -> Iterator[Path]:
         raise _unwritable(target, problem) from problem
     try:
         yield aside
-        for path in aside.rglob("*"):  # safetensors lets only the files' owner read them
-            path.chmod(0o666 & ~_umask())
+        for path in aside.glob("*.safetensors"):  # the library lets only their owner read them
+            path.chmod(aside.stat().st_mode & 0o666)
         os.replace(aside, target)
     except OSError as problem:
         raise _unwritable(target, problem) from problem
@@ -285,9 +271,3 @@ def _unwritable(target: Path, problem: OSError) -> StorageError:
     return StorageError(
         f"cannot write {target}: {problem.strerror}", "free some space, or choose another folder"
     )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,7 +1,6 @@
 """Round 0 of a run: the values with which a replica begins, from the seed, the hub or a folder."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -167,25 +166,15 @@ def _fill(
     several = given is not None or source.values_in_threads
     threads = min(usable_processors(), MOST_THREADS) if several else 1
     value_of = source.beginning(given, seed) if given else source.initial_values(seed)
-    on_progress = partial(console.progress, "making the first weights")
-    counted = _counted(value_of, sum(spec.numel for spec in specs), on_progress)
-    fill = replica.fill_frozen if frozen else replica.initialise
-    fill(counted, threads)
-
-
-def _counted(
-    value_of: InitialValue, total: int, on_progress: Callable[[int, int], None]
-) -> InitialValue:
-    """Wrap a function of first values so that it also reports progress. Thread-safe."""
-    lock, made = threading.Lock(), 0
-    on_progress(made, total)
+    lock, made, total = threading.Lock(), 0, sum(spec.numel for spec in specs)
 
     def counted(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         nonlocal made
         value = value_of(name, shape)
         with lock:
             made += value.numel()
-            on_progress(made, total)
+            console.progress("making the first weights", made, total)
         return value
 
-    return counted
+    fill = replica.fill_frozen if frozen else replica.initialise
+    fill(counted, threads)

@@ -11,31 +11,20 @@ encoder of images, are frozen: peers keep them, and exports contain them.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from atom.base.errors import ConfigError, StorageError
-from atom.base.files import why_not_written
+from atom.base.errors import ConfigError
 from atom.models.hub import CONFIG, INDEX, WHOLE, read_index
 from atom.models.huggingface_config import config_text
-from atom.models.source import (
-    DataError,
-    InitialValue,
-    ModelSource,
-    Outside,
-    Place,
-    convert_weights,
-)
-from atom.training.storage.disk import sync
+from atom.models.source import DataError, InitialValue, ModelSource, Outside, Place, convert_weights
+from atom.training.storage.disk import write_tensors
 
 SHARD_BYTES = 2 * 10**9
 """Default limit of a written file's size. Writing may need as much memory, to convert numbers."""
@@ -74,22 +63,23 @@ def write_weights(
 
     Raises:
         StorageError: the disk is full or gone.
+        OSError: the same, while the index is written.
     """
     shards, total = _shards(pieces, shard_bytes), sum(piece.size_bytes for piece in pieces)
-    names = [whole] if len(shards) == 1 else _shard_names(len(shards))
     done, places = 0, dict[str, str]()
-    with _disk_errors(folder):
-        for name, shard in zip(names, shards, strict=True):
-            made = dict[str, Tensor]()
-            for piece in shard:
-                on_progress(done, total)
-                made[piece.name] = piece.make()
-                done += piece.size_bytes
-            _write_synced(folder / name, made)
-            places |= {piece.name: name for piece in shard}
-        if len(shards) > 1:
-            index = {"metadata": {"total_size": total}, "weight_map": places}
-            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else whole
+        made = dict[str, Tensor]()
+        for piece in shard:
+            on_progress(done, total)
+            # A copy, because the library refuses memory that two tensors share.
+            made[piece.name] = piece.make().detach().clone(memory_format=torch.contiguous_format)
+            done += piece.size_bytes
+            places[piece.name] = name
+        write_tensors(folder / name, made, {"format": "pt"}, synced=True)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     on_progress(total, total)
 
 
@@ -125,10 +115,10 @@ class WeightFiles:
         Raises:
             ConfigError: the file cannot be read.
         """
-        with _read_errors(self._files[name]):
-            with safe_open(self._files[name], framework="pt") as file:
-                found: Tensor = file.get_tensor(name)
-            return found
+        path = self._files[name]
+        with _read_errors(path), safe_open(path, framework="pt") as file:
+            found: Tensor = file.get_tensor(name)
+        return found
 
 
 def _shards(pieces: Sequence[Piece], shard_bytes: int) -> list[list[Piece]]:
@@ -141,22 +131,6 @@ def _shards(pieces: Sequence[Piece], shard_bytes: int) -> list[list[Piece]]:
         shards[-1].append(piece)
         held += piece.size_bytes
     return shards
-
-
-def _shard_names(count: int) -> list[str]:
-    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-
-
-def _write_synced(path: Path, tensors: dict[str, Tensor]) -> None:
-    whole = dict[str, Tensor]()
-    places = set[int]()
-    for name, value in tensors.items():
-        own = value.detach().contiguous()
-        # A tied tensor that is written under two names: the library refuses shared memory.
-        whole[name] = own.clone() if own.data_ptr() in places else own
-        places.add(own.data_ptr())
-    save_file(whole, path, metadata={"format": "pt"})
-    sync(path)
 
 
 def _files_in(folder: Path) -> dict[Path, list[str]]:
@@ -193,22 +167,6 @@ def _read_errors(path: Path) -> Iterator[None]:
         ) from problem
 
 
-@contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, SafetensorError) as problem:
-        raise StorageError(
-            f"cannot write into {folder}: {why_not_written(problem)}",
-            "free some space, or choose another folder",
-        ) from problem
-
-
-def size_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Return the bytes of a tensor of this shape and dtype."""
-    return dtype.itemsize * math.prod(shape)
-
-
 _SHOWN = 3
 """Number of tensors that a message names at most."""
 
@@ -229,32 +187,17 @@ def given_values(source: ModelSource, folder: Path) -> InitialValue:
         ConfigError: tensors are missing, unknown or misshaped, or buffers are not the model's; the
             message names them.
     """
-    files = WeightFiles.open(folder)
+    files, quantization = WeightFiles.open(folder), None
     if (folder / CONFIG).exists():  # without it only names and shapes are compared
-        source.require_config(config_text(folder / CONFIG))
+        text = config_text(folder / CONFIG)
+        source.require_config(text)
+        quantization = json.loads(text).get("quantization_config")
     outside = source.outside(torch.float32)
     names = {name: outside.own_name(name) for name in files.shapes}
-    if outside.loaded is not None:
-        quantization = _quantization(folder)
-        if quantization or None in names.values():  # they differ by more than names
-            return _loaded(folder, outside, outside.loaded(str(folder), quantization))
-    return _matched(outside, files, {name: full or name for name, full in names.items()})
-
-
-def _quantization(folder: Path) -> dict[str, Any] | None:
-    """Return the quantization_config of a folder's config.json, already checked to be JSON."""
-    if not (folder / CONFIG).exists():
-        return None
-    found = json.loads(config_text(folder / CONFIG)).get("quantization_config")
-    return found if isinstance(found, dict) else None
-
-
-def _loaded(folder: Path, outside: Outside, values: dict[str, Tensor]) -> InitialValue:
-    """Return a function of values that the library has loaded. Raises: ConfigError.
-
-    Args:
-        values: all parameters and buffers, in memory. The buffers must equal the model's.
-    """
+    if outside.loaded is None or not (quantization or None in names.values()):
+        return _matched(outside, files, {name: full or name for name, full in names.items()})
+    # The folder's tensors differ from the model's by more than names.
+    values = outside.loaded(str(folder), quantization)
     for name, buffer in outside.buffers.items():
         _require_own(folder, name, values[name], buffer)
     return lambda name, shape: _finite(folder, name, values[name])

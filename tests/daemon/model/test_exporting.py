@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from atom.base.errors import MismatchError, ModelError, StorageError, TrustError
-from atom.daemon.model import exporting, pinning, weight_files
+from atom.daemon.model import exporting, pinning
 from atom.daemon.model.exporting import export_run
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.sampled import sampled_folder
@@ -25,6 +25,7 @@ from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.source import ModelSource
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import bytes_of, state_digest
+from atom.training.storage import disk
 from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.model.kept_runs import WORDS, Folder, folder_in
 from tests.daemon.silence import Notes, Silence
@@ -338,6 +339,16 @@ def test_a_target_that_is_not_new(
         export_run(Path("~/empty"), tmp_path / "a", Silence())
 
 
+def test_a_folder_within_an_export_can_be_entered(tmp_path: Path) -> None:
+    """Chat templates may be in one."""
+    with exporting.folder_aside(tmp_path / "out") as aside:
+        (aside / "inner").mkdir()
+        (aside / "model.safetensors").touch(0o600)
+    inner, weights = (tmp_path / "out" / n for n in ("inner", "model.safetensors"))
+    assert inner.stat().st_mode & 0o777 == (tmp_path / "out").stat().st_mode & 0o777
+    assert weights.stat().st_mode & 0o111 == 0
+
+
 def test_nothing_half_written_is_left_but_by_who_is_killed(
     kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,7 +364,7 @@ def test_nothing_half_written_is_left_but_by_who_is_killed(
 
     for place, name, fault, ends in (
         (exporting, "_write_tokenizer", interrupted, pytest.raises(KeyboardInterrupt)),
-        (weight_files, "save_file", full, pytest.raises(StorageError, match="the disk is full")),
+        (disk, "save_file", full, pytest.raises(StorageError, match="the disk is full")),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, fault)
