@@ -12,7 +12,8 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "ask the owner for the run file and the code: atom plan RUN.toml",
         "install the same version of atom and its libraries as the run's founder",
         "get the founder's weights, or omit --from: other peers have them",
-        "get the tokenizer.json that the run's founder used",
+        "get the folder of the tokenizer.json that the run's founder used: the settings "
+        "beside it belong to it",
         "get the founder's data: the same bytes, or rows, in the same order; for python-"
         "stdlib the same build of Python",
         "ask its owner {…} to list it in their next run; if they have listed the peer of "
@@ -39,7 +40,10 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "choose another folder: --state DIR",
         "use smaller micro-batches or a larger device",
         "choose one of {…}",
-        "choose another model, or convert it into a local folder",
+        "convert them: `{…}`; {…}",
+        "begin from the same model's weights in 16 or 32 bits",
+        "choose a model that predicts each token from earlier ones alone",
+        'check the driver, or device="cpu"',
         "choose another revision, or another model",
         "start one daemon for each kind, with its own peer file and --state: each is a "
         "peer of the swarm",
@@ -79,7 +83,8 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "end them, then try again",
         "end other programs, or lower [device] memory in the peer file",
         "join a run with a smaller model, or free memory (peer file: [host] memory)",
-        "free memory (top lists its users), or raise [host] memory",
+        "free memory (top lists its users), or choose a smaller model; to plan for another "
+        'machine, set its size in a peer file: [host] memory = "128 GB"',
         "end the programs that use it: nvidia-smi lists them",
         "free some space, or choose another disk: [state] directory in the peer file",
         "more device memory: [device] memory in the peer file; else it takes a run with "
@@ -109,6 +114,7 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "check the first values of its parameters, and divisions and roots in its forward",
         "set it in the module's reset_parameters (or in transformers' _init_weights)",
         "check the numbers of layers and experts",
+        "return only values that depend on trained parameters",
         "give the module a method logits(tokens) that returns [sequences, tokens, vocabulary]",
         'change the run file, or set [model] huggingface = "FOLDER/config.json"',
     ),
@@ -120,20 +126,22 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "export without --adapter, or name the state directory",
         "change the prompt",
         "write the start of a text",
-        "use the model's own tokenizer.json, or raise the vocabulary in its config",
+        "use the model's own tokenizer.json, or raise the model's vocabulary size",
         "check its roles: they may have to alternate",
         "put its tokenizer_config.json or chat_template.jinja into its tokenizer.json's folder",
         "each has a role and a content",
         "keep one answer in each row, at its end, or change the template",
-        'read its folder as a table: [data] source = "datasets", which also reads '
-        ".jsonl.gz and .zst; or unpack it and call it .txt",
+        "remove that part",
+        "repair the row's text",
+        "write the row as messages",
         "repair or remove the link",
         "make sequences shorter ([model] sequence_tokens): {…} at most",
         "add text ([data]), or make sequences shorter ([model] sequence_tokens)",
         "check its name and the network, then start again; or name a local folder instead",
-        "conversations need a column messages, or columns prompt and completion",
         "name a folder, or OWNER/NAME on the hub",
-        'name the one that holds the text: [data] text_field = "…" in the run file',
+        'name the column that holds the text: [data] text_field = "…", or leave the file out; to '
+        'read conversations: [data] source = "datasets" and path = "FOLDER", with a column '
+        "messages, or columns prompt and completion",
         "name the folder of one of them: the library would merge all of them",
         "start from another directory",
         "use the dataset's current name on the hub, or another dataset",
@@ -152,11 +160,12 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "export with --precision float32",
         "omit --from, or found a new run with another name or --state DIR",
         "name a folder that holds model.safetensors",
-        "if you trust it, load it with transformers, and save_pretrained() it again",
+        "if you trust it: `{…}`, then --from FOLDER",
+        "get {…} too, which lists the files; rename a single file to {…}",
+        "merge the adapter into its model with peft's merge_and_unload(), and save that",
+        "set it to 0, or name targets without experts",
         "name a folder with weights as safetensors",
         "the folder is incomplete: get it again",
-        "peers keep only trained weights, so an export would lack these: begin from a "
-        "model and a folder without them",
         "set tie_word_embeddings = false in its config.json, and found the run again",
         "remove one of them",
         "train on all tokens: remove [data] train_on",
@@ -175,7 +184,6 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "use --state DIR to name the state directory of a peer of that run",
         "name a peer's state directory, or a folder of `atom export`",
         "raise the limit: ulimit -n, LimitNOFILE=, --ulimit nofile=",
-        'to plan for another machine, set its size in a peer file: [host] memory = "128 GiB"',
         "end it with `atom leave`, then start the daemon again with this version",
         "it is starting or stopping, as its terminal shows; SIGTERM ends it. `atom "
         "bootstrap` accepts no commands",

@@ -102,8 +102,6 @@ GOOD_CONFIG = config('{"model_type": "llama", "hidden_size": 8}')
 OF_CONFIGS = {
     "check its commas and quotes": scene(config('{"model_type": "llama",}'), GOOD_CONFIG),
     "it must begin with { and name the model_type": scene(config('["llama"]'), GOOD_CONFIG),
-    "remove quantization_config, and use weights that are not quantized":
-        scene(config('{"model_type": "llama", "quantization_config": {}}'), GOOD_CONFIG),
     'add it, such as "model_type": "llama"': scene(config('{"hidden_size": 8}'), GOOD_CONFIG),
     "remove them from its texts": scene(config('{"model_type": "a", "b": "\\u0007"}'), GOOD_CONFIG),
     "a model has at most {…} layers":
