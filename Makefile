@@ -36,8 +36,9 @@ demo-home: $(TOOLS)
 	$(BIN)/python -m benchmarks.home.demo --picture home.png
 
 # Whole files to as many workers as there are cores, four at most; the slow ones, real daemons, come first.
+# Half as many workers more than cores: a quarter of the tests' time is waiting for processes.
 test: $(TOOLS)
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses $$(($$(nproc) * 3 / 2)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The device path on a GPU; on a machine without one on the CPU, like `make test`.
 gpu: $(TOOLS)
