@@ -35,8 +35,7 @@ demo: $(INSTALLED)
 demo-home: $(TOOLS)
 	$(BIN)/python -m benchmarks.home.demo --picture home.png
 
-# Whole files to as many workers as there are cores, four at most; the slow ones, real daemons, come first.
-# Half as many workers more than cores: a quarter of the tests' time is waiting for processes.
+# Whole files to three workers for two cores, four at most, because tests of daemons often wait; these come first.
 test: $(TOOLS)
 	$(BIN)/python -m pytest --numprocesses $$(($$(nproc) * 3 / 2)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -193,6 +193,7 @@ class OffloadedModel:
             "model": {name: value.clone() for name, value in self._model_state().items()},
             "state": {name: arena.clone() for name, arena in self._arenas().items()},
             "layout": self._layout(),
+            "optimizer": self._groups.kinds,
             "steps": self.steps,
             "lr": [float(group["lr"]) for group in self.param_groups],
         }
@@ -203,7 +204,7 @@ class OffloadedModel:
         Raises: KeyError if an entry is missing; RuntimeError if a name or a shape differs, as in
             PyTorch; ValueError if the optimizer or a buffer differs. Nothing has changed then.
         """
-        if missing := {"model", "state", "layout", "steps", "lr"} - state.keys():
+        if missing := {"model", "state", "layout", "optimizer", "steps", "lr"} - state.keys():
             what = "load the state_dict of a plain module before offload"
             raise KeyError(f"the state has no {', '.join(sorted(missing))}: {what}")
         given, groups = state["model"], self.param_groups
@@ -213,7 +214,7 @@ class OffloadedModel:
                 raise ValueError(f"buffer {name} has other values: load it before offload")
         if state["layout"] != self._layout():
             raise ValueError("the forward uses the parameters in another order")
-        if self._arenas().keys() != state["state"].keys() or len(state["lr"]) != len(groups):
+        if self._groups.kinds != state["optimizer"] or len(state["lr"]) != len(groups):
             raise ValueError("the state is of another optimizer or of other parameter groups")
         self._replica.load_state(state["state"], state["steps"])
         for name, value in self._constants.items():

@@ -183,8 +183,8 @@ class TextSource(Section):
     """Effect of a row that cannot become text: "stop" the start, or "skip" and count the row;
     omitted: "stop"."""
     encoding: str | None = Field(default=None, pattern=_ENCODINGS)
-    """Encoding of files that are not UTF-8, such as "windows-1252"; "bytes": use the bytes of all
-    files as they are."""
+    """Encoding of files that are not UTF-8, such as "windows-1252"; "bytes": use the bytes of
+    files as they are, except data files, which are UTF-8."""
     train_on: Literal["answers"] | None = None
     """Tokens that are training targets: "answers", the assistant's in a table of conversations;
     omitted: all tokens."""

@@ -36,6 +36,12 @@ class ParameterGroups(Optimizer):
         self.elementwise = all(each.elementwise for each in optimizers)  # type: ignore[misc]
         self.settle()
 
+    @property
+    def kinds(self) -> list[tuple[str, list[str]]]:
+        """Class of the optimizer, and the names of the parameters, of each group."""
+        pairs = zip(self._optimizers, self.groups, strict=True)
+        return [(type(each).__name__, list(group["params"])) for each, group in pairs]
+
     def settle(self) -> None:
         """Take the groups' present "lr" for the next step; call it while no step is running.
 
@@ -112,7 +118,8 @@ def parameter_groups(
 def _with_options(optimizer: Any, group: Group) -> Optimizer:
     """Return the optimizer with the options of a group. Raises: TypeError for unknown options."""
     known = {field.name: field.name for field in fields(optimizer)}
-    known["eps"] = known.get("epsilon", "")
+    if "epsilon" in known:
+        known["eps"] = "epsilon"
     if unknown := group.keys() - known.keys():
         what = f"{type(optimizer).__name__} has no option {min(unknown)!r}"
         raise TypeError(f"params: {what}; it takes lr, {', '.join(known)}")

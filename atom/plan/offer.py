@@ -41,7 +41,8 @@ class Offer:
         manifest: Manifest,
         leases: Iterable[Lease],
         me: str,
-        room: tuple[int, int],
+        disk_bytes: int,
+        text_bytes: int,
         note: Callable[[str], None] = lambda text: None,
     ) -> "Offer":
         """Plan this machine's part in a swarm. Measuring takes half a minute at most.
@@ -53,8 +54,8 @@ class Offer:
             manifest: Manifest of the run.
             leases: Leases of the swarm.
             me: Peer id of this machine; empty if it has none.
-            room: Disk space that is free now, or already taken by the run's files, and the bytes of
-                text that comes through the swarm.
+            disk_bytes: Disk space that is free now, or already taken by the run's files.
+            text_bytes: Size of the text that comes through the swarm.
             note: Receives lines of text about steps that take long and about unexpected facts.
 
         Raises:
@@ -64,13 +65,13 @@ class Offer:
         batch = run.batch.global_sequences
         view = view_swarm(manifest, leases, batch, time.time(), me, run.data)
         others = sum(p.state != PeerState.LEFT and p.peer_id != me for p in view.peers)
-        footprint = Footprint.of_run(run, graph.layout, peer, *room, others + 1)
+        footprint = Footprint.of_run(run, graph.layout, peer, disk_bytes, text_bytes, others + 1)
         dialable = max(1, sum(map(is_dialable, view.peers)))
         request = PlanRequest(run, peers=others + 1, dialable=dialable, guesses=True)
         plan = plan_traced(request, run, graph, graph.model_name, peer, footprint, note)
         terms = ReplicaTerms.of(run, graph.layout)
         state_bytes = sum(each.size_bytes for each in terms.shared.values()) + terms.frozen_bytes
-        return cls(plan, view, state_bytes + room[1])
+        return cls(plan, view, state_bytes + text_bytes)
 
     @property
     def speed(self) -> str:
@@ -89,6 +90,8 @@ class Offer:
         if median:
             whom = f"the median of {len(others)} other peers" if len(others) > 1 else "another peer"
             text = f"{text}, {mine / median:.2g} times {whom} ({median:,.0f})"
+        if self.plan.profile.source == "assumed":
+            return f"{text}; only a guess, because measuring this model takes long: run atom plan"
         if self.plan.profile.doubtful:
             return f"{text}; doubtful: other programs are at work, measure again when they rest"
         helps = "useful" if mine > LITTLE * median else "hardly useful: try a smaller run"

@@ -17,7 +17,7 @@ from atom.swarm.dht.directory import open_directory
 from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Reached
-from atom.swarm.router.requests import Opened
+from atom.swarm.router.requests import PublicPort
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport import transport
 from atom.swarm.transport.transport import Transport
@@ -42,7 +42,7 @@ def test_a_peer_announces_the_families_that_it_listens_on(monkeypatch: pytest.Mo
     assert data_addresses(Network(), ("0.0.0.0", 7)) == alone
     named, said = ("a.example", "[2001:db8::9]"), ("a.example:7", "[2001:db8::9]:7")
     assert data_addresses(Network(announce=named), ("0.0.0.0", 7)) == said + alone
-    opened = Opened("11.22.33.44", 8, 600)
+    opened = PublicPort("11.22.33.44", 8, 600)
     assert data_addresses(Network(), ("0.0.0.0", 7), opened) == ("11.22.33.44:8", *alone)
     node = "/ip4/11.22.33.44/tcp/8", "/dns4/a.example/tcp/9", "/ip4/192.168.1.2/tcp/9"
     assert announced_multiaddrs(["a.example"], "0.0.0.0:9", opened) == node

@@ -185,21 +185,21 @@ def test_broken_markup_gains_no_space(tmp_path: Path) -> None:
     assert coder.decode([token for token in found if token >= 0]) == "one<|im_end|>\n"
 
 
-CALL = {"type": "function", "function": {"name": "f", "arguments": {"city": "Rome", "day": None}}}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"a": None, "b": {"c": None}}}}
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"city": "Rome"}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"b": {}}}}
 
 
 @pytest.mark.parametrize(
     ("calls", "tools"),
     [
         ([CALL], [TOOL]),
-        ([CALL | {"id": None}], json.dumps([{"type": "function", "function": {"name": "f"}}])),
-        (json.dumps([CALL]).replace(', "day": null', ""), [json.dumps(TOOL).replace("null", "1")]),
-        ([{"function": {"name": "f", "arguments": '{"city": "Rome"}'}}], [TOOL | {"strict": None}]),
-        ([{"function": {"arguments": {"city": "Rome"}, "x": None}}], [TOOL, TOOL]),
+        ([CALL | {"id": 7}], json.dumps([{"type": "function", "function": {"name": "f"}}])),
+        (json.dumps([CALL]), [json.dumps(TOOL)]),
+        ([{"function": {"name": "f", "arguments": '{"city": "Rome"}'}}], [TOOL]),
+        ([{"function": {"arguments": {"city": "Rome"}}}], [TOOL, TOOL]),
     ],
 )
-def test_tools_are_written_without_padding(tmp_path: Path, calls: Any, tools: Any) -> None:
+def test_tools_are_written(tmp_path: Path, calls: Any, tools: Any) -> None:
     chat = Chat(tmp_path, TOOLS)
     answer = {"role": "assistant", "content": None, "tool_calls": calls, "name": None}
     row = {"messages": [*said("a?"), answer, *said("b?", "one")], "tools": tools}
@@ -211,11 +211,28 @@ def test_tools_are_written_without_padding(tmp_path: Path, calls: Any, tools: An
     assert without.startswith("<|im_start|>user\na?")
 
 
+def test_nulls_of_a_call_are_kept(tmp_path: Path) -> None:
+    call = {"function": {"name": "f", "arguments": {"day": None, "arguments": '{"a": 1}'}}}
+    answer = {"role": "assistant", "tool_calls": [call]}
+    _, answers = Chat(tmp_path, TOOLS).text({"messages": [*said("a?"), answer]})
+    assert answers.startswith('<tool_call>{"day": null, "arguments": "{\\"a\\": 1}"}</tool_call>')
+
+
 def test_a_message_that_the_template_leaves_out_is_named(tmp_path: Path) -> None:
     chat = Chat(tmp_path, SILENT)
     rows = [said("a?", "one"), [{"role": "system", "content": "Rule"}, *said("b?", "two")]]
     chat.tokens(*({"messages": row} for row in rows))
     assert chat.remarks == {conversations.LEFT_OUT: "row 2"}
+
+
+def test_an_answer_that_the_template_drops_beside_a_call_is_named(tmp_path: Path) -> None:
+    dropping = TOOLS.replace(
+        "{{ m.content }}", "{% if not m.tool_calls %}{{ m.content }}{% endif %}"
+    )
+    chat = Chat(tmp_path, dropping)
+    answer = {"role": "assistant", "content": "Let me look", "tool_calls": [CALL]}
+    chat.tokens({"messages": [*said("a?"), answer]})
+    assert chat.remarks.keys() >= {conversations.LEFT_OUT}
 
 
 @pytest.mark.parametrize(
@@ -255,8 +272,12 @@ def test_a_prompt_that_is_no_text_is_named(
 
 
 def test_a_template_for_tools_is_chosen_by_name(tmp_path: Path) -> None:
-    files = {"additional_chat_templates/tool_use.jinja": TOOLS}
-    chat = Chat(tmp_path, CHATML, files=files)
+    """Files replace the configuration's template, as in transformers."""
+    files = {
+        "chat_template.jinja": CHATML,
+        "additional_chat_templates/tool_use.jinja": TOOLS,
+    }
+    chat = Chat(tmp_path, "{{ raise_exception('stale') }}", files=files)
     row = {"messages": said("a?", "one"), "tools": [TOOL]}
     assert chat.text(row)[0].startswith("<|im_start|>system")
     assert chat.text(row | {"tools": []})[0].startswith("<|im_start|>user")

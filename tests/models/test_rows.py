@@ -12,6 +12,7 @@ import pytest
 
 from atom.models.data.corpus import Corpus, Reading, text_corpus
 from atom.models.data.row_text import RowText
+from atom.models.data.rows import rows_of
 from atom.models.data.stored_dataset import StoredDataset
 from atom.models.source import DataError
 from tests.models.chat_tokenizer import chat_tokenizer
@@ -235,3 +236,34 @@ def test_a_file_that_is_not_text_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "logo.png").write_bytes(b"\x89PNG\0")
     with pytest.raises(DataError, match=r"logo\.png is not text"):
         StoredDataset(str(tmp_path / "logo.png")).corpus().survey()
+
+
+def test_padding_of_arrow_files_is_removed_and_nulls_of_json_stay(tmp_path: Path) -> None:
+    rows = [{"a": {"b": None, "c": [{"d": 1, "e": None}]}}, {"a": {"b": 1, "c": None}}]
+    (tmp_path / "a.parquet").write_bytes(packed(rows, "a.parquet"))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wanted = {"a"}
+    assert [*rows_of(tmp_path / "a.parquet", None, wanted)] == [
+        {"a": {"c": [{"d": 1}]}},
+        {"a": {"b": 1}},
+    ]
+    assert [*rows_of(tmp_path / "a.jsonl", None, wanted)] == rows
+
+
+@pytest.mark.parametrize("turn", [{"from": ["human"], "value": "x"}, {"from": None}, 7])
+def test_a_malformed_turn_is_a_bad_row(tmp_path: Path, turn: object) -> None:
+    tokenizer = str(chat_tokenizer(tmp_path / "tokenizer"))
+    good = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    deep: object = 1
+    for _ in range(700):
+        deep = [deep]
+    rows = [{"conversations": [turn]}, {"messages": [{"role": "user", "content": "a", "x": deep}]}]
+    form = RowText(tokenizer=tokenizer, skips_bad_rows=True)
+    assert len(documents(table(tmp_path / "in", {"a.jsonl": [*rows, good]}, form))) == 1
+
+
+def test_a_system_column_begins_a_conversation(tmp_path: Path) -> None:
+    tokenizer = str(chat_tokenizer(tmp_path / "tokenizer"))
+    row = {"messages": [{"role": "user", "content": "a"}], "system": "Be terse"}
+    [found] = documents(table(tmp_path / "in", {"a.jsonl": [row]}, RowText(tokenizer=tokenizer)))
+    assert found == chat("system: Be terse", "user: a")

@@ -295,3 +295,9 @@ def test_tokens_are_mapped_without_a_private_copy(tmp_path: Path) -> None:
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if ".tokens" in line]
     assert [line.split()[1] for line in maps if str(tmp_path) in line] == ["rw-s"]
     assert bytes(file.tokens.tolist()) == b"text"
+
+
+@pytest.mark.parametrize("raw", [b"\x89PNG\0\xff", b"%PDF-1.7 \xff"])
+def test_an_encoding_makes_no_text_of_other_files(tmp_path: Path, raw: bytes) -> None:
+    with pytest.raises(DataError, match="is not text"):
+        corpus_of(tmp_path / "in" / "a.txt", raw, "latin-1").survey()

@@ -119,3 +119,12 @@ def test_only_tokens_end_an_answer(tmp_path: Path, value: object) -> None:
         tmp_path, ["<a>"], files={"generation_config.json": {"eos_token_id": value}}
     )
     assert JsonTokenizer(path).ends == ()
+
+
+@pytest.mark.parametrize(
+    "template", [[{"name": [], "template": "x"}], {"default": 7}, [{"name": "a"}], 7, "\ud800"]
+)
+def test_a_malformed_template_of_a_stranger_is_refused(template: object) -> None:
+    packed = tokenizer_settings.pack(b"{}", {"tokenizer_config.json": {"chat_template": template}})
+    with pytest.raises(DataError, match="settings"):
+        tokenizer_settings.unpack(packed, "stranger")

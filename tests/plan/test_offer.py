@@ -15,10 +15,16 @@ from tests.cli.swarm_sights import sight
 from tests.swarm.swarm_samples import a_lease
 
 
-def offer(*peers: Any, alone: float = 1000.0, doubtful: bool = False, **changes: Any) -> Offer:
+def offer(
+    *peers: Any,
+    alone: float = 1000.0,
+    doubtful: bool = False,
+    source: str = "measured",
+    **changes: Any,
+) -> Offer:
     plan: Any = SimpleNamespace(
         gain=SimpleNamespace(alone=alone),
-        profile=SimpleNamespace(doubtful=doubtful),
+        profile=SimpleNamespace(doubtful=doubtful, source=source),
         prediction=SimpleNamespace(round_s=20.0),
         footprint=SimpleNamespace(wire_bytes=1e9),
         device="cpu",
@@ -50,6 +56,10 @@ def test_the_use_is_the_speed_beside_the_median_peer(
     peers: tuple[Any, ...], alone: float, said: str
 ) -> None:
     assert offer(*peers, alone=alone).speed == said
+
+
+def test_a_guess_is_called_a_guess() -> None:
+    assert "only a guess" in offer(source="assumed").speed
 
 
 def test_a_doubtful_speed_gets_no_verdict() -> None:

@@ -21,11 +21,11 @@ from atom.swarm.records.manifest import Manifest
 
 _HOURS_A_MONTH = 730
 _ROWS_FOR_ALL = (
-    ("leaves it", "gradients, counts, speeds, your IP address, this peer's id and name; no files"),
+    ("sent", "gradients, counts, speeds, your IP address, this peer's id and name; no files"),
     ("", "(docs/volunteer.md, What leaves your machine)"),
-    ("to limit it", 'add --upload "10 Mbit/s", --download "50 Mbit/s", --gpu-memory "6 GB",'),
+    ("to limit", 'add --upload "10 Mbit/s", --download "50 Mbit/s", --gpu-memory "6 GB",'),
     ("", '--cpu-threads 4 or --hours "22:00-07:00" to this command'),
-    ("to pause it", "atom pause, then atom resume; atom leave or Ctrl-C ends it cleanly"),
+    ("to pause", "atom pause, then atom resume; atom leave or Ctrl-C ends the peer cleanly"),
 )
 
 
@@ -54,10 +54,10 @@ def ask(
         typer.Exit: The answer is no.
     """
     text_bytes = 0 if manifest.text is None else total_bytes(manifest.text)
-    room, me = (box.state.room_bytes, text_bytes), box.identity.peer_id
-    told = manifest, leases.values(), me, room, console.note
+    sizes, me = (box.state.room_bytes, text_bytes), box.identity.peer_id
+    swarm = manifest, leases.values(), me
     try:
-        offer = Offer.of(recipe.run, recipe.graph, box.peer, *told)
+        offer = Offer.of(recipe.run, recipe.graph, box.peer, *swarm, *sizes, console.note)
     except DeviceError:
         return
     console.close()
@@ -65,7 +65,8 @@ def ask(
     if agreed or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     if not typer.confirm("Join this run?", default=True, err=True):
-        typer.echo("not joined: nothing was fetched; the same command asks again", err=True)
+        fetched = "no text or state was fetched from the swarm"
+        typer.echo(f"not joined: {fetched}; the same command asks again", err=True)
         raise typer.Exit
 
 

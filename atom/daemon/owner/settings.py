@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from atom.base.errors import ConfigError
+from atom.config.address import parse_host_port
 from atom.config.load import NO_OPTIONS, Options, load_peer_file
 from atom.config.peer_file import Network, PeerFile
 from atom.daemon.owner.wishes import OwnersWishes
@@ -67,7 +68,7 @@ class Settings:
                     f"{self._path}: not a regular file",
                     "write your peer file there, or restart with --peer and a permanent file",
                 )
-            peer = load_peer_file(self._path, self._options)
+            peer = with_ports_in_use(load_peer_file(self._path, self._options), self._peer)
             changed = changed_keys(self._peer, peer)
             self._put_in_force(peer, changed)
             return [{"key": key, "live": is_live(key)} for key in changed]
@@ -83,6 +84,16 @@ class Settings:
         if THREADS in changed:
             threads = peer.device.cpu_threads or THREADS_UNLESS_TOLD
             self._on_worker(lambda: torch.set_num_threads(threads))
+
+
+def with_ports_in_use(peer: PeerFile, before: PeerFile) -> PeerFile:
+    """Return a peer file whose ports "any free one" are those that this process has chosen."""
+    ports, chosen = dict[str, Any](), before.network
+    if parse_host_port(peer.network.listen)[1] == 0:
+        ports["listen"] = chosen.listen
+    if peer.network.data_port == 0:
+        ports["data_port"] = chosen.data_port
+    return peer.model_copy(update={"network": peer.network.model_copy(update=ports)})
 
 
 def is_live(key: str) -> bool:

@@ -17,7 +17,7 @@ from atom.daemon.state_directory import write_atomically
 from atom.swarm.addresses import parse_listen, parse_multiaddr
 from atom.swarm.dial_rules import AddressClass, class_of, dialled_classes, own_hosts
 from atom.swarm.records.lease import MAX_ADDRESSES
-from atom.swarm.router.requests import Opened
+from atom.swarm.router.requests import PublicPort
 from atom.training.storage.disk import DiskRoom
 
 
@@ -33,7 +33,7 @@ def data_place(network: Network) -> tuple[str, int] | None:
 
 
 def announced_multiaddrs(
-    announce: Sequence[str], listen: str, opened: Opened | None = None
+    announce: Sequence[str], listen: str, opened: PublicPort | None = None
 ) -> tuple[str, ...]:
     """Return the libp2p addresses that the DHT node announces; empty: those that libp2p finds.
 
@@ -55,7 +55,7 @@ def announced_multiaddrs(
 
 
 def data_addresses(
-    network: Network, bound: tuple[str, int], opened: Opened | None = None
+    network: Network, bound: tuple[str, int], opened: PublicPort | None = None
 ) -> tuple[str, ...]:
     """Return "host:port" of the direct transport, best first.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from atom.base.events import EventFan
 from atom.config.load import NO_OPTIONS, Options, check_checkpoints
 from atom.daemon.console import Console
+from atom.daemon.control import ControlServer
 from atom.daemon.model.recipe import PRECISIONS, Recipe
 from atom.daemon.owner.metrics import Info, open_metrics
 from atom.daemon.owner.traffic import require_allowance
@@ -94,7 +95,7 @@ def run_start(
         address = replace(address, bootstrap=tuple(entrance[:1]))
         peer = Peer(box, member, thread, address)
         stack.callback(peer.close)
-        control.target = peer
+        hand_over(control, peer, box)
         begin_metrics(peer.info)
         contacts = thread.directory.contacts()
         console.join_address(format_join_address(with_entrances(address, contacts)))
@@ -159,9 +160,15 @@ def run_join(
         ours = replace(address, bootstrap=entrance)
         peer = Peer(box, member, thread, ours)
         stack.callback(peer.close)
-        control.target = peer
+        hand_over(control, peer, box)
         begin_metrics(peer.info)
         return peer.run(f"others may join through this peer: {format_join_address(ours)}")
+
+
+def hand_over(control: ControlServer, peer: Peer, box: Box) -> None:
+    """Let the peer answer commands; a pause or its end may have come a moment ago."""
+    control.target = peer
+    (peer.pause if box.state.paused.exists() else peer.resume)()
 
 
 def _opened(
@@ -224,7 +231,11 @@ def with_open_ports(box: Box, stack: ExitStack) -> Box:
         The same machine, with port numbers that are fixed now if the router opened the ports.
     """
     network, listen = box.peer.network, parse_listen(box.peer.network.listen)
-    if not network.map_ports or class_of(own_hosts(listen.host)[0]) not in LOCAL:
+    if not network.map_ports:
+        return box
+    if class_of(own_hosts(listen.host)[0]) not in LOCAL:
+        why = "this machine's address is not private"
+        box.console.note(f"map_ports: the router is not asked, because {why}")
         return box
     listen, data = free_port(listen), free_port(replace(listen, port=network.data_port))
     try:
@@ -235,8 +246,8 @@ def with_open_ports(box: Box, stack: ExitStack) -> Box:
     box.ports.start()
     stack.callback(box.ports.close)
     for port in opened:
-        told = f"{port.opened.address} leads to port {port.wish.inside} of this machine"
-        box.console.note(f"the router opened a port ({port.way}): {told}, until Atom ends")
+        leads = f"{port.opened.address} leads to port {port.request.inside} of this machine"
+        box.console.note(f"the router opened a port ({port.protocol}): {leads}, until Atom ends")
     fixed = network.model_copy(update={"listen": str(listen), "data_port": data.port})
     peer = box.peer.model_copy(update={"network": fixed})
     return replace(box, peer=peer)

@@ -52,7 +52,6 @@ class Startup:
             "run": self._run,
             "state": PeerState.STARTING,
             "step": self._step,
-            "paused": f"it is starting: {self._step}",
             "join_address": self._address,
             "state_directory": str(self._state.root),
         }
@@ -89,7 +88,8 @@ def answering(stack: ExitStack, box: Box, run: str, address: str = "") -> tuple[
         address: join address, if it is known.
 
     Returns:
-        (box whose output also tells the present step, server whose target a peer replaces).
+        (box whose console also records the current step, server whose target the peer later
+            replaces).
 
     Raises:
         StorageError: the control socket cannot be made.

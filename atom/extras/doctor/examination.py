@@ -173,9 +173,9 @@ def fit(sight: Sight, peer: PeerFile, folder: Path, trains: bool) -> Iterator[Fi
         with source_errors(run):
             graph = trace_run(run, open_source(run, None))
         text_bytes = 0 if manifest.text is None else total_bytes(manifest.text)
-        room = StateDirectory(folder).room_bytes, text_bytes
+        sizes = StateDirectory(folder).room_bytes, text_bytes
         leases = sight.alive.values()
-        offer = Offer.of(run, graph, peer, manifest, leases, sight.own or "", room)
+        offer = Offer.of(run, graph, peer, manifest, leases, sight.own or "", *sizes)
         require_room(offer.plan)
     except UserError as problem:  # the same error would end `atom join`
         yield failure(topic, problem.message, problem.hint)

@@ -41,8 +41,6 @@ _NEEDS_ITS_OWN = (
     'name it: [data] tokenizer = "FOLDER/tokenizer.json"',
 )
 _HINT = "put its tokenizer_config.json or chat_template.jinja into its tokenizer.json's folder"
-_JSON = {"arguments": dict, "tool_calls": list, TOOLS: list}
-"""Keys whose values tables often hold as JSON text, because they differ between rows."""
 _BEGIN = 16
 """Number of tokens of a document that are compared with those that begin a document."""
 _TRIAL = "Plain words"
@@ -92,13 +90,14 @@ class ChatTemplate:
             if isinstance(prompt, str) and isinstance(completion, str):
                 return self._joined([prompt, completion, ""] if completion else [prompt], 1, marked)
             messages = _listed(prompt) + _listed(completion)
-        tools = self._plain({TOOLS: row.get(TOOLS)}, where, self._markup).get(TOOLS, [])
+        tools = self._plain(_parsed(row.get(TOOLS) or [], list), where, self._markup)
         tools = [_parsed(tool, dict) for tool in _listed(tools)]
         render = partial(self._render, tools or None, where)
         chat = self._chat(messages, where)
         parts = self._parts(render, chat, where) if marked else [render(chat)[0]]
         written = "".join(parts)
-        if not all(_answer(m) or (_text(m, where) or "").strip() in written for m in chat):
+        needed = [_answer(m) or (_text(m, where) or "").strip() for m in chat]
+        if not all(text in written for text in chain(needed, *map(_called, chat))):
             self._remarks.setdefault(LEFT_OUT, where)
         document = self._joined(parts, -1, marked)
         return document and BREAK + document
@@ -133,24 +132,24 @@ class ChatTemplate:
             markup = self._special if each.get("role") == _ANSWERING else self._markup
             content = _text(each, place := f"{where}, message {number}")
             # Joined before markup is searched, because markup may be spread over parts.
-            message = self._plain({**each, "content": content}, place, markup)
+            given = {key: value for key, value in each.items() if value is not None}
+            message = self._plain(_with_calls(given) | {"content": content}, place, markup)
             if content is not None and not self._takes_text:
                 message["content"] = [{"type": "text", "text": message["content"]}]
             chat.append(message)
         return chat
 
     def _plain(self, value: Any, where: str, markup: re.Pattern[str] | None = None) -> Any:
-        """Return a value of a row without nulls of its objects, and with a BREAK in each markup.
-
-        Tables fill missing keys of nested objects with nulls.
+        """Return a value of a row with a BREAK in each markup.
 
         Raises:
             DataError: a text is not Unicode.
         """
         if isinstance(value, Mapping):
-            kept = [pair for pair in value.items() if pair[1] is not None]
-            plain = [[self._plain(each, where, markup) for each in pair] for pair in kept]
-            return {key: _parsed(each, _JSON.get(key)) for key, each in plain}
+            return {
+                self._plain(key, where, markup): self._plain(each, where, markup)
+                for key, each in value.items()
+            }
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [self._plain(each, where, markup) for each in value]
         if isinstance(value, str) and _SURROGATE.search(value):
@@ -374,6 +373,32 @@ def _parsed(value: Any, kind: type | None) -> Any:
         if kind and isinstance(value, str) and isinstance(parsed := json.loads(value), kind):
             return parsed
     return value
+
+
+def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose calls of tools, and their arguments, are not JSON text.
+
+    Tables often hold them as JSON text, because they differ between rows.
+    """
+    calls = _parsed(message.get("tool_calls"), list)
+    if not isinstance(calls, list):
+        return dict(message)
+    whole = list[Any]()
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and "arguments" in function:
+            arguments = _parsed(function["arguments"], dict)
+            call = {**call, "function": {**function, "arguments": arguments}}
+        whole.append(call)
+    return {**message, "tool_calls": whole}
+
+
+def _called(message: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the tools that a message calls."""
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            yield function["name"]
 
 
 def _text(message: Mapping[str, Any], where: str) -> str | None:

@@ -34,7 +34,7 @@ class Omission(NamedTuple):
     """Part of a corpus that is not used, or only changed, and why."""
 
     reason: str
-    """Kind of the part, in the singular: "empty file"."""
+    """Kind of the part ("empty file"), or the change to it."""
     where: str
     """Name of the part: a file, or a row of a table."""
 
@@ -129,10 +129,12 @@ def codec_of(path: Path, encoding: str | None) -> str | None:
     for mark, codec in _BYTE_ORDER_MARKS:
         if start.startswith(mark):
             return codec
-    has_null = b"\0" in start
-    if encoding is not None and (has_null if "utf-16" in encoding else not _is_utf_8(path)):
+    has_null, is_wide = b"\0" in start, "utf-16" in (encoding or "")
+    if start.startswith(_PDF) or (has_null and not is_wide):
+        return None
+    if encoding is not None and (has_null if is_wide else not _is_utf_8(path)):
         return encoding
-    return None if has_null or start.startswith(_PDF) else UTF_8
+    return UTF_8
 
 
 def _is_utf_8(path: Path) -> bool:

@@ -9,7 +9,7 @@
 | instruction, input, output (as in Alpaca) | a user's message and the answer |
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, starmap
@@ -85,41 +85,26 @@ class RowText:
             DataError: the file is damaged, or a row cannot become text.
         """
         with text_errors(path):
-            rows = rows_of(path, self.encoding, self.wanted)
-            yield from self.of_rows(rows, f"{path}, row {{}}".format, str(path))
-
-    def of_rows(
-        self, rows: Iterable[Any], name: Callable[[int], str], file: str
-    ) -> Iterator[Document | Omission]:
-        """Yield the documents of rows.
-
-        Args:
-            rows: the rows, as `rows_of` yields them.
-            name: function that returns the name of a row, given its number from 1.
-            file: name of the file or the table.
-
-        Raises:
-            DataError: a row cannot become text.
-        """
-        for number, row in enumerate(rows, start=1):
-            where = name(number)
-            self._remarks.clear()
-            try:
-                content = self._content(row, where)
-            except DataError as error:
-                if not error.message.startswith(where):  # about the tokenizer, not about this row
-                    raise
-                if not self.skips_bad_rows:
-                    raise DataError(error.message, f"{error.hint}; {_SKIP}".lstrip("; ")) from error
-                yield Omission("row that cannot be used", where)
-                continue
-            yield from starmap(Omission, self._remarks.items())
-            if content:
-                yield row_document(where, content, file)
-            elif content is None:
-                yield Omission("row with null", where)
-            else:
-                yield Omission("row without an answer" if self.answers else "empty row", where)
+            for number, row in enumerate(rows_of(path, self.encoding, self.wanted), start=1):
+                where = f"{path}, row {number}"
+                self._remarks.clear()
+                try:
+                    content = self._content(row, where)
+                except DataError as error:
+                    if not error.message.startswith(where):  # about the tokenizer, not this row
+                        raise
+                    if not self.skips_bad_rows:
+                        hint = f"{error.hint}; {_SKIP}".lstrip("; ")
+                        raise DataError(error.message, hint) from error
+                    yield Omission("row that cannot be used", where)
+                    continue
+                yield from starmap(Omission, self._remarks.items())
+                if content:
+                    yield row_document(where, content, str(path))
+                elif content is None:
+                    yield Omission("row with null", where)
+                else:
+                    yield Omission("row without an answer" if self.answers else "empty row", where)
 
     def _content(self, row: Any, where: str) -> bytes | None:
         """Return the text of a row as UTF-8, empty if it has none; None: a column is null.
@@ -146,6 +131,8 @@ class RowText:
             if form == (self.text_field,) and not self.answers:
                 return _text_in(row, self.text_field, where).encode()
             return self._template.document(_chat(form, row, where), where, self.answers)
+        except RecursionError as error:
+            raise DataError(f"{where}: its values are nested too deeply") from error
         except UnicodeEncodeError as error:
             raise DataError(
                 f"{where}: {error.object[error.start]!r} is half a character"
@@ -162,9 +149,14 @@ def _text_in(row: Mapping[str, Any], column: str, where: str) -> str:
 def _chat(form: tuple[str, ...], row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the columns of a conversation for `ChatTemplate.document`. Raises: DataError."""
     tools = {name: row[name] for name in (TOOLS,) if row.get(name)}
-    if form in ((MESSAGES,), (PROMPT, COMPLETION)):
+    if form == (PROMPT, COMPLETION):
         return {name: row[name] for name in form} | tools
-    if form == _SHARE_GPT:
+    if form == (MESSAGES,):
+        messages = row[MESSAGES]
+        if not row.get("system") or not isinstance(messages, list):
+            return {MESSAGES: messages} | tools
+        messages = [*messages]
+    elif form == _SHARE_GPT:
         turns = row[form[0]]
         messages = [_message(turn, where) for turn in (turns if isinstance(turns, list) else [0])]
     else:
@@ -185,6 +177,7 @@ def _message(turn: Any, where: str) -> dict[str, Any]:
     if not isinstance(turn, Mapping):
         raise DataError(f"{where}: a turn of the conversation has no columns from and value")
     speaker = turn.get("from", turn.get("role"))
-    if speaker not in _ROLES:
+    if not isinstance(speaker, str) or speaker not in _ROLES:
         raise DataError(f"{where}: a message from {speaker!r}; known are {', '.join(_ROLES)}")
-    return {"role": _ROLES[speaker], "content": turn.get("value", turn.get("content"))}
+    others = {key: value for key, value in turn.items() if key not in ("from", "value")}
+    return {**others, "role": _ROLES[speaker], "content": turn.get("value", turn.get("content"))}

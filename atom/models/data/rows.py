@@ -45,7 +45,7 @@ def rows_of(path: Path, encoding: str | None, wanted: Collection[str]) -> Rows:
     Args:
         path: the file.
         encoding: encoding of JSON and CSV files that are not UTF-8; None: there are none.
-        wanted: columns that may be omitted only if the file has none of them.
+        wanted: columns to read; if a Parquet or Arrow file has none of them, all of its columns.
 
     Raises:
         DataError: the file is damaged, so that its later rows cannot be found.
@@ -121,10 +121,18 @@ def _arrow_rows(path: Path, wanted: Collection[str]) -> Rows:
                 columns = _wanted(table.schema.names, wanted)
                 batches = (batch.select(columns) for batch in table)
             for batch in batches:
-                yield from batch.to_pylist()
+                for row in batch.to_pylist():
+                    yield {name: _without_nulls(value) for name, value in row.items()}
     except pyarrow.ArrowException as error:
         what = str(error).strip().partition("\n")[0]
         raise DataError(f"{path} cannot be read: {what}", _INCOMPLETE) from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without nulls in its objects: Arrow files fill missing keys with them."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _wanted(names: list[str], wanted: Collection[str]) -> list[str]:

@@ -102,13 +102,25 @@ def token_text(value: Any) -> str | None:
 
 def templates(settings: Settings) -> dict[str, str]:
     """Return the chat templates by name; the usual one is "default"."""
-    own = settings.get(CONFIG, {}).get("chat_template") or []
-    listed = own if isinstance(own, list) else [{"name": "default", "template": own}]
-    found = {t.get("name"): t.get("template") for t in listed if isinstance(t, dict)}
     files = {Path(name).stem: text for name, text in settings.items() if isinstance(text, str)}
     if _USUAL in files:
-        found["default"] = files.pop(_USUAL)
-    return {str(name): str(text) for name, text in (found | files).items()}
+        files["default"] = files.pop(_USUAL)
+    # As in transformers, files replace all templates of the configuration.
+    return files or _in_config(settings.get(CONFIG, {}).get("chat_template"))
+
+
+def _in_config(found: Any) -> dict[str, str]:
+    """Return the templates in tokenizer_config.json by name. Raises: ValueError: malformed."""
+    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
+        pairs = [(each.get("name"), each.get("template")) for each in found]
+    elif isinstance(found, dict):
+        pairs = [*found.items()]
+    else:
+        pairs = [] if found is None else [("default", found)]
+    for pair in pairs:
+        if not all(isinstance(each, str) for each in pair):
+            raise ValueError("a chat template is not a text with a name")
+    return dict(pairs)
 
 
 def special_tokens(settings: Settings) -> dict[str, str]:
@@ -135,10 +147,12 @@ def _checked(read: Callable[[], Any], where: str) -> Settings:
     try:
         found = read()
         if not isinstance(found, dict) or len(found) > 32 or len(pack(b"", found)) > MOST_BYTES:
-            raise ValueError(f"they are not a few files of {MOST_BYTES:,} bytes at most")
+            raise ValueError(f"more than 32 files or {MOST_BYTES:,} bytes, or no JSON object")
         for name, content in found.items():
             if type(content) is not _kind_of(name):
-                raise ValueError(f"{name!r} is no such file, or has another content")
+                raise ValueError(f"{name!r} is unknown, or its content has the wrong type")
+        for template in templates(found).values():
+            template.encode()
     except (OSError, ValueError, RecursionError) as error:
         hint = "correct the file, or move the tokenizer.json into a folder of its own"
         raise DataError(f"{where}: the tokenizer's settings: {error}", hint) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from atom.swarm.router import requests
-from atom.swarm.router.requests import MAX_ANSWER_BYTES, Opened, PortRefused, Wish
+from atom.swarm.router.requests import MAX_ANSWER_BYTES, PortRefused, PortRequest, PublicPort
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def default_gateway(routes: Path = _ROUTES) -> str:
     try:
         lines = routes.read_text(encoding="ascii").splitlines()[1:]
     except OSError:
-        raise PortRefused("this system does not tell its router's address") from None
+        raise PortRefused("this system does not list its routes") from None
     for line in lines:
         _, target, via, flags, _, _, _, mask, *_ = line.split()
         if target == mask == "00000000" and int(flags, 16) & _IS_GATEWAY:
@@ -45,12 +45,12 @@ def default_gateway(routes: Path = _ROUTES) -> str:
     raise PortRefused("this machine has no router on its default route")
 
 
-def by_pcp(gateway: str, wish: Wish, port: int = PORT) -> Opened:
+def by_pcp(gateway: str, request: PortRequest, port: int = PORT) -> PublicPort:
     """Open or close a port by PCP.
 
     Args:
         gateway: IPv4 address of the router.
-        wish: Port to open or to close.
+        request: Port to open or to close.
         port: UDP port of the router.
 
     Raises:
@@ -58,19 +58,19 @@ def by_pcp(gateway: str, wish: Wish, port: int = PORT) -> Opened:
     """
     return _ask(
         (gateway, port),
-        lambda own_host: requests.pcp_request(own_host, wish),
-        lambda answer: requests.read_pcp(answer, wish),
+        lambda own_host: requests.pcp_request(own_host, request),
+        lambda answer: requests.read_pcp(answer, request),
     )
 
 
-def by_nat_pmp(gateway: str, wish: Wish, port: int = PORT) -> Opened:
+def by_nat_pmp(gateway: str, request: PortRequest, port: int = PORT) -> PublicPort:
     """Open or close a port by NAT-PMP: see `by_pcp`."""
     place = gateway, port
     host = _ask(place, lambda own_host: requests.PMP_HOST_REQUEST, requests.read_pmp_host)
     return _ask(
         place,
-        lambda own_host: requests.pmp_request(wish),
-        lambda answer: requests.read_pmp(answer, wish, host),
+        lambda own_host: requests.pmp_request(request),
+        lambda answer: requests.read_pmp(answer, request, host),
     )
 
 

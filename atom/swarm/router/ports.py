@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from atom.base.events import EventSink
 from atom.swarm.dial_rules import AddressClass, class_of
 from atom.swarm.router.gateway import by_nat_pmp, by_pcp, default_gateway
-from atom.swarm.router.requests import Opened, PortRefused, Wish
+from atom.swarm.router.requests import PortRefused, PortRequest, PublicPort
 from atom.swarm.router.upnp import by_upnp
 
 LASTS_S = 600
@@ -25,61 +25,64 @@ RETRY_S = 20.0
 """Pause after a failed renewal."""
 LEAST_PORT = 1024
 
-Way = Callable[[str, Wish], Opened]
+Protocol = Callable[[str, PortRequest], PublicPort]
 """Function (router's address, port to open) → opened port; raises PortRefused."""
-WAYS: Mapping[str, Way] = {"PCP": by_pcp, "NAT-PMP": by_nat_pmp, "UPnP": by_upnp}
+PROTOCOLS: Mapping[str, Protocol] = {"PCP": by_pcp, "NAT-PMP": by_nat_pmp, "UPnP": by_upnp}
 """Protocols by name, in the order in which they are tried."""
 
 
 @dataclass(frozen=True)
-class OpenPort:
+class PortMapping:
     """Port of the router that leads to a port of this machine."""
 
-    way: str
+    protocol: str
     """Name of the protocol."""
-    wish: Wish
-    opened: Opened
+    request: PortRequest
+    opened: PublicPort
 
 
-def open_port(gateway: str, wish: Wish, ways: Mapping[str, Way] = WAYS) -> OpenPort:
-    """Ask the router to open a port, in each way until one succeeds.
+def open_port(gateway: str, request: PortRequest, protocols: Mapping[str, Protocol]) -> PortMapping:
+    """Ask the router to open a port, by each protocol until one succeeds.
 
     Args:
         gateway: IPv4 address of the router.
-        wish: Port to open.
-        ways: Protocols to try.
+        request: Port to open.
+        protocols: Protocols to try.
 
     Raises:
-        PortRefused: All ways failed; the message has each reason. Nothing stays open.
+        PortRefused: All protocols failed; the message has each reason. Nothing stays open.
     """
-    if wish.inside < LEAST_PORT:
-        raise PortRefused(f"port {wish.inside} is reserved: ports from {LEAST_PORT} on are opened")
+    if request.inside < LEAST_PORT:
+        reserved = f"port {request.inside} is reserved"
+        raise PortRefused(f"{reserved}: ports from {LEAST_PORT} on are opened")
     reasons = []
-    for name in ways:
+    for name in protocols:
         try:
-            return _opened(gateway, name, wish, ways)
+            return _opened(gateway, name, request, protocols)
         except PortRefused as refused:
             reasons.append(f"{name}: {refused.message}")
     raise PortRefused("; ".join(reasons))
 
 
-def _opened(gateway: str, name: str, wish: Wish, ways: Mapping[str, Way]) -> OpenPort:
-    opened = ways[name](gateway, wish)
-    port = OpenPort(name, replace(wish, outside=opened.port), opened)
+def _opened(
+    gateway: str, name: str, request: PortRequest, protocols: Mapping[str, Protocol]
+) -> PortMapping:
+    opened = protocols[name](gateway, request)
+    port = PortMapping(name, replace(request, outside=opened.port), opened)
     if class_of(opened.host) is not AddressClass.PUBLIC:
         problem = f"the provider translates the router's address {opened.host} once more"
     elif opened.port < LEAST_PORT or opened.lasts_s < LEAST_S:
         problem = f"the router offers port {opened.port} for {opened.lasts_s} s"
     else:
         return port
-    close_port(gateway, port, ways)
+    close_port(gateway, port, protocols)
     raise PortRefused(problem)
 
 
-def close_port(gateway: str, port: OpenPort, ways: Mapping[str, Way] = WAYS) -> None:
+def close_port(gateway: str, port: PortMapping, protocols: Mapping[str, Protocol]) -> None:
     """Ask the router to close a port; if it does not answer, the port closes by itself later."""
     with suppress(PortRefused):
-        ways[port.way](gateway, replace(port.wish, lasts_s=0))
+        protocols[port.protocol](gateway, replace(port.request, lasts_s=0))
 
 
 class PortKeeper:
@@ -89,22 +92,22 @@ class PortKeeper:
         self,
         events: EventSink,
         gateway: Callable[[], str] = default_gateway,
-        ways: Mapping[str, Way] = WAYS,
+        protocols: Mapping[str, Protocol] = PROTOCOLS,
     ) -> None:
         """Begin without an open port.
 
         Args:
             events: Receives changes of the open ports.
             gateway: Returns the router's address, which differs in another network.
-            ways: Protocols to try.
+            protocols: Protocols to try.
         """
-        self._events, self._gateway, self._ways = events, gateway, ways
-        self._ports: dict[int, OpenPort] = {}
+        self._events, self._gateway, self._protocols = events, gateway, protocols
+        self._ports: dict[int, PortMapping] = {}
         """Open ports by the port of this machine."""
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def open(self, ports: Sequence[int]) -> Sequence[OpenPort]:
+    def open(self, ports: Sequence[int]) -> Sequence[PortMapping]:
         """Open ports of the router for these ports of this machine; takes up to half a minute.
 
         Raises:
@@ -112,14 +115,14 @@ class PortKeeper:
         """
         try:
             for inside in ports:
-                wish = Wish(inside, inside, LASTS_S, secrets.token_bytes(12))
-                self._ports[inside] = open_port(self._gateway(), wish, self._ways)
+                request = PortRequest(inside, inside, LASTS_S, secrets.token_bytes(12))
+                self._ports[inside] = open_port(self._gateway(), request, self._protocols)
         except PortRefused:
             self.close()
             raise
         return [*self._ports.values()]
 
-    def outside(self, inside: int) -> Opened | None:
+    def outside(self, inside: int) -> PublicPort | None:
         """Return the open port that leads to a port of this machine, if any. Thread-safe."""
         port = self._ports.get(inside)
         return None if port is None else port.opened
@@ -140,7 +143,9 @@ class PortKeeper:
         is_renewed = True
         for inside, before in list(self._ports.items()):
             try:
-                port = self._ports[inside] = open_port(self._gateway(), before.wish, self._ways)
+                port = self._ports[inside] = open_port(
+                    self._gateway(), before.request, self._protocols
+                )
             except PortRefused as refused:
                 is_renewed = False
                 self._events.emit("port-refused", port=inside, detail=refused.message)
@@ -158,4 +163,4 @@ class PortKeeper:
         with suppress(PortRefused):
             gateway = self._gateway()
             for port in ports.values():
-                close_port(gateway, port, self._ways)
+                close_port(gateway, port, self._protocols)

@@ -26,7 +26,7 @@ class PortRefused(AtomError):
 
 
 @dataclass(frozen=True)
-class Wish:
+class PortRequest:
     """Port that should be opened or closed."""
 
     inside: int
@@ -39,7 +39,7 @@ class Wish:
     """Secret of 12 bytes, which PCP needs to change or close a port later."""
 
 
-class Opened(NamedTuple):
+class PublicPort(NamedTuple):
     """Port that a router has opened."""
 
     host: str
@@ -53,19 +53,19 @@ class Opened(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
-def pcp_request(own_host: str, wish: Wish) -> bytes:
+def pcp_request(own_host: str, request: PortRequest) -> bytes:
     """Encode a request of PCP.
 
     Args:
         own_host: IPv4 address of this machine, from which the request is sent.
-        wish: Port to open or to close.
+        request: Port to open or to close.
     """
-    head = struct.pack("!BBHI", _PCP, _PCP_MAP, 0, wish.lasts_s) + _in_ipv6(own_host)
-    ports = struct.pack("!B3xHH", _TCP, wish.inside, wish.outside)
-    return head + wish.nonce + ports + _in_ipv6("0.0.0.0")
+    head = struct.pack("!BBHI", _PCP, _PCP_MAP, 0, request.lasts_s) + _in_ipv6(own_host)
+    ports = struct.pack("!B3xHH", _TCP, request.inside, request.outside)
+    return head + request.nonce + ports + _in_ipv6("0.0.0.0")
 
 
-def read_pcp(answer: bytes, wish: Wish) -> Opened | None:
+def read_pcp(answer: bytes, request: PortRequest) -> PublicPort | None:
     """Decode an answer of PCP.
 
     Raises:
@@ -76,7 +76,7 @@ def read_pcp(answer: bytes, wish: Wish) -> Opened | None:
     if len(answer) < _PCP_HEAD_BYTES or answer[:2] != bytes((_PCP, _ANSWER | _PCP_MAP)):
         return None
     is_whole = len(answer) >= _PCP_MAP_BYTES  # a short refusal repeats nothing of the request
-    asked = wish.nonce + struct.pack("!B3xH", _TCP, wish.inside)
+    asked = request.nonce + struct.pack("!B3xH", _TCP, request.inside)
     if is_whole and answer[24:42] != asked:
         return None
     _refuse(answer[3])
@@ -84,7 +84,7 @@ def read_pcp(answer: bytes, wish: Wish) -> Opened | None:
         return None
     lasts_s, outside = *struct.unpack_from("!I", answer, 4), *struct.unpack_from("!H", answer, 42)
     host = ipaddress.IPv6Address(answer[44:60]).ipv4_mapped
-    return Opened(str(host or "0.0.0.0"), outside, lasts_s)
+    return PublicPort(str(host or "0.0.0.0"), outside, lasts_s)
 
 
 def read_pmp_host(answer: bytes) -> str | None:
@@ -95,19 +95,19 @@ def read_pmp_host(answer: bytes) -> str | None:
     return socket.inet_ntoa(answer[8:12])
 
 
-def pmp_request(wish: Wish) -> bytes:
+def pmp_request(request: PortRequest) -> bytes:
     """Encode a request of NAT-PMP."""
-    outside = wish.outside if wish.lasts_s else 0
-    ports = wish.inside, outside, wish.lasts_s
+    outside = request.outside if request.lasts_s else 0
+    ports = request.inside, outside, request.lasts_s
     return struct.pack("!BBHHHI", _NAT_PMP, _PMP_TCP, 0, *ports)
 
 
-def read_pmp(answer: bytes, wish: Wish, host: str) -> Opened | None:
+def read_pmp(answer: bytes, request: PortRequest, host: str) -> PublicPort | None:
     """Decode an answer of NAT-PMP.
 
     Args:
         answer: Bytes from the router.
-        wish: Port that was asked for.
+        request: Port that was asked for.
         host: The router's address on the internet, from `read_pmp_host`.
 
     Raises:
@@ -116,10 +116,10 @@ def read_pmp(answer: bytes, wish: Wish, host: str) -> Opened | None:
     if len(answer) < _PMP_TCP_BYTES or answer[:2] != bytes((_NAT_PMP, _ANSWER | _PMP_TCP)):
         return None
     inside, outside, lasts_s = struct.unpack_from("!HHI", answer, 8)
-    if inside != wish.inside:
+    if inside != request.inside:
         return None
     _refuse(*struct.unpack_from("!H", answer, 2))
-    return Opened(host, outside, lasts_s)
+    return PublicPort(host, outside, lasts_s)
 
 
 def _refuse(result: int) -> None:

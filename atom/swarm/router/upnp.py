@@ -8,6 +8,7 @@ devices in the network are ignored, and so is a description on another host. The
 line of JSON.
 """
 
+import ipaddress
 import json
 import random
 import re
@@ -19,10 +20,9 @@ import time
 from collections.abc import Sequence
 from subprocess import DEVNULL
 from typing import Any
-from urllib.parse import urlsplit
 
 from atom.base.files import child_environment
-from atom.swarm.router.requests import Opened, PortRefused, Wish
+from atom.swarm.router.requests import PortRefused, PortRequest, PublicPort
 
 DISCOVERY_S = 2.0
 CHILD_S = 10.0
@@ -42,28 +42,29 @@ _OTHER_PORTS = 20000, 60000
 """Ports of which one is taken at random if another device has the wished one."""
 
 
-def by_upnp(gateway: str, wish: Wish) -> Opened:
+def by_upnp(gateway: str, request: PortRequest) -> PublicPort:
     """Open or close a port by UPnP.
 
     Args:
         gateway: IPv4 address of the router.
-        wish: Port to open or to close.
+        request: Port to open or to close.
 
     Raises:
         PortRefused: The router does not answer, or refuses; or the child failed.
     """
-    numbers = map(str, (wish.inside, wish.outside, wish.lasts_s))
+    numbers = map(str, (request.inside, request.outside, request.lasts_s))
     command = [sys.executable, "-P", "-m", __name__, gateway, *numbers]
     try:
         line = subprocess.check_output(
             command, stdin=DEVNULL, stderr=DEVNULL, timeout=CHILD_S, env=child_environment()
         )
-        told = json.loads(line)
+        answer = json.loads(line)
+        host = ipaddress.IPv4Address(answer.get("host", "0.0.0.0"))
     except (OSError, subprocess.SubprocessError, ValueError):
-        raise PortRefused("the router's answers are too long, too late or senseless") from None
-    if "refused" in told:
-        raise PortRefused(told["refused"])
-    return Opened(told["host"], told["port"], wish.lasts_s)
+        raise PortRefused("the router's answer is too long, too late or malformed") from None
+    if "refused" in answer:
+        raise PortRefused(answer["refused"])
+    return PublicPort(str(host), answer["port"], request.lasts_s)
 
 
 # ---- in the child
@@ -92,7 +93,8 @@ def description_of(gateway: str, group: tuple[str, int] = _GROUP) -> str:
             found = _LOCATION.search(answer)
             if sender == gateway and found is not None:
                 url = found[1].decode("ascii", errors="replace")
-                if urlsplit(url).hostname != gateway:
+                # Not by a library, because the library that opens the URL may read it otherwise.
+                if not re.fullmatch(rf"http://{re.escape(gateway)}(:[0-9]{{1,5}})?/[!-~]*", url):
                     raise PortRefused("the router names another host")
                 return url
     raise PortRefused("the router does not answer")
@@ -124,8 +126,8 @@ def _map(gateway: str, inside: int, outside: int, lasts_s: int) -> dict[str, Any
 
 def _owner_of(router: Any, outside: int) -> tuple[str, int] | None:
     """Return the address and port in this network that a port of the router leads to, if any."""
-    told = router.getspecificportmapping(outside, "TCP")
-    return None if told is None else (told[0], told[1])
+    mapping = router.getspecificportmapping(outside, "TCP")
+    return None if mapping is None else (mapping[0], mapping[1])
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from atom.swarm.router.ports import LASTS_S, PortKeeper, Way, open_port
-from atom.swarm.router.requests import Opened, PortRefused, Wish
+from atom.swarm.router.ports import LASTS_S, PortKeeper, Protocol, open_port
+from atom.swarm.router.requests import PortRefused, PortRequest, PublicPort
 from tests.event_list import EventList
 
 ROUTER, PUBLIC = "192.168.1.1", "11.22.33.44"
-WISH = Wish(4000, 4000, LASTS_S)
+WISH = PortRequest(4000, 4000, LASTS_S)
 
 
 @dataclass
@@ -23,23 +23,23 @@ class PlayedRouter:
     open: dict[int, int] = field(default_factory=dict)
     """Port of this machine by the router's port."""
 
-    def way(self, gateway: str, wish: Wish) -> Opened:
+    def way(self, gateway: str, request: PortRequest) -> PublicPort:
         assert gateway == ROUTER
         if self.refuses:
             raise PortRefused("not today")
-        if not wish.lasts_s:
-            assert self.open.pop(wish.outside) == wish.inside
-            return Opened(self.host, 0, 0)
-        port = wish.outside if wish.outside in self.open else wish.outside + self.shift
-        self.open[port] = wish.inside
-        return Opened(self.host, port, min(self.lasts_s, wish.lasts_s))
+        if not request.lasts_s:
+            assert self.open.pop(request.outside) == request.inside
+            return PublicPort(self.host, 0, 0)
+        port = request.outside if request.outside in self.open else request.outside + self.shift
+        self.open[port] = request.inside
+        return PublicPort(self.host, port, min(self.lasts_s, request.lasts_s))
 
 
-def refusing(gateway: str, wish: Wish) -> Opened:
+def refusing(gateway: str, request: PortRequest) -> PublicPort:
     raise PortRefused("unknown")
 
 
-def keeper_of(router: PlayedRouter, **more: Way) -> tuple[PortKeeper, EventList]:
+def keeper_of(router: PlayedRouter, **more: Protocol) -> tuple[PortKeeper, EventList]:
     events = EventList()
     return PortKeeper(events, lambda: ROUTER, {**more, "played": router.way}), events
 
@@ -47,7 +47,7 @@ def keeper_of(router: PlayedRouter, **more: Way) -> tuple[PortKeeper, EventList]
 def test_the_first_way_that_succeeds_is_taken() -> None:
     router = PlayedRouter(shift=5)
     port = open_port(ROUTER, WISH, {"first": refusing, "second": router.way})
-    assert (port.way, port.opened) == ("second", Opened(PUBLIC, 4005, LASTS_S))
+    assert (port.protocol, port.opened) == ("second", PublicPort(PUBLIC, 4005, LASTS_S))
     with pytest.raises(PortRefused, match=r"first: unknown; other: unknown"):
         open_port(ROUTER, WISH, {"first": refusing, "other": refusing})
 

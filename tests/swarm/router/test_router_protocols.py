@@ -14,12 +14,12 @@ import pytest
 
 from atom.swarm.router import gateway, upnp
 from atom.swarm.router.gateway import by_nat_pmp, by_pcp, default_gateway
-from atom.swarm.router.requests import Opened, PortRefused, Wish
+from atom.swarm.router.requests import PortRefused, PortRequest, PublicPort
 from tests.swarm.router.fake_router import Answers, nat_pmp, pcp, router
 
 HERE = "127.0.0.1"
-WISH = Wish(31337, 31337, 600, b"n" * 12)
-OPENED = Opened("11.22.33.44", 4000, 600)
+WISH = PortRequest(31337, 31337, 600, b"n" * 12)
+OPENED = PublicPort("11.22.33.44", 4000, 600)
 SILENT = "the router does not answer"
 
 
@@ -97,7 +97,7 @@ def test_the_gateway_is_the_router_of_the_default_route(tmp_path: Path) -> None:
     table.write_text(head + near)
     with pytest.raises(PortRefused, match="no router"):
         default_gateway(table)
-    with pytest.raises(PortRefused, match="does not tell"):
+    with pytest.raises(PortRefused, match="does not list"):
         default_gateway(tmp_path / "none")
 
 
@@ -128,6 +128,7 @@ def test_the_router_is_found_by_upnp() -> None:
     ("answer", "router_host", "reason"),
     [
         ("LOCATION: http://10.0.0.9/root.xml", HERE, "another host"),
+        ("LOCATION: http://10.0.0.9:80@127.0.0.1/root.xml", HERE, "another host"),
         ("LOCATION: http://127.0.0.1:5000/root.xml", "192.168.1.1", SILENT),
         ("SERVER: without a location", HERE, SILENT),
     ],
@@ -178,5 +179,5 @@ def test_a_child_that_fails_opens_no_port(
     python.chmod(0o700)
     monkeypatch.setattr(upnp, "CHILD_S", 1.0)
     monkeypatch.setattr(upnp.sys, "executable", str(python))
-    with pytest.raises(PortRefused, match="senseless"):
+    with pytest.raises(PortRefused, match="malformed"):
         upnp.by_upnp(HERE, WISH)
