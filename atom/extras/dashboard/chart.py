@@ -47,7 +47,8 @@ def readable_scale(low: float, high: float, parts: int) -> tuple[float, float, i
         start = math.floor(low / step) * step
         if start + parts * step >= high:
             break
-    return start, step, max(math.ceil((high - start) / step), 1)
+    steps = max(math.ceil((high - start) / step), 1)
+    return start, step, min(steps, parts)  # rounding may add a step
 
 
 def label(value: float, step: float) -> str:

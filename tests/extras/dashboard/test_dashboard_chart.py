@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from atom.extras.dashboard.chart import drawable, label, loss_chart, readable_scale, thinned
@@ -34,6 +34,7 @@ def test_thinning_keeps_ends_order_and_bound(count: int, most: int) -> None:
 
 
 @given(st.floats(-MAX_LOSS, MAX_LOSS), st.floats(-MAX_LOSS, MAX_LOSS), st.integers(2, 60))
+@example(0.0, -1.0, 3)
 def test_an_axis_contains_its_values_and_has_short_numbers(a: float, b: float, most: int) -> None:
     low, high = min(a, b), max(a, b)
     start, step, steps = readable_scale(low, high, most)
