@@ -16,10 +16,9 @@ from torch import Tensor
 
 from atom.graph.ir import ParameterSpec
 from atom.optim.adamw import AdamW
+from atom.optim.muon import MOMENTUM
 from atom.optim.optimizer import Part, StateTensor, StepTerms
 from atom.swap.state_form import StateForm
-
-MOMENTUM = "momentum"
 
 
 @dataclass(frozen=True)

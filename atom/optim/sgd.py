@@ -10,10 +10,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from atom.graph.ir import ParameterSpec
+from atom.optim.muon import MOMENTUM
 from atom.optim.optimizer import Optimizer, Part, StateTensor, StepTerms
 from atom.swap.state_form import StateForm
-
-MOMENTUM = "momentum"
 
 
 @dataclass(frozen=True)

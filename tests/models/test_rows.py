@@ -265,5 +265,7 @@ def test_a_malformed_turn_is_a_bad_row(tmp_path: Path, turn: object) -> None:
 def test_a_system_column_begins_a_conversation(tmp_path: Path) -> None:
     tokenizer = str(chat_tokenizer(tmp_path / "tokenizer"))
     row = {"messages": [{"role": "user", "content": "a"}], "system": "Be terse"}
-    [found] = documents(table(tmp_path / "in", {"a.jsonl": [row]}, RowText(tokenizer=tokenizer)))
-    assert found == chat("system: Be terse", "user: a")
+    own = row | {"messages": [{"role": "system", "content": "Own"}, *row["messages"]]}
+    rows = {"a.jsonl": [row, own]}
+    found = documents(table(tmp_path / "in", rows, RowText(tokenizer=tokenizer)))
+    assert found == [chat("system: Be terse", "user: a"), chat("system: Own", "user: a")]

@@ -22,7 +22,7 @@ from atom.config.sources import TextPlace, TextSources, names_a_copy
 from atom.models.data.account import LOST_TEXT
 from atom.models.data.conversations import RowTokenizer
 from atom.models.data.corpus import Amount, Corpus, Progress, stdlib_corpus, text_corpus
-from atom.models.data.row_text import RowText
+from atom.models.data.row_text import TEXT_FIELD, RowText
 from atom.models.data.samples import (
     Cut,
     Piece,
@@ -32,7 +32,7 @@ from atom.models.data.samples import (
     own_samples,
     token_samples,
 )
-from atom.models.data.stored_dataset import StoredDataset
+from atom.models.data.stored_dataset import DEFAULT_SPLIT, StoredDataset
 from atom.models.data.token_file import TokenFile, cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, load_tokenizer
 from atom.models.hub import newest_revision
@@ -52,10 +52,6 @@ from atom.swarm.state.arenas import CHUNK_BYTES, ArenaManifest, dtype_name, stat
 from atom.swarm.state.blobs import Content
 from atom.swarm.state.piece_store import PieceStore
 
-TEXT_FIELD = "text"
-"""Column of a table that holds the text, unless the run file names another."""
-SPLIT = "train"
-"""Split of a table that is used, unless the run file names another."""
 TOKENIZER = "tokenizer"
 """Name of the blob's first arena; one arena for each token file follows, in order of names."""
 
@@ -206,7 +202,7 @@ def _stored(text: TextSource, place: TextPlace, tokenizer: str) -> StoredDataset
     return StoredDataset(
         path=place.table,
         rows=_row_text(text, tokenizer),
-        split=text.split or SPLIT,
+        split=text.split or DEFAULT_SPLIT,
         name=text.name,
         revision=text.revision,
     )

@@ -22,6 +22,7 @@ from atom.models.data.rows import rows_of
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.source import DataError
 
+TEXT_FIELD = "text"
 _SHARE_GPT, _ALPACA = ("conversations",), ("instruction", "output")
 _FORMS = ((MESSAGES,), _SHARE_GPT, (PROMPT, COMPLETION), _ALPACA)
 """Sets of columns that make a row a conversation, in order of preference."""
@@ -48,7 +49,7 @@ _SKIP = 'correct the row, or omit all such rows: [data] bad_rows = "skip"'
 class RowText:
     """Rules by which the rows of data files become documents."""
 
-    text_field: str = "text"
+    text_field: str = TEXT_FIELD
     """Column that holds the text."""
     tokenizer: str = "bytes"
     """Path of the tokenizer.json whose chat template writes conversations, or "bytes"."""
@@ -153,7 +154,7 @@ def _chat(form: tuple[str, ...], row: Mapping[str, Any], where: str) -> dict[str
         return {name: row[name] for name in form} | tools
     if form == (MESSAGES,):
         messages = row[MESSAGES]
-        if not row.get("system") or not isinstance(messages, list):
+        if not row.get("system") or not isinstance(messages, list) or _has_system(messages):
             return {MESSAGES: messages} | tools
         messages = [*messages]
     elif form == _SHARE_GPT:
@@ -170,6 +171,10 @@ def _chat(form: tuple[str, ...], row: Mapping[str, Any], where: str) -> dict[str
     if row.get("system"):
         messages.insert(0, {"role": "system", "content": row["system"]})
     return {MESSAGES: messages} | tools
+
+
+def _has_system(messages: list[Any]) -> bool:
+    return any(isinstance(each, Mapping) and each.get("role") == "system" for each in messages)
 
 
 def _message(turn: Any, where: str) -> dict[str, Any]:

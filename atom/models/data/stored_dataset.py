@@ -21,7 +21,7 @@ from atom.models.data.documents import Document, Omission
 from atom.models.data.row_text import RowText
 from atom.models.source import DataError, DataUnreachable, NoRoomForData, needs_extra
 
-_DEFAULT_SPLIT = "train"
+DEFAULT_SPLIT = "train"
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files that mark a folder written by `save_to_disk`: with one table, and with several."""
 
@@ -34,7 +34,7 @@ class StoredDataset:
     """Absolute folder or file, or OWNER/NAME on the hub."""
     rows: RowText = field(default_factory=RowText)
     """Rules by which rows become text."""
-    split: str = _DEFAULT_SPLIT
+    split: str = DEFAULT_SPLIT
     name: str | None = None
     """Configuration, for a table that has several."""
     revision: str | None = None
@@ -103,8 +103,8 @@ def _saved_splits(folder: Path) -> dict[str, list[str]]:
         table, state = path.parent, json.loads(path.read_bytes())
         files = [os.path.join(table, file["filename"]) for file in state["_data_files"]]
         if table == folder:
-            saved_from = str(state["_split"] or _DEFAULT_SPLIT).partition("[")[0]
-            return {_DEFAULT_SPLIT: files, saved_from: files}
+            saved_from = str(state["_split"] or DEFAULT_SPLIT).partition("[")[0]
+            return {DEFAULT_SPLIT: files, saved_from: files}
         splits[table.name] = files
     return splits
 

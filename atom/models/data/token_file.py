@@ -152,10 +152,10 @@ def _write(
             os.fsync(file.fileno())
         if account.lost:
             lost = json.dumps([account.lost, account.first_lost])
-            with (folder / f"{name}{_LOST}").open("w", encoding="utf-8") as told:
-                told.write(lost)
-                told.flush()
-                os.fsync(told.fileno())
+            with (folder / f"{name}{_LOST}").open("w", encoding="utf-8") as file:
+                file.write(lost)
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(partial, folder / f"{name}.{digest.hexdigest()}.tokens")
     finally:
         partial.unlink(missing_ok=True)
