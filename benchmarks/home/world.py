@@ -114,8 +114,8 @@ def standing(terms: Terms) -> Iterator[World]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atom-home-")))
         places = stack.enter_context(homes(shut, terms.delay_s))
-        swarm = stack.enter_context(_swarm(folder / "swarm", terms, terms.peers, names))
-        alone = stack.enter_context(_swarm(folder / "alone", terms, 1, ["alone"]))
+        swarm = stack.enter_context(swarm_of(folder / "swarm", terms, terms.peers, names))
+        alone = stack.enter_context(swarm_of(folder / "alone", terms, 1, ["alone"]))
         settle(swarm, places[:-1])
         settle(alone, places[-1:])
         late = swarm.peers[terms.peers :]
@@ -126,18 +126,19 @@ def standing(terms: Terms) -> Iterator[World]:
         swarm.peers += late
         world = World(swarm, alone.founder, dict(zip(names, places, strict=False)))
         for home in world.places.values():
-            _shape(home, terms.small.line_bytes_per_s)
+            shape(home, terms.small.line_bytes_per_s)
         yield world
 
 
-def _shape(home: Home, bytes_per_s: float) -> None:
+def shape(home: Home, bytes_per_s: float) -> None:
+    """Limit a line, and count its bytes of `PORT`."""
     home.slow_down(f"{bytes_per_s * 8:.0f}bit")
     home.buffer(max(int(BUFFERED_S * bytes_per_s), LEAST_BUFFER_BYTES))
     home.count(PORT, max(int(QUEUED_S * bytes_per_s), LEAST_BUFFER_BYTES))
 
 
 @contextmanager
-def _swarm(folder: Path, terms: Terms, peers: int, names: Sequence[str]) -> Iterator[Swarm]:
+def swarm_of(folder: Path, terms: Terms, peers: int, names: Sequence[str]) -> Iterator[Swarm]:
     """Yield a swarm that has so many peers at first."""
     folder.mkdir()
     with swarm_in(folder, terms.run_text(folder.name, peers), names, "auto") as swarm:

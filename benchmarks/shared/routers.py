@@ -71,6 +71,10 @@ class Host:
     """Its own IPv4 address."""
     public: str
     """IPv4 address under which the internet sees it."""
+    hub: str
+    """Namespace with the other end of its line: its router's, or the internet's."""
+    outer: str
+    """Interface at that end."""
     router: str = ""
     """Namespace of its router; empty: none."""
 
@@ -92,8 +96,8 @@ class Internet:
     def host(self) -> Host:
         """Add a machine with an address of its own on the internet."""
         space, address = self._space("host"), self._next(PUBLIC)
-        self._plug(space, "eth0", self.hub, address, f"{PUBLIC}.1")
-        return Host(space, address, address)
+        outer = self._plug(space, "eth0", self.hub, address, f"{PUBLIC}.1")
+        return Host(space, address, address, self.hub, outer)
 
     def home(
         self, kind: str = "steady", hosts: int = 1, opens: bool = False, upnp: bool = True
@@ -115,8 +119,8 @@ class Internet:
         made = []
         for number in range(hosts):
             space, address = self._space("host"), f"{LAN}.{number + 2}"
-            self._plug(space, "eth0", router, address, f"{LAN}.1")
-            made.append(Host(space, address, public or wan, router))
+            outer = self._plug(space, "eth0", router, address, f"{LAN}.1")
+            made.append(Host(space, address, public or wan, router, outer, router))
         if opens:
             self._serve(router, "yes" if upnp else "no")
         return made
@@ -160,13 +164,15 @@ class Internet:
         _run("ip", "-n", space, "link", "add", "lan", "type", "bridge")
         _run("ip", "-n", space, "link", "set", "lan", "up")
 
-    def _plug(self, space: str, device: str, hub: str, address: str, gateway: str) -> None:
+    def _plug(self, space: str, device: str, hub: str, address: str, gateway: str) -> str:
+        """Lay a line from a namespace to a bridge, and return the interface at the bridge."""
         outer = f"v{os.getpid() % 10_000}x{len(self.spaces)}"
         _run(*f"ip -n {hub} link add {outer} type veth peer name {device} netns {space}".split())
         _run(*f"ip -n {hub} link set {outer} master lan up".split())
         _run(*f"ip -n {space} address add {address}/24 dev {device}".split())
         _run(*f"ip -n {space} link set {device} up".split())
         _run(*f"ip -n {space} route add default via {gateway}".split())
+        return outer
 
     def _router(self, hub: str, network: str, inside: str, random: str) -> tuple[str, str]:
         """Add a router, and return its namespace and its address in the outer network."""
