@@ -11,10 +11,9 @@ from atom.base import __version__
 if TYPE_CHECKING:
     from atom.offloaded_model import OffloadedModel, offload
     from atom.optim.adamw import AdamW, AdamW8Bit
-    from atom.optim.lion import Lion
+    from atom.optim.momentum import SGD, Lion
     from atom.optim.muon import Muon
     from atom.optim.rate import RateSettings as Schedule
-    from atom.optim.sgd import SGD
 
 __all__ = [  # noqa: RUF022 - sorted as `sorted` does
     "AdamW", "AdamW8Bit", "Lion", "Muon", "OffloadedModel", "SGD", "Schedule", "__version__",
@@ -24,10 +23,10 @@ __all__ = [  # noqa: RUF022 - sorted as `sorted` does
 _LAZY_NAMES = {
     "AdamW": ("atom.optim.adamw", "AdamW"),
     "AdamW8Bit": ("atom.optim.adamw", "AdamW8Bit"),
-    "Lion": ("atom.optim.lion", "Lion"),
+    "Lion": ("atom.optim.momentum", "Lion"),
     "Muon": ("atom.optim.muon", "Muon"),
     "OffloadedModel": ("atom.offloaded_model", "OffloadedModel"),
-    "SGD": ("atom.optim.sgd", "SGD"),
+    "SGD": ("atom.optim.momentum", "SGD"),
     "Schedule": ("atom.optim.rate", "RateSettings"),
     "offload": ("atom.offloaded_model", "offload"),
 }

@@ -36,9 +36,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Daemons started by tests inherit them: profiles measured by one are there for the next."""
+    """Daemons started by tests inherit them: profiles measured by one are there for the next, and
+    so is bytecode, without which each start compiles all of Atom."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("own")))
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
 
 

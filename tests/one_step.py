@@ -11,8 +11,7 @@ from atom.graph.ir import ParameterLayout
 from atom.optim.adamw import AdamW
 from atom.optim.optimizer import Optimizer, Part, StepTerms, optimizer_state
 from atom.optim.stepper import Stepper
-from atom.swap.host_store import HostStore
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import HostStore, StateForm
 from tests.manual_clock import ManualClock
 
 

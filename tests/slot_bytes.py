@@ -3,9 +3,9 @@
 import torch
 
 from atom.graph.ir import Program
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots
+from atom.swap.schedule import Arrangement
 
 
 class MemorylessDevice(CpuDevice):

@@ -26,8 +26,7 @@ from atom.daemon.state_directory import StateDirectory
 from atom.graph.chain import Machine
 from atom.graph.costs.seconds import typical_graph
 from atom.graph.trace import trace
-from atom.models.gpt3 import GPT3Config
-from atom.models.gpt3_source import GPT3Source
+from atom.models.gpt3 import GPT3Config, GPT3Source
 from atom.plan.choosing import Question, enough_bytes
 from atom.plan.memory import Limits
 from atom.swarm.dht.p2pd import die_with_parent
@@ -334,6 +333,15 @@ class Swarm:
         self.host = "127.0.0.1"
         """The founder's, for the DHT."""
         self.start_options: tuple[str, ...] = ()
+
+    def slow_lines(self) -> None:
+        """Before the peers start: make their lines so slow that processors are idle in a round.
+
+        Not for a swarm in which a peer comes back: one that is alone meanwhile has rounds without
+        an exchange, faster than the other can fetch their results.
+        """
+        for peer in self.peers:
+            peer.configure('upload = "4 Mbit/s"')
 
     @property
     def founder(self) -> Peer:

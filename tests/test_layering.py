@@ -19,7 +19,7 @@ COLUMN = ["base", "config", "graph", "swap", "optim", "training", "plan", "daemo
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
     "wire": set(),
-    "models": set(),
+    "models": {"base"},
     "config": {"base"},
     "graph": {"base"},
     "swap": {"base", "graph"},
@@ -86,6 +86,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "grpc": ("atom/daemon/control.py",),
     "pydantic": ("atom/config/",),
     "pydantic_core": ("atom/config/",),
+    "jinja2": ("atom/extras/dashboard/page.py",),
     "plotille": ("atom/cli/look/watch.py",),
     "prometheus_client": ("atom/daemon/owner/metrics.py",),
     "rich": ("atom/cli/",),

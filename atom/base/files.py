@@ -10,10 +10,36 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
+from atom.base.errors import ConfigError
+
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 """Folder that contains the package `atom`."""
 _MAX_TRIES, _RETRY_S = 100, 0.02
 """Attempts to take a lock, and seconds between two of them."""
+
+
+def read_bounded(path: Path, most_bytes: int, too_long: str) -> bytes:
+    """Return the content of a file that a user names.
+
+    Args:
+        path: the file.
+        most_bytes: maximum size.
+        too_long: hint for a file that is larger.
+
+    Raises:
+        ConfigError: the file cannot be read, or is larger.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except (OSError, ValueError) as error:  # a path with a null character is a ValueError
+        problem = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{path} cannot be read: {problem}", "check its path and rights"
+        ) from error
+    if len(content) > most_bytes:
+        raise ConfigError(f"{path} is longer than {most_bytes // 1024} KiB", too_long)
+    return content
 
 
 def why_not_written(problem: Exception) -> str:

@@ -1,7 +1,8 @@
 """Commands for this machine and its daemon. They import heavy modules only when they run."""
 
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,8 +14,8 @@ from atom.cli.shell.options import (
     PeerOption,
     StateOption,
     TrustOption,
-    parse_above_zero,
-    parse_trust,
+    above_zero,
+    option,
 )
 from atom.cli.shell.signals import end_at_once_on_signals, raise_on_signals
 from atom.cli.shell.terminal import stderr_console
@@ -55,7 +56,10 @@ def resume(state: DaemonStateOption = None) -> None:
 def leave(
     state: DaemonStateOption = None,
     deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "2 min", …')
+        float | None,
+        option(
+            "TIME", 'Give up waiting after "30 s", "2 min", …', parser=above_zero(parse_seconds)
+        ),
     ] = None,
 ) -> None:
     """Leave the swarm cleanly, without losing counted work.
@@ -69,8 +73,7 @@ def leave(
     """
     from atom.cli.box.control import ask_daemon
 
-    deadline_s = parse_above_zero(deadline, parse_seconds, "--deadline")
-    typer.echo(ask_daemon(state, "leave", deadline_s))
+    typer.echo(ask_daemon(state, "leave", deadline))
 
 
 @commands.command()
@@ -107,11 +110,8 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for the model.")],
     state: DaemonStateOption = None,
     precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="P",
-            help="float32, bfloat16 or float16; default: the run's.",
-        ),
+        Literal["float32", "bfloat16", "float16"] | None,
+        option("P", "float32, bfloat16 or float16; default: the run's."),
     ] = None,
     trust: TrustOption = None,
     adapter: Annotated[
@@ -131,24 +131,15 @@ def export(
     """
     from atom.cli.box.control import find_state
     from atom.cli.shell.console import TerminalConsole
-    from atom.config.section import PRECISION_NAMES
 
-    if precision not in (None, *PRECISION_NAMES):
-        known = ", ".join(PRECISION_NAMES)
-        raise typer.BadParameter(f"{precision!r} is not one of {known}", param_hint="--precision")
     if wanted not in ("best", "latest") and not (wanted.isdecimal() and len(wanted) < 12):
         raise typer.BadParameter(f"{wanted!r} is no round, best or latest", param_hint="--round")
-    parse_trust(trust)
     kept = find_state(state)
     end_at_once_on_signals("interrupted: nothing was written")
-    console = TerminalConsole()
-    try:
-        with stderr_console().status("reading the run"):
-            from atom.daemon.model.exporting import export_run
-
+    with stderr_console().status("reading the run"):
+        from atom.daemon.model.exporting import export_run
+    with closing(TerminalConsole()) as console:
         export_run(folder, kept, console, precision, trust, raise_on_signals, adapter, wanted)
-    finally:
-        console.close()
     for path in sorted(expand_home(folder).iterdir()):
         typer.echo(f"{path}  {format_bytes(path.stat().st_size)}")
 

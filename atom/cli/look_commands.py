@@ -9,11 +9,13 @@ from atom.cli.shell.options import (
     DaemonStateOption,
     JsonOption,
     LookedAtArgument,
-    MemberOption,
     TrustOption,
+    checked,
+    option,
 )
 from atom.cli.shell.signals import end_at_once_on_signals
 from atom.cli.shell.terminal import stderr_console
+from atom.config.address import parse_interface
 
 commands = typer.Typer()
 
@@ -37,7 +39,7 @@ def status(
 def watch(address: LookedAtArgument = None, state: DaemonStateOption = None) -> None:
     """Show a swarm as it lives, without joining it, until Ctrl-C.
 
-    In a pipe it prints one line for each round, and for each peer that comes or goes.
+    In a pipe it shows the swarm once, as `atom status` does.
 
     [bold]Examples[/]
     atom watch
@@ -52,17 +54,17 @@ def watch(address: LookedAtArgument = None, state: DaemonStateOption = None) -> 
 def dashboard(
     address: LookedAtArgument = None,
     port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", min=0, max=65535, help="Port of the page; 0: any free port."),
-    ] = None,
+        int, option("PORT", "Port of the page; 0: any free port.", min=0, max=65535)
+    ] = 8700,  # fixed, so that an open page works again after a restart
     host: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST",
-            help="Address to listen on; default: 127.0.0.1, which only this machine can open.",
+        str,
+        option(
+            "HOST",
+            "Address to listen on; by default only this machine can open the page.",
+            parser=checked(parse_interface),
         ),
-    ] = None,
-    state: MemberOption = None,
+    ] = "127.0.0.1",
+    state: DaemonStateOption = None,
 ) -> None:
     """Show a swarm in the browser, without joining it, until Ctrl-C.
 
@@ -81,7 +83,7 @@ def dashboard(
 
 @commands.command()
 def contributions(
-    address: LookedAtArgument = None, state: MemberOption = None, as_json: JsonOption = False
+    address: LookedAtArgument = None, state: DaemonStateOption = None, as_json: JsonOption = False
 ) -> None:
     """Show each peer's contribution to the run, summed over its certified rounds.
 
@@ -107,18 +109,13 @@ def sample(
     ],
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Start of a text.")],
     tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="Most tokens to add to a prompt.")
+        int, option("N", "Most tokens to add to a prompt.", min=1, max=100_000)
     ] = 100,
     temperature: Annotated[
-        float,
-        typer.Option(metavar="T", min=0.0, max=100.0, help="0: always the most likely token."),
+        float, option("T", "0: always the most likely token.", min=0.0, max=100.0)
     ] = 0.8,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, max=2**62, help="Seed of the random choices.")
-    ] = 0,
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
-    ] = "auto",
+    seed: Annotated[int, option("N", "Seed of the random choices.", min=0, max=2**62)] = 0,
+    device: Annotated[str, option("DEVICE", "auto, cpu, cuda or cuda:N.")] = "auto",
     trust: TrustOption = None,
 ) -> None:
     """Write text with the newest weights of a peer, or of an exported model.

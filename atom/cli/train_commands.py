@@ -1,5 +1,7 @@
 """Commands that found, join and plan runs. They import heavy modules only when they run."""
 
+import gc
+import importlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,28 +10,38 @@ from typing import Annotated, Any
 import typer
 
 from atom.base.units import parse_bits_per_s
-from atom.cli.shell.loading import load_torch
 from atom.cli.shell.options import (
     AddressArgument,
-    AssumeOption,
-    DialableOption,
     InitialPeersOption,
     JsonOption,
     ListenOption,
-    NetworkOption,
     PeerOption,
-    PeersOption,
     StateOption,
     TrustOption,
-    from_option,
-    parse_above_zero,
-    parse_trust,
+    above_zero,
+    count_of_peers,
+    folder_option,
+    option,
     with_machine_options,
 )
 from atom.cli.shell.signals import end_at_once_on_signals, run_to_the_end
 from atom.cli.shell.terminal import print_plainly, stderr_console
 
 commands = typer.Typer()
+
+
+def load_torch() -> None:
+    """Import PyTorch and its exporter, a million objects that live as long as the process.
+
+    The garbage collector would traverse them again and again, during the imports and the tracing,
+    for more than a second in all.
+    """
+    gc.disable()
+    try:
+        importlib.import_module("torch.export._trace")
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @commands.command()
@@ -42,9 +54,10 @@ def start(
     initial_peers: InitialPeersOption = None,
     weights: Annotated[
         Path | None,
-        from_option(
-            "Begin from these weights: a folder of transformers or `atom export`, or the state"
-            " directory of a run."
+        folder_option(
+            "--from",
+            "FOLDER",
+            "Begin from these weights: a folder of transformers or `atom export`.",
         ),
     ] = None,
     options: Any = None,
@@ -83,7 +96,9 @@ def join(
     trust: TrustOption = None,
     base: Annotated[
         Path | None,
-        from_option("Your copy of the run's frozen weights, which are then not fetched."),
+        folder_option(
+            "--from", "FOLDER", "Your copy of the run's frozen weights, which are then not fetched."
+        ),
     ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Join without a question, as without a terminal.")
@@ -102,7 +117,6 @@ def join(
     atom join ADDRESS --peer my-box.toml
     """
     end_at_once_on_signals()
-    parse_trust(trust)
     with stderr_console().status("loading PyTorch"):
         load_torch()
         from atom.cli.train.daemons import in_foreground
@@ -163,10 +177,34 @@ def bootstrap(
 def plan(
     run: Annotated[str, typer.Argument(metavar="RUN", help="RUN.toml, or the ADDRESS of a swarm.")],
     peer: PeerOption = None,
-    assume: AssumeOption = None,
-    network: NetworkOption = None,
-    peers: PeersOption = None,
-    dialable: DialableOption = None,
+    assume: Annotated[
+        str | None,
+        option("DEVICE", 'Plan for another device, such as rtx4090-24g; "?" lists them.'),
+    ] = None,
+    network: Annotated[
+        float | None,
+        option(
+            "RATE",
+            'Bandwidth of a peer: "400 Mbit/s"; default: the peer file\'s limits.',
+            parser=above_zero(parse_bits_per_s),
+        ),
+    ] = None,
+    peers: Annotated[
+        int | None,
+        count_of_peers(
+            "N",
+            "Number of equal peers that share the global batch; default: 4, or the swarm's peers"
+            " and this peer.",
+        ),
+    ] = None,
+    dialable: Annotated[
+        int | None,
+        count_of_peers(
+            "K",
+            "Number of peers that other peers can dial; default: one and all, or as the swarm's"
+            " peers say.",
+        ),
+    ] = None,
     measure_again: Annotated[
         bool, typer.Option("--measure-again", help="Measure again, instead of reusing figures.")
     ] = False,
@@ -187,9 +225,8 @@ def plan(
     from atom.cli.train.plan import live_passes, show_plan
     from atom.plan.planning import DEFAULT_PEERS, PlanRequest
 
-    bits_per_s = parse_above_zero(network, parse_bits_per_s, "--network")
     live, sharing = [] if assume or measure_again else live_passes(), peers or DEFAULT_PEERS
-    request = PlanRequest(Path(run), peer, assume, bits_per_s, sharing, measure_again)
+    request = PlanRequest(Path(run), peer, assume, network, sharing, measure_again)
     request = replace(request, dialable=dialable, live=live)
     if "/p2p/" in run and not Path(run).exists():
         from atom.cli.look.onlooker import looked_at

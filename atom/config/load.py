@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from atom.base.errors import ConfigError
+from atom.base.files import read_bounded
 from atom.base.units import printable
 from atom.config.model_and_data import Data, Model
 from atom.config.peer_file import PeerFile
@@ -124,7 +125,7 @@ def normalised_run_text(run: RunFile) -> str:
 
     Equal runs give equal text.
     """
-    content = run.model_dump(mode="json", exclude_none=True, exclude=run.unused_keys())
+    content = run.model_dump(mode="json", exclude_none=True)
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -178,14 +179,8 @@ def _sections_in(name: str, annotation: Any) -> dict[str, dict[str, str]]:
 
 
 def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        problem = str(getattr(error, "strerror", None) or error).lower()
-        raise ConfigError(f"{path}: {problem}", "check its path and rights") from None
-    # The length comes first: content cut at the limit may end within a UTF-8 character.
-    _check_length(len(content), str(path))
+    too_long = "no run or peer file is that long: name another file"
+    content = read_bounded(path, MAX_FILE_BYTES, too_long)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -193,14 +188,7 @@ def _read(path: Path) -> str:
         raise ConfigError(what, "save the file as UTF-8, or name another file") from None
 
 
-def _check_length(length_bytes: int, name: str) -> None:
-    if length_bytes > MAX_FILE_BYTES:
-        what = f"{name}: longer than {MAX_FILE_BYTES // 1024} KiB"
-        raise ConfigError(what, "no run or peer file is that long: name another file")
-
-
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
-    _check_length(len(text.encode("utf-8", "surrogatepass")), name)
     try:
         return tomllib.loads(text.removeprefix("\ufeff"))  # some editors write a byte-order mark
     except (ValueError, RecursionError) as error:
@@ -209,11 +197,13 @@ def _parse_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def _parse_json(text: str) -> Any:
-    _check_length(len(text.encode("utf-8", "surrogatepass")), _MANIFEST)
+    hint = "the run's founder may use a different version of Atom"
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_FILE_BYTES:
+        what = f"{_MANIFEST}: longer than {MAX_FILE_BYTES // 1024} KiB"
+        raise ConfigError(what, hint)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = "the run's founder may use a different version of Atom"
         raise ConfigError(f"{_MANIFEST}: not JSON: {error}", hint) from None
 
 

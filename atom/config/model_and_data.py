@@ -96,10 +96,10 @@ class Model(Section):
             refuse("family", 'missing: name the model, for example family = "gpt3"', hint)
         if len(named) > 1:
             refuse(named[1], f"the model already comes from {named[0]}", "remove one of the two")
-        for key in sorted(self.foreign_keys() & self.model_fields_set):
-            if getattr(self, key) is not None:
-                hint = f"remove it: {named[0]} determines this"
-                refuse(key, f"has no effect with {named[0]}", hint)
+        foreign = {key for keys in _KEYS_OF_SOURCE.values() for key in keys}
+        foreign -= _KEYS_OF_SOURCE[self.source]
+        hint = f"remove it: {self.source} determines this"
+        self.refuse_given(sorted(foreign), f"has no effect with {self.source}", hint)
         if self.weights == "hub" and self.huggingface is None:
             refuse("weights", '"hub" needs a model on the hub', _ON_THE_HUB)
         for key in ("layers", "heads", "model_dim") if self.family else ():
@@ -114,11 +114,6 @@ class Model(Section):
     def source(self) -> SourceName:
         """Name of the key that names the model: family, huggingface or module."""
         return next(name for name in SOURCES if getattr(self, name) is not None)
-
-    def foreign_keys(self) -> set[str]:
-        """Return the keys that do not apply to a model of this source."""
-        own = _KEYS_OF_SOURCE[self.source]
-        return {key for keys in _KEYS_OF_SOURCE.values() for key in keys} - own
 
     def pinned(self, found: Mapping[str, str | None], weights_given: bool) -> "Model":
         """Return the section with the source of the model filled in, as found on this machine.
@@ -199,13 +194,13 @@ class TextSource(Section):
         if self.source == "datasets" and self.path is None:
             what = 'missing: source = "datasets" needs a folder or a name on the hub'
             refuse("path", what, 'path = "OWNER/NAME"')
-        if self.answer_share is not None and self.train_on is None:
-            refuse("answer_share", 'has no effect without train_on = "answers"', "remove it")
+        if self.train_on is None:
+            what = 'has no effect without train_on = "answers"'
+            self.refuse_given(["answer_share"], what, "remove it")
         for key, sources in _DATA_KEYS.items() if self.source else ():
-            is_given = key in self.model_fields_set and getattr(self, key) not in (None, ())
-            if is_given and self.source not in sources:
+            if self.source not in sources:
                 hint = f"remove it, or use source = {' or '.join(map(repr, sources))}"
-                refuse(key, f'has no effect with source = "{self.source}"', hint)
+                self.refuse_given([key], f'has no effect with source = "{self.source}"', hint)
         return self
 
 
@@ -250,13 +245,14 @@ class Data(TextSource):
     def _check_sources(self) -> Self:
         if not self.sources and self.source is None:
             refuse("source", "is missing", 'source = "text", or several: [data.sources.NAME]')
-        for key in TextSource.model_fields if self.sources else ():
-            if getattr(self, key) not in (None, ()):
-                refuse(key, "has no effect with [data.sources.NAME]", "write it under each of them")
+        if self.sources:
+            what = "has no effect with [data.sources.NAME]"
+            self.refuse_given(TextSource.model_fields, what, "write it under each of them")
         if self.sources and not any(self.weights.values()):
             refuse("sources", "every weight is 0: nothing to train on", "give one a weight of 1")
-        if self.end_token is not None and self.attention is None:
-            refuse("end_token", 'has no effect without attention = "documents"', "remove it")
+        if self.attention is None:
+            what = 'has no effect without attention = "documents"'
+            self.refuse_given(["end_token"], what, "remove it")
         if self.attention is not None and self.tokenizer == "bytes":
             what = 'with tokenizer = "bytes" the end of a document is a newline like any other'
             refuse("attention", what, "name a tokenizer.json that has an end-of-text token")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -54,22 +54,6 @@ def _as_tuple(value: Any) -> Any:
     )
 
 
-def _device_problem(names: Sequence[str]) -> tuple[str, str]:
-    """Return the (message, hint) against these names as [device] use; ("", "") if they are fine."""
-    unknown = [n for n in names if n != "all" and not re.match(DEVICE_PATTERN, n)]
-    if unknown or not 0 < len(names) <= MAX_DEVICES:
-        return f"cannot be {json.dumps(unknown[0] if unknown else names)}", ""
-    if len(names) > 1 and {"auto", "all"} & set(names):
-        return '"auto" and "all" must stand alone', 'use = "all", or ["cuda:0", "cuda:1"]'
-    gpus = [int(n.partition(":")[2] or 0) for n in names if n.startswith("cuda")]
-    if gpus and "cpu" in names:
-        hint = "name only the GPUs; to use the CPU as well, start a separate peer on it"
-        return "a CPU and GPUs round differently", hint
-    if len(gpus) > len(set(gpus)):
-        return "a GPU is named twice", '"cuda" means "cuda:0": name each GPU once'
-    return "", ""
-
-
 class Device(Section):
     """Section [device]: the devices that compute, and how much of them may be used."""
 
@@ -87,9 +71,19 @@ class Device(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Device":
-        what, hint = _device_problem(self.use)
-        if what:
-            refuse("use", what, hint)
+        unknown = [n for n in self.use if n != "all" and not re.match(DEVICE_PATTERN, n)]
+        if unknown or not 0 < len(self.use) <= MAX_DEVICES:
+            refuse("use", f"cannot be {json.dumps(unknown[0] if unknown else self.use)}")
+        if len(self.use) > 1 and {"auto", "all"} & set(self.use):
+            hint = 'use = "all", or ["cuda:0", "cuda:1"]'
+            refuse("use", '"auto" and "all" must stand alone', hint)
+        gpus = [int(n.partition(":")[2] or 0) for n in self.use if n.startswith("cuda")]
+        if gpus and "cpu" in self.use:
+            hint = "name only the GPUs; to use the CPU as well, start a separate peer on it"
+            refuse("use", "a CPU and GPUs round differently", hint)
+        if len(gpus) > len(set(gpus)):
+            hint = '"cuda" means "cuda:0": name each GPU once'
+            refuse("use", "a GPU is named twice", hint)
         return self
 
 
@@ -171,8 +165,9 @@ class Checkpoints(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Checkpoints":
-        if self.every_rounds is None and self.keep != Checkpoints.model_fields["keep"].default:
-            refuse("keep", "has no effect without every_rounds", "every_rounds = 100")
+        if self.every_rounds is None:
+            what = "has no effect without every_rounds"
+            self.refuse_given(["keep"], what, "every_rounds = 100")
         return self
 
 
@@ -227,17 +222,6 @@ class PeerFile(Section):
     data: LocalData = LocalData()
     sample: Sample = Sample()
     metrics: Metrics = Metrics()
-
-    @model_validator(mode="after")
-    def _check(self) -> "PeerFile":
-        taken: dict[int, str] = {}
-        for key, port in self.ports().items():
-            if port in taken:
-                hint = "give each key another port, or 0 for any free one"
-                refuse(key, f"{port} is also the port of {taken[port]}", hint)
-            if port:
-                taken[port] = key
-        return self
 
     def ports(self) -> dict[str, int]:
         """Return key → TCP port to listen on (0: any free port), without unused ports."""

@@ -61,28 +61,15 @@ def path_place(text: str, folder: Path) -> str:
     return str((folder / expand_home(text)).absolute())
 
 
-def table_place(text: str, folder: Path) -> str:
-    """Return a table's OWNER/NAME on the hub as it is, any other text as an absolute path.
-
-    A folder of that name below `folder` takes precedence over the hub.
-    """
-    place = path_place(text, folder)
-    return text if _is_hub_name(text) and not os.path.isdir(place) else place
-
-
-def model_place(text: str, folder: Path) -> str:
-    """Return a model's OWNER/NAME on the hub as it is, any other text as an absolute path.
+def hub_place(text: str, folder: Path) -> str:
+    """Return OWNER/NAME of a model or table on the hub as it is, other text as an absolute path.
 
     A file or folder of that name below `folder` takes precedence over the hub; a name that ends
     with ".json" is always a path.
     """
     place = path_place(text, folder)
-    named = _is_hub_name(text) and not text.endswith(".json")
-    return text if named and not os.path.exists(place) else place
-
-
-def _is_hub_name(text: str) -> bool:
-    return bool(_HUB_NAME.fullmatch(text)) and not text.startswith((".", "~"))
+    is_name = _HUB_NAME.fullmatch(text) and not text.startswith((".", "~"))
+    return text if is_name and not text.endswith(".json") and not os.path.exists(place) else place
 
 
 def text_place(text: str, folder: Path) -> str:
@@ -115,6 +102,6 @@ def _from_folder(place: Callable[[str, Path], str]) -> AfterValidator:
 
 
 LocalPath = Annotated[PathText, _from_folder(path_place)]
-LocalTable = Annotated[PathText, _from_folder(table_place)]
+LocalTable = Annotated[PathText, _from_folder(hub_place)]
 LocalText = Annotated[PathText, _from_folder(text_place)]
 LocalTokenizer = Annotated[PathText, _from_folder(tokenizer_place)]

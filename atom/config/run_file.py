@@ -64,7 +64,7 @@ OPTIMIZERS = {
     "adamw": "atom.optim.adamw:AdamW",
     "adamw-8bit": "atom.optim.adamw:AdamW8Bit",
     "muon": "atom.optim.muon:Muon",
-    "lion": "atom.optim.lion:Lion",
+    "lion": "atom.optim.momentum:Lion",
 }
 """Name → "module:class" of an `Optimizer`, built from betas, epsilon, weight_decay and seed."""
 CODECS = {
@@ -142,9 +142,9 @@ class Update(Section):
     @model_validator(mode="after")
     def _check(self) -> "Update":
         if self.rule == EVERY_STEP:
-            for key in sorted(self.model_fields_set - {"rule"}):
-                hint = f'remove it, or set rule = "{LOCAL_STEPS}"'
-                refuse(key, f'has no effect with rule = "{EVERY_STEP}"', hint)
+            local = sorted(Update.model_fields.keys() - {"rule"})
+            hint = f'remove it, or set rule = "{LOCAL_STEPS}"'
+            self.refuse_given(local, f'has no effect with rule = "{EVERY_STEP}"', hint)
         if self.rule == LOCAL_STEPS and self.inner_sequences is None:
             hint = "set it to the number of sequences per local optimizer step of one peer"
             refuse("inner_sequences", "is missing", hint)
@@ -256,21 +256,12 @@ class RunFile(Section):
             if self.model.module is None:
                 hint = 'use source = "text", or [model] module = "package.module:factory"'
                 refuse("data.source", "only a model from a module can bring a dataset", hint)
-            if "sequence_tokens" in self.model.model_fields_set:
+            if self.model.sequence_tokens != Model.model_fields["sequence_tokens"].default:
                 refuse("model.sequence_tokens", "the module brings samples, not text", "remove it")
         vocabulary = self.model.vocabulary_size
         if self.data.tokenizer == "bytes" and (vocabulary or BYTE_VOCABULARY) < BYTE_VOCABULARY:
             what = f"{vocabulary} is too few: the bytes tokenizer has {BYTE_VOCABULARY} tokens"
             refuse("model.vocabulary_size", what, "raise it, or leave it out")
-
-    def unused_keys(self) -> dict[str, set[str]]:
-        """Return section → keys without effect in this run, which `normalised_run_text` omits."""
-        model = set() if self.model.family is not None else self.model.foreign_keys()
-        local = {"inner_sequences", "outer_rate", "outer_momentum"}
-        unused = {"model": model, "update": local if self.update.rule == EVERY_STEP else set()}
-        if self.data.source == "module":
-            unused |= {"model": model | {"sequence_tokens"}, "data": {"tokenizer"}}
-        return unused
 
 
 class PinnedRun(RunFile):

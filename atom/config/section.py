@@ -30,6 +30,17 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
     )
 
+    def refuse_given(self, keys: Iterable[str], what: str, hint: str) -> None:
+        """Refuse the first of these keys whose value is not its default, from within a validator.
+
+        Raises:
+            PydanticCustomError: as `refuse`.
+        """
+        for key in keys:
+            default = type(self).model_fields[key].get_default(call_default_factory=True)
+            if getattr(self, key) != default:
+                refuse(key, what, hint)
+
 
 def refuse(key: str, what: str, hint: str = "") -> NoReturn:
     """Refuse a key from within a validator, with a message and a hint.

@@ -14,26 +14,17 @@ from typing import Any
 from atom.base.errors import ConfigError
 from atom.config.model_and_data import Data, TextSource
 from atom.config.peer_file import LocalData, LocalSource, PeerFile
-from atom.config.places import table_place, text_place, tokenizer_place
+from atom.config.places import hub_place, text_place, tokenizer_place
 from atom.config.run_file import RunFile
-
-
-@dataclass(frozen=True)
-class TextPlace:
-    """Place of one text on this machine; both fields are empty for python-stdlib."""
-
-    paths: tuple[str, ...] = ()
-    """Absolute paths and globs of the files (source = "text")."""
-    table: str = ""
-    """Absolute folder, or OWNER/NAME on the hub, of the table (source = "datasets")."""
 
 
 @dataclass(frozen=True)
 class TextSources:
     """Places of all texts of a run, and of its tokenizer."""
 
-    texts: Mapping[str, TextPlace]
-    """Name of a text → its place, with the names and the order of `Data.texts`."""
+    texts: Mapping[str, LocalSource]
+    """Name of a text → its place, with the names and the order of `Data.texts`. Paths are absolute;
+    the place of python-stdlib is empty."""
     tokenizer: str
     """"bytes", or the absolute path of a tokenizer.json."""
 
@@ -81,14 +72,14 @@ def _own(local: LocalData, name: str) -> LocalSource:
     return local.sources.get(name, LocalSource()) if name else local
 
 
-def _place(text: TextSource, local: LocalSource, folder: Path) -> TextPlace:
-    paths, table = text.paths, text.path or ""
+def _place(text: TextSource, local: LocalSource, folder: Path) -> LocalSource:
+    paths, table = text.paths, text.path
     if paths:
         paths = local.paths or tuple(text_place(path, folder) for path in paths)
     # Even a name on the hub is the volunteer's choice: its owner there decides what it contains.
-    if table:
-        table = local.path or table_place(table, folder)
-    return TextPlace(paths, table)
+    if table is not None:
+        table = local.path or hub_place(table, folder)
+    return LocalSource.model_construct(paths=paths, path=table)
 
 
 def _missing(data: Data, local: LocalData) -> dict[tuple[str, str], tuple[str, ...]]:

@@ -22,21 +22,10 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import checkpoint
 
+from atom.graph import traced
 from atom.graph.ir import LayerCall, SubModel
 from atom.graph.layers import Flow, Layer, flow_of
-from atom.graph.traced import (
-    FUNCTIONS,
-    Graph,
-    Span,
-    is_assertion,
-    is_getitem,
-    is_repeatable,
-    layer_path,
-    nested_graph,
-    operator_text,
-    tensor_bytes,
-    with_nested,
-)
+from atom.graph.traced import Graph, Span
 
 _FILE = '''\
 """{title}
@@ -199,7 +188,7 @@ class _Printer:
             constant = self._graph.constants[node]
             tensor = constant.tensor.clone()
             kind = f"{tensor.dtype}{list(tensor.shape)}{tensor.stride()}"
-            key = hashlib.sha256(kind.encode() + tensor_bytes(tensor)).hexdigest()[:32]
+            key = hashlib.sha256(kind.encode() + traced.tensor_bytes(tensor)).hexdigest()[:32]
             self._source.constants[key] = tensor
             definition = f'constants["{key}"]  # {tensor.dtype} {list(tensor.shape)}'
             # Torch counts the tensors that forward makes from numbers over the whole model. Such a
@@ -242,15 +231,19 @@ class _Printer:
     def _call(self, node: fx.Node) -> None:
         for argument in node.all_input_nodes:
             if argument.op == "get_attr":
-                nodes = list(nested_graph(argument).graph.nodes)
-                calls = [n for n in nodes if n.op == "call_function" and not is_assertion(n)]
+                nodes = list(traced.nested_graph(argument).graph.nodes)
+                calls = [n for n in nodes if n.op == "call_function" and not traced.is_assertion(n)]
                 takes, gives = [n for n in nodes if n.op == "placeholder"], nodes[-1].args[0]
                 self._values[argument] = self._inner("region", calls, takes, gives)
         args: Any = map_aggregate(node.args, self._translated)
         kwargs = map_aggregate(node.kwargs, self._translated)
         name, op, target = self._value_name(node), "call_function", node.target
-        if getattr(target, "namespace", "") == FUNCTIONS:
-            op, target, args = "call_method", operator_text(target), (_Verbatim("functions"), *args)
+        if getattr(target, "namespace", "") == traced.FUNCTIONS:
+            op, target, args = (
+                "call_method",
+                traced.operator_text(target),
+                (_Verbatim("functions"), *args),
+            )
         self._add(node, name, op, target, args, kwargs)
 
     def _checkpoint(self, calls: Sequence[fx.Node]) -> None:
@@ -259,7 +252,7 @@ class _Printer:
         takes = [*through.inputs, *through.parameters, *through.constants]
         inner = self._inner("recomputed", calls, takes, through.outputs)
         settings: dict[str, Any] = {"use_reentrant": False}
-        if all(is_repeatable(each) for call in calls for each in with_nested(call)):
+        if all(traced.is_repeatable(each) for call in calls for each in traced.with_nested(call)):
             settings["preserve_rng_state"] = False
         given: Any = (inner, *(self._values[node] for node in takes))
         call = self._forward.create_node("call_function", checkpoint, given, settings, "recomputed")
@@ -303,8 +296,8 @@ class _Printer:
 
     def _value_name(self, node: fx.Node) -> str:
         """Return a name for a value: the PyTorch module (Linear) that made it, or the operator."""
-        path, kind = (layer_path(node) or [("", "")])[-1]
-        if is_getitem(node):
+        path, kind = (traced.layer_path(node) or [("", "")])[-1]
+        if traced.is_getitem(node):
             return "part"
         if kind.startswith("torch.nn."):
             return self._relative(path.partition("@")[0])

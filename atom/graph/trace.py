@@ -15,21 +15,8 @@ from torch.export import ExportedProgram
 
 from atom.base.errors import ModelError
 from atom.graph.traced import Graph
+from atom.graph.tracing import guards
 from atom.graph.tracing.functions import functions_as_calls
-from atom.graph.tracing.guards import (
-    fake_parameters,
-    marked_checkpoints,
-    plain_context,
-    python_state_restored,
-    quiet,
-    refuse_assigned_buffers,
-    refuse_gradient_hooks,
-    refuse_python_randomness,
-    refuse_untraceable_parts,
-    settled_export,
-    temporary_mode,
-    transformers_as_in_eager,
-)
 from atom.graph.tracing.reading import read_exported
 from atom.graph.tracing.refusals import Refusal, untraceable
 
@@ -57,10 +44,10 @@ def trace(
     """
     batch = _in_forward_order(model, example_batch)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with plain_context():
-        refuse_untraceable_parts(model)
-        with python_state_restored(model):
-            exported = settled_export(model, lambda: _export(model, batch, mode, training))
+    with guards.plain_context():
+        guards.refuse_untraceable_parts(model)
+        with guards.python_state_restored(model):
+            exported = guards.settled_export(model, lambda: _export(model, batch, mode, training))
         return read_exported(model, batch, exported, mode, gives_loss)
 
 
@@ -84,15 +71,15 @@ def _export(
 ) -> ExportedProgram:
     try:
         with (
-            temporary_mode(model, training),
-            fake_parameters(model, mode),
-            refuse_assigned_buffers(model),
-            refuse_python_randomness(),
-            refuse_gradient_hooks(),
+            guards.temporary_mode(model, training),
+            guards.fake_parameters(model, mode),
+            guards.refuse_assigned_buffers(model),
+            guards.refuse_python_randomness(),
+            guards.refuse_gradient_hooks(),
             functions_as_calls(),
-            transformers_as_in_eager(),
-            marked_checkpoints(),
-            quiet(),
+            guards.transformers_as_in_eager(),
+            guards.marked_checkpoints(),
+            guards.quiet(),
         ):
             # A new tensor per entry: export would merge a tensor with two names into one input.
             with mode:

@@ -18,6 +18,8 @@ import contextlib
 import dataclasses
 import hashlib
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from atom.models.huggingface_config import read_config
+from atom.models.source import (
+    Answer,
+    Batch,
+    InitialValue,
+    ModelSource,
+    Outside,
+    Place,
+    meta_tokens,
+    refuse_difference,
+)
 
 GPT2_VOCABULARY = 50257
 """Vocabulary size of the tokenizer that GPT-2 and GPT-3 share."""
@@ -258,7 +272,7 @@ def initial_value(config: GPT3Config, name: str, shape: tuple[int, ...], seed: i
     deviation = STANDARD_DEVIATION
     if name.endswith(_RESIDUAL_ENDS):
         deviation /= math.sqrt(2 * config.layers)
-    generator = torch.Generator().manual_seed(_generator_seed(name, seed))
+    generator = generator_for(name, seed)
     return torch.empty(shape).normal_(0.0, deviation, generator=generator)
 
 
@@ -269,11 +283,114 @@ def initialise(model: GPT3, seed: int) -> None:
         parameter.copy_(initial_value(model.config, name, tuple(parameter.shape), seed))
 
 
-def _generator_seed(name: str, seed: int) -> int:
+def generator_for(name: str, seed: int) -> torch.Generator:
+    """Return the random numbers of one parameter, given the seed of the run."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big")
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
 
 
 def _drop(hidden: Tensor, probability: float, training: bool) -> Tensor:
     # Without dropout, the traced graph has no such node and no random number is drawn.
     return functional.dropout(hidden, probability, training) if probability > 0 else hidden
+
+
+# ---- the family as a model source, with the folder format of GPT-2
+#
+# GPT-2 of `transformers` does the same arithmetic with other parameter names, and stores the
+# weights of its linear layers transposed. Kernels and their order are equal, so logits are equal in
+# every bit. `transformers` is not needed here.
+
+SHRINK_LAYERS = 2
+PREFIX = "transformer."
+_TABLES = {
+    "embedding.tokens": "wte",
+    "embedding.positions": "wpe",
+    "final_norm": "ln_f",
+}
+_IN_BLOCK = {
+    "attention_norm": "ln_1",
+    "attention.qkv": "attn.c_attn",
+    "attention.projection": "attn.c_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward.expand": "mlp.c_fc",
+    "feed_forward.contract": "mlp.c_proj",
+}
+_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
+_FIXED: Mapping[str, Any] = {
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+_SHAPE = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner")
+
+
+class GPT3Source(ModelSource):
+    """`ModelSource` of the GPT-3 family."""
+
+    name = "gpt3"
+    values_in_threads = True
+
+    def __init__(self, config: GPT3Config) -> None:
+        self.config = config
+        self.vocabulary_size = config.vocabulary_size
+
+    def build(self, dtype: torch.dtype) -> nn.Module:
+        return GPT3(self.config, device="meta", dtype=dtype)
+
+    def example_batch(self, sequences: int) -> Batch:
+        tokens = meta_tokens(sequences, self.config.sequence_tokens)
+        return self.text_batch({"tokens": tokens, "targets": tokens.clone()})
+
+    def next_logits(self, model: nn.Module) -> Answer:
+        assert isinstance(model, GPT3)
+        return model.next_logits
+
+    def initial_values(self, seed: int) -> InitialValue:
+        return lambda name, shape: initial_value(self.config, name, shape, seed)
+
+    def outside(self, dtype: torch.dtype) -> Outside:
+        """Return the folder format of `GPT2LMHeadModel`, with its config.json."""
+        places = []
+        for name, shape in parameter_shapes(self.config).items():
+            owner, _, kind = name.rpartition(".")
+            block = _BLOCK.fullmatch(owner)
+            inner = f"h.{block[1]}.{_IN_BLOCK[block[2]]}" if block else _TABLES[owner]
+            transposed = block is not None and len(shape) == 2
+            outer_shape = shape[::-1] if transposed else shape
+            places.append(Place(f"{PREFIX}{inner}.{kind}", name, outer_shape, transposed))
+        return Outside(tuple(places), _gpt2_config(self.config))
+
+    def require_config(self, text: str) -> None:
+        found, wanted = read_config(text), _gpt2_config(self.config)
+        for key in ("model_type", *_SHAPE, "activation_function", *_FIXED):
+            refuse_difference(key, found.get(key), wanted[key])
+
+    def shrunk(self) -> ModelSource:
+        layers = min(SHRINK_LAYERS, self.config.layers)
+        return GPT3Source(dataclasses.replace(self.config, layers=layers))
+
+
+def _gpt2_config(config: GPT3Config) -> dict[str, Any]:
+    """Return the content of the config.json for `GPT2LMHeadModel`.
+
+    `gelu_pytorch_tanh` makes it use PyTorch's kernel, as `FeedForward` does.
+    """
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocabulary_size,
+        "n_positions": config.sequence_tokens,
+        "n_embd": config.model_dim,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": 4 * config.model_dim,
+        "activation_function": "gelu_pytorch_tanh",
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **_FIXED,
+    }

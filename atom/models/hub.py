@@ -11,7 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
 
-from atom.models.source import DataError, DataUnreachable, convert_weights, needs_extra
+from atom.base.errors import AddressError, ConfigError
+from atom.models.source import convert_weights, needs_extra
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _WAIT_S = 30
@@ -26,7 +27,7 @@ def newest_revision(name: str, kind: Literal["model", "dataset"]) -> str:
     """Return the newest commit of OWNER/NAME on the hub, 40 hex digits.
 
     Raises:
-        DataError: the hub cannot be reached, or does not have OWNER/NAME.
+        ConfigError: the hub cannot be reached, or does not have OWNER/NAME.
     """
     info = _ask(name, lambda hub: hub.repo_info(name, repo_type=kind, timeout=_WAIT_S))
     return cast(str, info.sha)
@@ -36,7 +37,7 @@ def fetch_config(name: str, revision: str) -> Path:
     """Fetch a model's config.json and return its path.
 
     Raises:
-        DataError: the hub cannot be reached, or does not have the file.
+        ConfigError: the hub cannot be reached, or does not have the file.
     """
     return _fetched(name, revision, CONFIG)
 
@@ -53,24 +54,25 @@ def fetch_weights(name: str, revision: str, most_bytes: int, on_progress: BytePr
         on_progress: called as bytes arrive.
 
     Raises:
-        DataError: the model has no safetensors, lacks a file of its index, exceeds `most_bytes`, or
-            cannot be fetched.
+        ConfigError: the model has no safetensors, lacks a file of its index, or exceeds
+            `most_bytes`.
+        AddressError: the hub cannot be reached.
     """
     sizes = _sizes(name, revision)
     files = [each for each in (WHOLE, INDEX) if each in sizes][:1]
     if not files:
         what = f"the hub's model {name} has no weights as safetensors"
         made = 'then set huggingface = "FOLDER/config.json" and start with --from FOLDER'
-        raise DataError(what, f"convert them: `{convert_weights(name)}`; {made}")
+        raise ConfigError(what, f"convert them: `{convert_weights(name)}`; {made}")
     if files == [INDEX] and sizes[INDEX] <= most_bytes:
         files += read_index(_fetched(name, revision, INDEX))
     if missing := sorted({*files} - sizes.keys()):
         what = f"the hub's model {name} lacks {missing[0]}, which its index names"
-        raise DataError(what, "choose another revision, or another model")
+        raise ConfigError(what, "choose another revision, or another model")
     total = sum(sizes[file] for file in files)
     if total > most_bytes:
         what = f"the hub's model {name} has {total:,} bytes of weights, more than {most_bytes:,}"
-        raise DataError(what, "it is another model than the run's")
+        raise ConfigError(what, "it is another model than the run's")
     done, folder = 0, Path()
     for file in files:
         folder = _fetched(name, revision, file, partial(_report, on_progress, done, total)).parent
@@ -83,19 +85,17 @@ def read_index(path: Path) -> dict[str, list[str]]:
     """Return file name → names of its tensors, as an index of weights lists them.
 
     Raises:
-        DataError: the file is no index, or names anything but safetensors files beside it.
+        ConfigError: the file is no index, or names anything but safetensors files beside it.
     """
     hint, files = "the folder is incomplete: get it again", dict[str, list[str]]()
     try:
         for name, file in json.loads(path.read_text(encoding="utf-8"))["weight_map"].items():
             files.setdefault(str(file), []).append(str(name))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        raise DataError(f"{path.name} is not an index of weights: {problem}", hint) from problem
+        raise ConfigError(f"{path} is not an index of weights: {problem}", hint) from problem
     for file in files:
         if Path(file).name != file or not file.endswith(".safetensors") or not file.isprintable():
-            raise DataError(
-                f"{path.name} names {file!r}, not a safetensors file in its folder", hint
-            )
+            raise ConfigError(f"{path} names {file!r}, not a safetensors file in its folder", hint)
     return files
 
 
@@ -105,7 +105,7 @@ def _report(on_progress: ByteProgress, before: int, total: int, of_file: int) ->
 
 
 def _sizes(name: str, revision: str) -> Mapping[str, int]:
-    """Return name → size in bytes of the model's files. Raises: DataError."""
+    """Return name → size in bytes of the model's files. Raises: ConfigError."""
     info = _ask(
         name,
         lambda hub: hub.model_info(name, revision=revision, files_metadata=True, timeout=_WAIT_S),
@@ -145,7 +145,7 @@ def _ask(name: str, request: Callable[[Any], Any]) -> Any:
     """Return `request(api)`.
 
     Raises:
-        DataUnreachable: the library raises any error.
+        AddressError: the library raises any error.
     """
     library = _library()
     try:
@@ -153,7 +153,7 @@ def _ask(name: str, request: Callable[[Any], Any]) -> Any:
     except Exception as error:  # the library and its HTTP client raise many kinds
         first_line = str(error).strip().partition("\n")[0] or type(error).__name__
         what = f"cannot query {name} on the hub: {first_line}"
-        raise DataUnreachable(what, _HINT) from error
+        raise AddressError(what, _HINT) from error
 
 
 def _library() -> ModuleType:

@@ -5,21 +5,25 @@ classes of the installed library are used, and nothing is downloaded. Models of 
 built only in this module.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from atom.models.chunked_head import loss_in_chunks
+from atom.base.errors import ConfigError
+from atom.models.gpt3 import IGNORED, loss_chunks
 from atom.models.huggingface_config import read_config
 from atom.models.huggingface_library import (
     all_keys,
     config_and_class,
     library,
+    library_errors,
     library_format,
     not_in_peft,
-    unusable,
 )
 from atom.models.on_meta import first_values, parameters_on_meta, reset
 from atom.models.source import (
@@ -28,10 +32,10 @@ from atom.models.source import (
     InitialValue,
     ModelSource,
     Outside,
-    SourceError,
     materialised,
     meta_tokens,
     refuse_difference,
+    replace_forward,
 )
 
 SHRINK_LAYERS = 2
@@ -40,6 +44,9 @@ ROUNDING = 1e-4
 """Relative tolerance between logits of one token among different other tokens."""
 _CHANGING_ROPE = {"dynamic", "longrope"}
 """Kinds of RoPE whose frequencies the forward pass changes with the sequence length."""
+
+_USUAL_LOSS = "ForCausalLMLoss"
+"""Name of the library's cross-entropy of the next token, a mean over tokens that are targets."""
 
 
 class HuggingFaceSource(ModelSource):
@@ -60,7 +67,7 @@ class HuggingFaceSource(ModelSource):
                 some tokens are targets, "positions" if attention stays within documents.
 
         Raises:
-            SourceError: transformers is missing, has no such causal model, or the model has fewer
+            ConfigError: transformers is missing, has no such causal model, or the model has fewer
                 positions than `sequence_tokens`.
         """
         self._text_entries = text_entries
@@ -75,7 +82,7 @@ class HuggingFaceSource(ModelSource):
         self.most_tokens = most if isinstance(most, int) else None
         """Number of positions of the model; None: unlimited."""
         if self.most_tokens is not None and sequence_tokens > self.most_tokens:
-            raise SourceError(
+            raise ConfigError(
                 f"sequences of {sequence_tokens} tokens, but the model has {most} positions",
                 f"set [model] sequence_tokens to at most {most}",
             )
@@ -84,18 +91,13 @@ class HuggingFaceSource(ModelSource):
         """Return the model, whose `forward(input_ids, labels)` returns the mean loss.
 
         Raises:
-            SourceError: the library cannot build the model.
+            ConfigError: the library cannot build the model.
         """
         config, model_class = config_and_class(self._content)
-        try:
+        with library_errors():
             with parameters_on_meta():
                 model = model_class._from_config(config, dtype=dtype)  # type: ignore[attr-defined]
             _settle_frequencies(model, self._sequence_tokens)
-        except SourceError:
-            raise
-        # The library checks configs with exceptions of many kinds, all of them about this config.
-        except Exception as error:
-            raise unusable(error) from error
         return _returning_loss(model)
 
     def example_batch(self, sequences: int) -> Batch:
@@ -118,18 +120,6 @@ class HuggingFaceSource(ModelSource):
 
     def next_logits(self, model: nn.Module) -> Answer:
         return lambda tokens, last: _next_logits(model, tokens, last)
-
-    def checked_batch(self, batch: Batch) -> Batch:
-        """Return the batch with two documents per sequence, if attention stays within documents.
-
-        For a single document the library makes no mask unless it is traced, and the kernel without
-        a mask rounds differently, so the comparison with the traced model would fail.
-        """
-        if "positions" not in self._text_entries:
-            return batch
-        positions, half = batch["position_ids"].clone(), self._sequence_tokens // 2
-        positions[:, half:] = torch.arange(positions.shape[1] - half)
-        return batch | {"position_ids": positions}
 
     def adaptable(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the modules through which text passes and whose adapters `peft` can load.
@@ -156,7 +146,7 @@ class HuggingFaceSource(ModelSource):
         """Check that a config.json describes this model; dropout may differ.
 
         Raises:
-            SourceError: the message names the first key that differs.
+            ConfigError: the message names the first key that differs.
         """
         ours, theirs = all_keys(self._config), all_keys(config_and_class(read_config(text))[0])
         for key in sorted({*ours, *theirs} - {"architectures"}):
@@ -178,7 +168,7 @@ class HuggingFaceSource(ModelSource):
         small[own_names.get("num_hidden_layers", "num_hidden_layers")] = SHRINK_LAYERS
         try:
             return HuggingFaceSource(small, self._sequence_tokens, self._text_entries)
-        except SourceError:  # some configs have further keys that must match the number of layers
+        except ConfigError:  # some configs have further keys that must match the number of layers
             return self
 
     def inspect(self, seed: int) -> None:
@@ -187,7 +177,7 @@ class HuggingFaceSource(ModelSource):
         The check changes the second half of a sequence and compares the logits of the first half.
 
         Raises:
-            SourceError: the logits differ, or attention crosses documents but must not.
+            ConfigError: the logits differ, or attention crosses documents but must not.
         """
         half, vocabulary = min(8, self._sequence_tokens // 2), self.vocabulary_size or 0
         if not half or vocabulary < 2:
@@ -203,7 +193,7 @@ class HuggingFaceSource(ModelSource):
             hint = "choose a model that predicts each token from earlier ones alone"
             if "is_decoder" in self._config.to_dict():
                 hint = "an encoder becomes a decoder with is_decoder = true in its config"
-            raise SourceError(f"{self.name} as configured looks at later tokens", hint)
+            raise ConfigError(f"{self.name} as configured looks at later tokens", hint)
         if "positions" in self._text_entries:
             self._inspect_documents(model, tokens, half)
 
@@ -211,14 +201,14 @@ class HuggingFaceSource(ModelSource):
         """Check that the second document of a sequence has the same logits as on its own.
 
         Raises:
-            SourceError: the logits differ.
+            ConfigError: the logits differ.
         """
         positions = torch.arange(2 * half).remainder(half).unsqueeze(0)
         with torch.no_grad():
             packed = _logits(model, tokens, position_ids=positions)[:, half:]
             alone = _logits(model, tokens[:, half:])
         if (packed - alone).abs().max() > ROUNDING * alone.abs().max():
-            raise SourceError(
+            raise ConfigError(
                 f"{self.name} attends beyond the document of a token",
                 "remove [data] attention: this architecture cannot attend within documents only",
             )
@@ -242,10 +232,7 @@ def _settle_frequencies(model: nn.Module, tokens: int) -> None:
 
 
 def _returning_loss(model: nn.Module) -> nn.Module:
-    """Make the model's forward return its loss.
-
-    Only the class of the model changes, not its modules, so parameters keep their names.
-    """
+    """Make the model's forward return its loss."""
     parent: Any = type(model)
 
     def forward(
@@ -277,9 +264,7 @@ def _returning_loss(model: nn.Module) -> nn.Module:
         found: Tensor = output.loss
         return found
 
-    names = {"forward": forward, "__module__": parent.__module__, "plain_forward": parent.forward}
-    model.__class__ = type(parent.__name__, (parent,), names)
-    return model
+    return replace_forward(model, forward, plain_forward=parent.forward)
 
 
 def _logits(model: nn.Module, input_ids: Tensor, **more: Tensor) -> Tensor:
@@ -310,7 +295,7 @@ def _own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:
     it and for the enclosing modules, from the innermost outwards.
 
     Raises:
-        SourceError: the initialisation reads parameters of other modules.
+        ConfigError: the initialisation reads parameters of other modules.
     """
     reset(owner, around)
     chain = [owner, *around]
@@ -320,7 +305,100 @@ def _own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:
             model._init_weights(module)
         except (RuntimeError, NotImplementedError) as error:  # it read parameters without memory
             kind = type(module).__name__
-            raise SourceError(
+            raise ConfigError(
                 f"transformers' initialisation of {kind} needs the whole model at once: {error}",
                 'build such a model in a module = "…:factory" instead',
             ) from error
+
+
+# ---- loss in chunks
+#
+# The library computes the logits of all tokens at once. If the model passes the head's output to
+# the usual loss unchanged, the loss is computed from the head's input instead, chunk by chunk, each
+# under a checkpoint, so that only one chunk's logits are in memory. The original call of the head
+# then has no user, and tracing drops it.
+
+
+@contextmanager
+def loss_in_chunks(model: Any, tokens: int, targets: Tensor | None = None) -> Iterator[None]:
+    """Compute the loss of the model's forward in chunks while the context is active.
+
+    Chunks are used only if they save memory and the model passes its head's output to the usual
+    loss unchanged.
+
+    Args:
+        model: a `transformers.PreTrainedModel` with a language-model head.
+        tokens: number of tokens of the forward's batch.
+        targets: expected number of targets in such a batch, a scalar. If given, the loss is the sum
+            over the targets divided by this number, so that each target weighs the same, however
+            many its micro-batch has (possibly none).
+
+    Raises:
+        ConfigError: `targets` is given and the model does not use the usual loss.
+    """
+    head, usual = model.get_output_embeddings(), model.loss_function
+    chunks = 1
+    if isinstance(head, nn.Linear) and _is_usual(usual):
+        chunks = loss_chunks(head.in_features, head.out_features, tokens)
+    if chunks == 1 and targets is None:
+        yield
+        return
+    seen: list[tuple[Tensor, Tensor]] = []
+    called = False
+    hook = head.register_forward_hook(lambda _, inputs, logits: seen.append((inputs[0], logits)))
+    before = vars(model).get("_loss_function")
+
+    def loss(logits: Tensor, labels: Tensor, vocab_size: int, **options: Any) -> Tensor:
+        nonlocal called
+        called = True
+        unchanged = chunks > 1 and len(seen) == 1 and logits is seen[0][1]
+        if not unchanged or any(value is not None for value in options.values()):
+            if targets is not None:
+                options["num_items_in_batch"] = targets
+            return usual(logits, labels, vocab_size, **options)  # type: ignore[no-any-return]
+        return _chunked(head, seen[0][0], labels, chunks, usual, targets)
+
+    model._loss_function = loss
+    try:
+        yield
+        if targets is not None and not (called and _is_usual(usual)):
+            raise ConfigError(
+                f"{type(model).__name__} has its own loss, which weights answers unequally",
+                "train on all tokens: remove [data] train_on",
+            )
+    finally:
+        hook.remove()
+        del model._loss_function
+        if before is not None:
+            model._loss_function = before
+
+
+def _is_usual(loss: Any) -> bool:
+    return getattr(loss, "__name__", "") == _USUAL_LOSS
+
+
+def _chunked(
+    head: nn.Linear,
+    hidden: Tensor,
+    labels: Tensor,
+    chunks: int,
+    usual: Callable[..., Tensor],
+    divisor: Tensor | None,
+) -> Tensor:
+    """Return the loss of hidden [B, S, D] against labels [B, S], computed in `chunks` chunks.
+
+    Labels are not shifted. The loss is the sum over the targets, divided by `divisor`, or by the
+    number of targets if that is None.
+    """
+    targets = functional.pad(labels, (0, 1), value=IGNORED)[:, 1:].flatten()
+    counted = (targets != IGNORED).sum() if divisor is None else divisor
+
+    def share(hidden: Tensor, targets: Tensor) -> Tensor:
+        logits = functional.linear(hidden, head.weight, head.bias)
+        return usual(
+            logits, None, head.out_features, num_items_in_batch=counted, shift_labels=targets
+        )
+
+    pairs = zip(hidden.flatten(0, 1).chunk(chunks), targets.chunk(chunks), strict=True)
+    shares = [checkpoint(share, *pair, use_reentrant=False) for pair in pairs]
+    return torch.stack(shares).sum()

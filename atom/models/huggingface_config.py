@@ -9,10 +9,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from atom.models.source import SourceError
+from atom.base.errors import ConfigError
+from atom.base.files import read_bounded
 
 MAX_CONFIG_BYTES = 2**20
 """Size limit of a file. Configs of quantized models may name thousands of layers."""
+_TOO_LONG = "name the config.json of one model"
 MAX_LAYERS = 4096
 MAX_NUMBER = 2**31
 MAX_DEPTH = 32
@@ -37,43 +39,39 @@ def config_text(path: Path) -> str:
     """Return the text of a config.json, not yet checked.
 
     Raises:
-        SourceError: the file cannot be read, or is not UTF-8.
+        ConfigError: the file cannot be read, or is not UTF-8.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_CONFIG_BYTES + 1)
-        return raw.decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or "not UTF-8 text"
-        inside = isinstance(error, IsADirectoryError)
-        hint = "name the config.json in it" if inside else "the path is relative to the run file"
-        raise SourceError(f"{path} cannot be read: {what}", hint) from error
+        return read_bounded(path, MAX_CONFIG_BYTES, _TOO_LONG).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} cannot be read: not UTF-8 text", "save it as UTF-8") from error
 
 
 def read_config(text: str) -> dict[str, Any]:
     """Return the keys of an untrusted config.json that describe the model.
 
     Raises:
-        SourceError: the text is too long, not JSON, or has values outside the bounds.
+        ConfigError: the text is too long, not JSON, or has values outside the bounds.
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_CONFIG_BYTES:
-        raise SourceError(
-            f"the config is longer than {MAX_CONFIG_BYTES // 1024} KiB",
-            "name the config.json of one model",
+        raise ConfigError(
+            f"the config.json is longer than {MAX_CONFIG_BYTES // 1024} KiB", _TOO_LONG
         )
     try:
         content = json.loads(text, object_hook=_untagged)
     except (ValueError, RecursionError) as error:
-        raise SourceError(
-            f"the config is not JSON: {error}", "check its commas and quotes"
+        raise ConfigError(
+            f"the config.json is not JSON: {error}", "check its commas and quotes"
         ) from None
     if not isinstance(content, dict):
-        raise SourceError(
-            "the config is not a JSON object", "it must begin with { and name the model_type"
+        raise ConfigError(
+            "the config.json is not a JSON object", "it must begin with { and name the model_type"
         )
     kind = content.get("model_type")
     if not isinstance(kind, str) or not kind.replace("_", "").replace("-", "").isalnum():
-        raise SourceError("the config names no model_type", 'add it, such as "model_type": "llama"')
+        raise ConfigError(
+            "the config.json names no model_type", 'add it, such as "model_type": "llama"'
+        )
     checked: dict[str, Any] = _checked(content, "", MAX_DEPTH)
     return checked
 
@@ -84,7 +82,7 @@ def canonical_config(text: str) -> str:
     Numbers that are not finite are written as Python's JSON does, such as `Infinity`.
 
     Raises:
-        SourceError: `read_config` refuses the text.
+        ConfigError: `read_config` refuses the text.
     """
     return json.dumps(read_config(text), sort_keys=True, separators=(",", ":"))
 
@@ -100,11 +98,9 @@ def _untagged(content: dict[str, Any]) -> Any:
 
 
 def _checked(value: Any, key: str, depth: int) -> Any:
-    """Return a value without dropped keys, after checking it. Raises: SourceError."""
+    """Return a value without dropped keys, after checking it. Raises: ConfigError."""
     if depth < 0:
-        raise SourceError(
-            f"the config is nested more than {MAX_DEPTH} deep", "name the config.json of one model"
-        )
+        raise ConfigError(f"the config.json is nested more than {MAX_DEPTH} deep", _TOO_LONG)
     if isinstance(value, dict):
         return {
             _checked(name, "", depth): _checked(inner, name, depth - 1)
@@ -114,10 +110,12 @@ def _checked(value: Any, key: str, depth: int) -> Any:
     if isinstance(value, list):
         return [_checked(inner, "", depth - 1) for inner in value]
     if isinstance(value, str) and _CONTROL.search(value):  # errors show some of these texts
-        raise SourceError("the config holds control characters", "remove them from its texts")
+        raise ConfigError("the config.json holds control characters", "remove them from its texts")
     # The library builds lists of this length, such as one of the layers' types.
     if "layer" in key and isinstance(value, int) and value > MAX_LAYERS:
-        raise SourceError(f"{key} is {value}", f"a model has at most {MAX_LAYERS} layers")
+        raise ConfigError(f"{key} is {value}", f"a model has at most {MAX_LAYERS} layers")
     if isinstance(value, int) and not -MAX_NUMBER <= value <= MAX_NUMBER:
-        raise SourceError(f"the config holds {value}", f"whole numbers are at most {MAX_NUMBER}")
+        raise ConfigError(
+            f"the config.json holds {value}", f"whole numbers are at most {MAX_NUMBER}"
+        )
     return value

@@ -6,7 +6,8 @@ tell which names of tensors are old ones, and which tensors of a folder are of n
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -15,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atom.base.errors import ConfigError
 from atom.models.huggingface_config import DROPPED_KEYS
-from atom.models.source import Outside, SourceError, install_extra, install_package, outside_of
+from atom.models.source import Outside, install_package, needs_extra, outside_of
 
 Config = Any
 """Instance of `transformers.PretrainedConfig`; the library's types are dynamic."""
@@ -43,17 +45,12 @@ def library() -> Any:
     """Import `transformers`, with quiet logging.
 
     Raises:
-        SourceError: `transformers` is not installed.
+        ConfigError: `transformers` is not installed.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    try:
+    with needs_extra("hf", "a model from a Hugging Face config"):
         import transformers
         from transformers.utils import logging
-    except ImportError as error:
-        raise SourceError(
-            f"a model from a Hugging Face config needs the package transformers ({error})",
-            f"`{install_extra('hf')}`",
-        ) from error
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return transformers
@@ -63,26 +60,24 @@ def config_and_class(content: Mapping[str, Any]) -> tuple[Config, type]:
     """Return the library's config object and class of causal language model.
 
     Raises:
-        SourceError: the library has no such model, or refuses the config.
+        ConfigError: the library has no such model, or refuses the config.
     """
     transformers = library()
     kind, configs = content["model_type"], transformers.CONFIG_MAPPING
     if kind not in configs:
-        raise SourceError(
+        raise ConfigError(
             f"transformers {transformers.__version__} knows no model_type {kind!r}",
             'code that a config brings along is never run; write a module = "…:factory" for it',
         )
-    try:
+    with library_errors():
         config = configs[kind].from_dict(dict(content))
-    except Exception as error:  # the library raises many kinds, all of them about this config
-        raise unusable(error) from error
     kinds = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
     known = [getattr(transformers, f"MODEL_FOR_{each}_MAPPING") for each in kinds]
     models: list[type] = [each[type(config)] for each in known if type(config) in each]
     named = content.get("architectures")
     chosen = [each for each in models if not named or each.__name__ in named]
     if not chosen or config.is_encoder_decoder:
-        raise SourceError(
+        raise ConfigError(
             f"{', '.join(map(str, named or [kind]))[:80]} is not a causal language model",
             "only decoders that predict the next token can be trained on text",
         )
@@ -97,7 +92,7 @@ def library_format(model: nn.Module, content: Mapping[str, Any]) -> Outside:
         content: keys of its config.json.
 
     Raises:
-        SourceError: as `config_and_class`.
+        ConfigError: as `config_and_class`.
     """
     own: Any = model
     config, kind = config_and_class(content)
@@ -129,42 +124,40 @@ def _loaded(
         quantization: the folder's quantization_config; None: the weights are not quantized.
 
     Raises:
-        SourceError: the folder lacks a tensor, has an unknown one, or another shape, or is
+        ConfigError: the folder lacks a tensor, has an unknown one, or another shape, or is
             quantized in a way that cannot be undone here.
     """
     config, model_class = config_and_class(content)
     method = str(quantization and dict(quantization).get("quant_method"))
     if quantization:
         if method not in _DEQUANTIZED:
-            raise SourceError(
+            raise ConfigError(
                 f"{folder} holds weights quantized by {method[:40]!r}, which cannot be trained",
                 "begin from the same model's weights in 16 or 32 bits",
             )
         undone = {} if method == "bitsandbytes" else {"dequantize": True}
         config.quantization_config = {**quantization, **undone}
     try:
-        model, report = model_class.from_pretrained(  # type: ignore[attr-defined]
-            folder,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-        if method == "bitsandbytes":
-            model = model.dequantize()
+        with library_errors():
+            model, report = model_class.from_pretrained(  # type: ignore[attr-defined]
+                folder,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+            if method == "bitsandbytes":
+                model = model.dequantize()
     except ImportError as error:
         what = f"{folder} holds weights quantized by {method}, which need a package: {error}"
         package = "accelerate" if method == "fp8" else method
-        raise SourceError(what, f"`{install_package(package)}`") from error
-    # The library checks weights with exceptions of many kinds, all of them about these weights.
-    except Exception as error:
-        raise unusable(error) from error
+        raise ConfigError(what, f"`{install_package(package)}`") from error
     for key, found in report.items():
         names = sorted(name for name in map(str, found) if not _OLD_CONSTANT.search(name))
         if names:  # of tensors that are missing, unexpected, or of another shape
             what = f"{folder} has {key.replace('_', ' ')}: {', '.join(names[:3])[:300]}"
-            raise SourceError(what, "use a folder of the run's model")
+            raise ConfigError(what, "use a folder of the run's model")
     tensors = (*model.named_parameters(), *model.named_buffers())
     return {name: value.detach() for name, value in tensors}
 
@@ -235,9 +228,19 @@ def _is_ignored(model: Any, name: str) -> bool:
     return not found.unexpected_keys or _OLD_CONSTANT.search(name) is not None
 
 
-def unusable(error: Exception) -> SourceError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return SourceError(
-        f"transformers {library().__version__} cannot use the config: {lines[-1].strip()[:300]}",
-        "check the key that the message names in config.json",
-    )
+@contextmanager
+def library_errors() -> Iterator[None]:
+    """Turn an error of the library within the context into a ConfigError about the config.
+
+    The library raises exceptions of many kinds. An ImportError, for lack of a package, passes.
+    """
+    try:
+        yield
+    except (ConfigError, ImportError):
+        raise
+    except Exception as error:
+        last_line = str(error).strip().rpartition("\n")[2].strip() or type(error).__name__
+        raise ConfigError(
+            f"transformers {library().__version__} cannot use the config: {last_line[:300]}",
+            "check the key that the message names in config.json",
+        ) from error

@@ -17,7 +17,8 @@ import linecache
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atom.base.errors import ConfigError
+from atom.base.files import read_bounded
 from atom.models.on_meta import drop_values, first_values, reset, seeded
-from atom.models.source import (
-    Answer,
-    Batch,
-    InitialValue,
-    ModelSource,
-    Outside,
-    SourceError,
-    outside_of,
-)
+from atom.models.source import Answer, Batch, InitialValue, ModelSource, Outside, outside_of
 
 MAX_CODE_BYTES = 64 * 1024
 """Maximum size of a source file, because it is sent to every peer."""
@@ -83,22 +78,17 @@ def find_code(entry: str, folder: Path) -> OwnCode:
         folder: folder to search before the installed packages.
 
     Raises:
-        SourceError: there is no such file, a package fails, or the file is too long.
+        ConfigError: there is no such file, a package fails, or the file is too long.
     """
     name = entry.partition(":")[0]
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     hint = f"Atom searches {folder} and the installed packages"
-    try:
-        spec = importlib.util.find_spec(name)
-    # The packages that contain the module are executed, and may raise anything.
-    except (Exception, SystemExit) as error:
-        raise SourceError(
-            f"module {name} cannot be imported: {_first_line(error)}", hint
-        ) from error
+    with own_code_errors(f"module {name} cannot be imported", hint):
+        spec = importlib.util.find_spec(name)  # executes the packages that contain the module
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        raise SourceError(f"module {name} cannot be imported: there is no such Python file", hint)
+        raise ConfigError(f"module {name} cannot be imported: there is no such Python file", hint)
     return read_code(entry, Path(spec.origin))
 
 
@@ -106,26 +96,17 @@ def read_code(entry: str, path: Path) -> OwnCode:
     """Read a source file without executing it.
 
     Raises:
-        SourceError: the file cannot be read or is too long.
+        ConfigError: the file cannot be read or is too long.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_CODE_BYTES + 1)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}", "check its rights") from error
-    if len(content) > MAX_CODE_BYTES:
-        raise SourceError(
-            f"{path} is longer than {MAX_CODE_BYTES // 1024} KiB",
-            "joining peers receive only this file: move general code into an installed package",
-        )
-    return OwnCode(entry, content, path)
+    too_long = "joining peers receive only this file: move general code into an installed package"
+    return OwnCode(entry, read_bounded(path, MAX_CODE_BYTES, too_long), path)
 
 
 def kept_code(entry: str, path: Path, sha256: str | None) -> OwnCode | None:
     """Return the source file at `path` if it has this digest in hex, else None."""
     try:
         code = read_code(entry, path)
-    except SourceError:
+    except ConfigError:
         return None
     return code if code.sha256 == sha256 else None
 
@@ -134,7 +115,7 @@ def load_factory(code: OwnCode) -> Callable[[], Any]:
     """Execute the code and return its factory; the caller must have checked that it is trusted.
 
     Raises:
-        SourceError: the code fails (the message names the line), or its factory is missing or
+        ConfigError: the code fails (the message names the line), or its factory is missing or
             cannot be called.
     """
     name, _, attribute = code.entry.partition(":")
@@ -144,20 +125,32 @@ def load_factory(code: OwnCode) -> Callable[[], Any]:
     sys.modules[module.__name__] = module  # dataclasses look up their module there
     lines = code.content.decode("utf-8", "replace").splitlines(keepends=True)
     linecache.cache[str(code.path)] = (len(code.content), None, lines, str(code.path))
-    try:
+    hint = "import only installed packages: other peers receive this file alone"
+    with own_code_errors(f"module {name} cannot be imported", hint, code.path):
         exec(compile(code.content, str(code.path), "exec"), module.__dict__)
-    # User code may raise anything; the error is reported with its line.
-    except (Exception, SystemExit) as error:
-        del sys.modules[module.__name__]
-        raise SourceError(
-            f"module {name} cannot be imported: {_first_line(error)}{place_in(code.path, error)}",
-            "import only installed packages: other peers receive this file alone",
-        ) from error
     factory: Callable[[], Any] | None = getattr(module, attribute, None)
     if not callable(factory):
         what = f"{code.path} defines no function {attribute}"
-        raise SourceError(what, f"add def {attribute}(): … to it, without arguments")
+        raise ConfigError(what, f"add def {attribute}(): … to it, without arguments")
     return factory
+
+
+@contextmanager
+def own_code_errors(what: str, hint: str, path: Path | None = None) -> Iterator[None]:
+    """Turn any error of the owner's code within the context into a ConfigError.
+
+    Args:
+        what: what failed, for the message.
+        hint: advice to the owner.
+        path: the source file, whose deepest line in the traceback is named; None: no line.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # such code may raise anything
+        first_line = str(error).strip().partition("\n")[0][:200]
+        text = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+        place = place_in(path, error) if path else ""
+        raise ConfigError(f"{what}: {text}{place}", hint) from error
 
 
 def place_in(path: Path, error: BaseException) -> str:
@@ -167,11 +160,6 @@ def place_in(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.lineno:
         return f" at {path}:{error.lineno}"
     return f" at {path}:{own[-1].lineno} ({own[-1].line})" if own else ""
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 class ModuleSource(ModelSource):
@@ -187,13 +175,13 @@ class ModuleSource(ModelSource):
                 dataset.
 
         Raises:
-            SourceError: the code fails or returns something else than expected.
+            ConfigError: the code fails or returns something else than expected.
         """
         self.name = code.entry
         self._path, self._factory, self._seed = code.path, load_factory(code), seed
         _, example, self.dataset = self._built(seed)
         if (sequence_tokens is None) != (self.dataset is not None):
-            raise SourceError(
+            raise ConfigError(
                 f"{code.entry} returned {'no' if self.dataset is None else 'a'} dataset",
                 'return a dataset if the run has [data] source = "module", and only then',
             )
@@ -229,7 +217,7 @@ class ModuleSource(ModelSource):
         """Return an `Answer` that calls the module's own `logits` method.
 
         Raises:
-            SourceError: the module has no such method, or its data is not text.
+            ConfigError: the module has no such method, or its data is not text.
         """
         logits: Any = getattr(model, "logits", None)
         if self.dataset is not None or not callable(logits):
@@ -242,14 +230,8 @@ class ModuleSource(ModelSource):
         initialised = first_values(module, reset, seed)
 
         def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
-            value = values.pop(name)
-            owner, _, key = name.rpartition(".")
-            if value.is_meta:
-                return initialised(name, shape)
-            # Memory is released as the values are taken; each tied parameter is requested once.
-            parameters = module.get_submodule(owner)._parameters
-            parameters[key] = nn.Parameter(value.to("meta"), requires_grad=False)
-            return value.to("cpu", torch.float32)
+            value = values[name]
+            return initialised(name, shape) if value.is_meta else value.to("cpu", torch.float32)
 
         return value_of
 
@@ -257,21 +239,14 @@ class ModuleSource(ModelSource):
         return outside_of(self.build(dtype))
 
     def _built(self, seed: int) -> tuple[nn.Module, Mapping[str, Tensor], Any | None]:
-        """Call the factory and return (module, example batch, dataset). Raises: SourceError."""
-        try:
-            with seeded(f"{seed}:factory"):
-                returned = self._factory()
-        # User code may raise anything; the error is reported with its line.
-        except (Exception, SystemExit) as error:
-            place = place_in(self._path, error)
-            raise SourceError(
-                f"{self.name} failed: {type(error).__name__}: {error}{place}",
-                "the factory is called without arguments",
-            ) from error
+        """Call the factory and return (module, example batch, dataset). Raises: ConfigError."""
+        hint = "the factory is called without arguments"
+        with own_code_errors(f"{self.name} failed", hint, self._path), seeded(f"{seed}:factory"):
+            returned = self._factory()
         several = isinstance(returned, tuple) and len(returned) in (2, 3)
         if not several or not isinstance(returned[0], nn.Module):
             kinds = returned if isinstance(returned, tuple) else [returned]
-            raise SourceError(f"{self.name} returned {', '.join(map(_kind, kinds))}", _SHAPE)
+            raise ConfigError(f"{self.name} returned {', '.join(map(_kind, kinds))}", _SHAPE)
         module, example, dataset = (*returned, None)[:3]
         _check_example(self.name, example)
         if dataset is not None:
@@ -286,29 +261,25 @@ def _kind(value: Any) -> str:
 def _check_example(name: str, example: Any) -> None:
     hint = 'return, for example, {"tokens": torch.zeros(2, 128, dtype=torch.int64), …}'
     if not isinstance(example, dict) or not example:
-        raise SourceError(f"{name} returned {_kind(example)} as its example batch", hint)
+        raise ConfigError(f"{name} returned {_kind(example)} as its example batch", hint)
     sizes = set()
     for key, value in example.items():
         if not isinstance(key, str) or not isinstance(value, Tensor) or not value.dim():
-            raise SourceError(f"{name}'s example batch has {key!r}: {_kind(value)}", hint)
+            raise ConfigError(f"{name}'s example batch has {key!r}: {_kind(value)}", hint)
         sizes.add(value.shape[0])
     if len(sizes) > 1 or 0 in sizes:
-        raise SourceError(
+        raise ConfigError(
             f"{name}'s example batch has entries of {sorted(sizes)} sequences",
             "the first dimension of every entry must be the same number of sequences, at least 1",
         )
 
 
 def _check_dataset(name: str, dataset: Any) -> None:
-    try:
-        count = len(dataset)
-    # User code may raise anything, and len() itself refuses negative and too large results.
-    except Exception as error:
-        what = f"{name} returned a dataset without a length: {type(error).__name__}: {error}"
-        hint = "a dataset needs __len__(), and __getitem__(index), which returns a dict of tensors"
-        raise SourceError(what, hint) from error
+    hint = "a dataset needs __len__(), and __getitem__(index), which returns a dict of tensors"
+    with own_code_errors(f"{name} returned a dataset without a length", hint):
+        count = len(dataset)  # refuses negative and too large results, too
     if not 0 < count <= _MOST_SAMPLES:
-        raise SourceError(
+        raise ConfigError(
             f"{name} returned a dataset of {count:,} samples",
             f"__len__() must return 1 to {_MOST_SAMPLES:,}; the latter suits an endless stream",
         )
@@ -317,14 +288,14 @@ def _check_dataset(name: str, dataset: Any) -> None:
 def _check_text_entries(name: str, example: Mapping[str, Tensor], sequence_tokens: int) -> None:
     allowed = " or ".join(" and ".join(entries) for entries in TEXT_ENTRIES)
     if set(example) not in [set(entries) for entries in TEXT_ENTRIES]:
-        raise SourceError(
+        raise ConfigError(
             f"{name}'s example batch has {', '.join(sorted(example))}; text comes as {allowed}",
             'name its entries like that, or return a dataset and set [data] source = "module"',
         )
     for key, value in example.items():
         if value.dtype != torch.int64 or value.shape[1:] != (sequence_tokens,):
             what = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-            raise SourceError(
+            raise ConfigError(
                 f"{name}'s example batch has {key}: {what}",
                 f"make it int64 [sequences, {sequence_tokens}], or set [model] sequence_tokens",
             )

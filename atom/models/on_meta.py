@@ -3,9 +3,8 @@
 Building a whole model under `torch.device("meta")` would lose the values of buffers (rotary
 frequencies, masks), which in general cannot be recomputed. So only uninitialised tensors go to
 `meta` at once (PyTorch's layers create their parameters like that), and any other tensor moves
-there when it is registered as a parameter. Large tensors that are filled with numbers, or are
-products of others, also go to `meta`: sizes may come from another peer, and no buffer of a real
-model is that large. The number of parameters is limited too.
+there when it is registered as a parameter. Sizes may come from another peer: the caller bounds the
+memory (`atom.base.usable_memory.bounded_memory`), and the number of parameters is limited here.
 
 Initial values come from the model's own initialisation, one module at a time (`first_values`). For
 each module that owns parameters, memory is allocated for these parameters only, the module is
@@ -25,27 +24,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from atom.models.source import InitialValue, SourceError
+from atom.base.errors import ConfigError
+from atom.models.source import InitialValue, replace_parameters
 
-LARGE_BYTES = 64 * 2**20
-"""Size in bytes above which a tensor counts as large."""
 MAX_PARAMETERS = 2**18
 """Maximum number of parameter tensors, several times as many as in the largest expert models."""
 _FEW = 64
 """Number of elements up to which a parameter's value of its constructor is kept."""
-_FILLED = frozenset(
-    {
-        torch.ones, torch.zeros, torch.full, torch.rand, torch.randn, torch.arange, torch.eye,
-        torch.linspace, torch.logspace,
-    }
-)  # fmt: skip
-_WIDEST_ELEMENT_BYTES = 8
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Mode in which uninitialised tensors and large tensors are created on `meta`."""
+    """Mode in which uninitialised tensors are created on `meta`."""
 
     def __torch_function__(
         self,
@@ -55,31 +45,9 @@ class _EmptyOnMeta(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
-        if given.get("device") is not None or (func is not torch.empty and func not in _FILLED):
-            large = _large_on_meta(func, args, given)
-            return func(*args, **given) if large is None else large
-        on_meta = func(*args, **{**given, "device": "meta"})
-        return on_meta if func is torch.empty or _is_large(on_meta) else func(*args, **given)
-
-
-def _large_on_meta(
-    func: Callable[..., Any], args: tuple[Any, ...], given: Mapping[str, Any]
-) -> Tensor | None:
-    """Return the result on `meta` if it is large, else None; outer products may be large."""
-    tensors = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, Tensor)]
-    sizes = sorted(tensor.numel() for tensor in tensors if not tensor.is_meta)
-    if len(sizes) < 2 or sizes[-1] * sizes[-2] * _WIDEST_ELEMENT_BYTES <= LARGE_BYTES:
-        return None
-    moved = tree_map_only(Tensor, lambda tensor: tensor.detach().to("meta"), (args, given))
-    try:
-        result = func(*moved[0], **moved[1])
-    except (RuntimeError, NotImplementedError):  # it needs values, so it is no plain product
-        return None
-    return result if isinstance(result, Tensor) and _is_large(result) else None
-
-
-def _is_large(tensor: Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() > LARGE_BYTES
+        if func is torch.empty and given.get("device") is None:
+            given["device"] = "meta"
+        return func(*args, **given)
 
 
 @contextmanager
@@ -87,14 +55,14 @@ def parameters_on_meta() -> Iterator[None]:
     """Put the parameters of modules built within the context on `meta`; tied ones stay tied.
 
     Raises:
-        SourceError: the modules have more than `MAX_PARAMETERS`; the code that builds them gets the
+        ConfigError: the modules have more than `MAX_PARAMETERS`; the code that builds them gets the
             error.
     """
     register, number = nn.Module.register_parameter, count(1)
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and next(number) > MAX_PARAMETERS:
-            raise SourceError(
+            raise ConfigError(
                 f"the model has more than {MAX_PARAMETERS} parameter tensors",
                 "check the numbers of layers and experts",
             )
@@ -115,16 +83,12 @@ def parameters_on_meta() -> Iterator[None]:
 
 def drop_values(model: nn.Module, dtype: torch.dtype) -> None:
     """Move every parameter to `meta`, contiguous, floating ones as `dtype`; tied ones stay tied."""
-    replaced: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for key, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            if id(parameter) not in replaced:
-                kind = dtype if parameter.dtype.is_floating_point else parameter.dtype
-                value = torch.empty(parameter.shape, device="meta", dtype=kind)
-                replaced[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
-            module._parameters[key] = replaced[id(parameter)]
+
+    def empty(name: str, parameter: nn.Parameter) -> Tensor:
+        kind = dtype if parameter.dtype.is_floating_point else parameter.dtype
+        return torch.empty(parameter.shape, device="meta", dtype=kind)
+
+    replace_parameters(model, empty)
 
 
 Initialise = Callable[[nn.Module, Sequence[nn.Module]], None]
@@ -138,7 +102,7 @@ def first_values(model: nn.Module, initialise: Initialise, seed: int) -> Initial
     """Return the function that computes initial values of a model on `meta`. Not thread-safe.
 
     If parameters are requested in the model's order, each module is initialised only once. The
-    function raises SourceError if the initialisation leaves a value unset.
+    function raises ConfigError if the initialisation leaves a value unset.
     """
     values = dict[str, Tensor]()
 
@@ -149,7 +113,7 @@ def first_values(model: nn.Module, initialise: Initialise, seed: int) -> Initial
         value = values.pop(name)
         assert value.shape == shape, f"{name}: {tuple(value.shape)} is not {shape}"
         if value.isnan().any():
-            raise SourceError(
+            raise ConfigError(
                 f"the model's own initialisation gives {name} no value",
                 "set it in the module's reset_parameters (or in transformers' _init_weights)",
             )

@@ -11,7 +11,6 @@ so results are equal in every bit.
 """
 
 import fnmatch
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atom.models.source import Answer, Batch, InitialValue, ModelSource, Outside, Place, SourceError
+from atom.base.errors import ConfigError
+from atom.models.gpt3 import generator_for
+from atom.models.source import (
+    Answer,
+    Batch,
+    Forward,
+    InitialValue,
+    ModelSource,
+    Outside,
+    Place,
+    replace_forward,
+)
 
 DOWN, UP = "lora_A", "lora_B"
 """Names of an adapter's matrices A and B as submodules of the layer, as in `peft`."""
@@ -52,7 +62,7 @@ class Adapters:
             allowed: the modules that may have adapters, by name.
 
         Raises:
-            SourceError: a target matches no linear layer, or experts are to have dropout.
+            ConfigError: a target matches no linear layer, or experts are to have dropout.
         """
         model.requires_grad_(False)
         modules, named = set(allowed.values()), (*_linear_layers(model), *_experts(model))
@@ -63,7 +73,7 @@ class Adapters:
             elif not self.dropout:
                 _add_to_experts(layer, name.rpartition(".")[2], self)
             else:
-                raise SourceError(
+                raise ConfigError(
                     f"[train] dropout: the adapters of {name} allow none, as in peft",
                     "set it to 0, or name targets without experts",
                 )
@@ -83,7 +93,7 @@ class Adapters:
             }
             if not named:
                 ends = sorted({name.rpartition(".")[2] for name in layers})[:_SHOWN]
-                raise SourceError(
+                raise ConfigError(
                     f"[train] targets: {target!r} names none of the layers that can have adapters",
                     f"they end with {', '.join(ends)}" if ends else "the model has none",
                 )
@@ -118,9 +128,6 @@ class PartlyTrained(ModelSource):
 
     def next_logits(self, model: nn.Module) -> Answer:
         return self.whole.next_logits(model)
-
-    def checked_batch(self, batch: Batch) -> Batch:
-        return self.whole.checked_batch(batch)
 
     def initial_values(self, seed: int) -> InitialValue:
         return self.beginning(self.whole.initial_values(seed), seed)
@@ -199,7 +206,7 @@ class PartlyTrained(ModelSource):
         """Return a line for the owner that tells which layers have adapters, and which stay frozen.
 
         Raises:
-            SourceError: the model cannot be built.
+            ConfigError: the model cannot be built.
         """
         layers = _linear_layers(self.whole.build(torch.float32))
         frozen = [name for name, _ in layers if f"{name}.weight" not in self.adapted]
@@ -251,7 +258,7 @@ def _add_adapter(layer: Any, adapters: Adapters) -> None:
     _add_matrices(layer, inputs, outputs, adapters.rank, layer.weight.dtype)
     layer.lora_dropout = nn.Dropout(adapters.dropout) if adapters.dropout else nn.Identity()
     layer.lora_scale = adapters.scale
-    layer.__class__ = _with_adapter(type(layer))
+    replace_forward(layer, _with_adapter(type(layer).forward))
 
 
 def _add_matrices(
@@ -269,7 +276,7 @@ def _add_to_experts(module: Any, key: str, adapters: Adapters) -> None:
     added = nn.Module()
     _add_matrices(added, inputs, outputs, adapters.rank * experts, weight.dtype)
     if not _adapted_keys(module):
-        module.__class__ = _with_adapted_experts(type(module), adapters.scale)
+        replace_forward(module, _with_adapted_experts(type(module).forward, adapters.scale))
     module.add_module(f"{key}{_OF_EXPERTS}", added)
 
 
@@ -294,7 +301,7 @@ def _of_each_expert(module: nn.Module, down: Tensor, up: Tensor) -> tuple[Tensor
     return up, down
 
 
-def _with_adapted_experts(parent: Any, scale: float) -> type:
+def _with_adapted_experts(plain: Forward, scale: float) -> Forward:
     def forward(self: Any, *given: Any, **named: Any) -> Any:
         changed = dict[str, Tensor]()
         for key in _adapted_keys(self):
@@ -303,25 +310,20 @@ def _with_adapted_experts(parent: Any, scale: float) -> type:
             changed[key] = torch.baddbmm(getattr(self, key), *factors, alpha=scale)
         vars(self).update(changed)  # hides the parameters, which the parent reads by name
         try:
-            return parent.forward(self, *given, **named)
+            return plain(self, *given, **named)
         finally:
             for key in changed:
                 del vars(self)[key]
 
-    return _subclass(parent, forward)
+    return forward
 
 
-def _with_adapter(parent: Any) -> type:
+def _with_adapter(plain: Forward) -> Forward:
     def forward(self: Any, x: Tensor) -> Any:
-        result: Tensor = parent.forward(self, x)
+        result: Tensor = plain(self, x)
         return result + self.lora_B(self.lora_A(self.lora_dropout(x))) * self.lora_scale
 
-    return _subclass(parent, forward)
-
-
-def _subclass(parent: Any, forward: Callable[..., Any]) -> type:
-    names = {"forward": forward, "__module__": parent.__module__}
-    return type(parent.__name__, (parent,), names)
+    return forward
 
 
 def _first_value(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -331,7 +333,5 @@ def _first_value(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """
     if name.endswith(f".{UP}.weight"):
         return torch.zeros(shape)
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
     bound = 1 / math.sqrt(shape[1])
-    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator_for(name, seed))

@@ -7,12 +7,11 @@ window is padded with an arbitrary token.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atom.models.source import Batch, ModelSource, meta_tokens
+from atom.models.source import Batch, ModelSource, meta_tokens, replace_forward
 
 Ask = Callable[[list[Batch]], list[Tensor]]
 """Function that runs one pass: micro-batches of `question` → logits [1, vocabulary], float32."""
@@ -46,21 +45,16 @@ class Prompts:
 def next_token_model(source: ModelSource, dtype: torch.dtype) -> nn.Module:
     """Build the source's model with an `Answer` as its forward: (tokens, last) → logits.
 
-    Only the class of the model changes, not its modules, so parameters keep their names.
-
     Raises:
-        SourceError: the model cannot be built, or gives no logits.
+        ConfigError: the model cannot be built, or gives no logits.
     """
     model = source.build(dtype)
-    parent: Any = type(model)
     answer = source.next_logits(model)
 
     def forward(self: nn.Module, tokens: Tensor, last: Tensor) -> Tensor:
         return answer(tokens, last)
 
-    names = {"forward": forward, "__module__": parent.__module__}
-    model.__class__ = type(parent.__name__, (parent,), names)
-    return model
+    return replace_forward(model, forward)
 
 
 def example_question(window: int) -> Batch:

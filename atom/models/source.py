@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from atom.base.errors import ConfigError
+
 Batch = dict[str, Tensor]
 """Micro-batch: the arguments of the model's forward by name; the first dimension is sequences."""
 InitialValue = Callable[[str, tuple[int, ...]], Tensor]
@@ -22,27 +24,6 @@ Answer = Callable[[Tensor, Tensor], Tensor]
 (tokens int64 [1, tokens], last int64 [1]) → logits [1, vocabulary] of the token after the place
 `last`. Tokens after that place do not affect the result.
 """
-
-
-class SourceError(ValueError):
-    """Failure to obtain a model or its data, with a message and a hint for the user."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-
-class DataError(SourceError):
-    """Failure to use the run's data."""
-
-
-class DataUnreachable(DataError):
-    """Failure to get data at present; a later attempt may succeed."""
-
-
-class NoRoomForData(DataUnreachable):
-    """Lack of disk space for a necessary copy of the data."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +102,14 @@ class ModelSource(Protocol):
         Its `forward(**batch)` returns the mean loss of the micro-batch, a scalar.
 
         Raises:
-            SourceError: the model cannot be built.
+            ConfigError: the model cannot be built.
         """
 
     def example_batch(self, sequences: int) -> Batch:
         """Return names, shapes and dtypes of a micro-batch, on `meta`.
 
         Raises:
-            SourceError: the source cannot make a micro-batch.
+            ConfigError: the source cannot make a micro-batch.
         """
 
     def text_batch(self, text: Batch) -> Batch:
@@ -146,16 +127,12 @@ class ModelSource(Protocol):
         """Return the function that computes next-token logits with a model from `build`.
 
         Raises:
-            SourceError: the model gives no logits.
+            ConfigError: the model gives no logits.
         """
-        raise SourceError(
+        raise ConfigError(
             f"{self.name} gives no logits to sample from",
             "give the module a method logits(tokens) that returns [sequences, tokens, vocabulary]",
         )
-
-    def checked_batch(self, batch: Batch) -> Batch:
-        """Return the batch changed so that the check at start-up covers all cases of a batch."""
-        return batch
 
     def adaptable(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the modules of a model from `build` that may have adapters, by name."""
@@ -167,7 +144,7 @@ class ModelSource(Protocol):
         The values depend only on `seed`: all peers get the same, with any number of threads.
 
         Raises:
-            SourceError: a value cannot be computed. The call or the returned function raises it.
+            ConfigError: a value cannot be computed. The call or the returned function raises it.
         """
 
     def beginning(self, given: InitialValue, seed: int) -> InitialValue:
@@ -186,7 +163,7 @@ class ModelSource(Protocol):
             dtype: dtype of the parameters of the described model.
 
         Raises:
-            SourceError: the model cannot be built.
+            ConfigError: the model cannot be built.
         """
 
     def added(self, name: str, value_of: Callable[[str], Tensor]) -> Tensor | None:
@@ -205,7 +182,7 @@ class ModelSource(Protocol):
         """Check that a folder's config.json describes this model.
 
         Raises:
-            SourceError: the config differs; the message names the first difference.
+            ConfigError: the config differs; the message names the first difference.
         """
         return
 
@@ -220,7 +197,7 @@ class ModelSource(Protocol):
         """Check properties that only values reveal, on a small model initialised from `seed`.
 
         Raises:
-            SourceError: the model cannot be trained correctly.
+            ConfigError: the model cannot be trained correctly.
         """
         return
 
@@ -234,10 +211,10 @@ def refuse_difference(key: str, found: Any, wanted: Any) -> None:
     """Compare a key of a folder's config with the run's.
 
     Raises:
-        SourceError: the values differ.
+        ConfigError: the values differ.
     """
     if found != wanted:
-        raise SourceError(
+        raise ConfigError(
             f"the folder's model has {key} = {found!r}, the run's {wanted!r}",
             'change the run file, or set [model] huggingface = "FOLDER/config.json"',
         )
@@ -247,19 +224,45 @@ def materialised(source: ModelSource, dtype: torch.dtype, seed: int) -> nn.Modul
     """Return the model with its initial values, rounded to `dtype`, on the CPU.
 
     Raises:
-        SourceError: the model cannot be built or initialised.
+        ConfigError: the model cannot be built or initialised.
     """
-    model = source.build(dtype)
-    value_of = source.initial_values(seed)
-    parameters: dict[int, nn.Parameter] = {}
-    for name, parameter in list(model.named_parameters()):
-        value = value_of(name, tuple(parameter.shape)).to(dtype)
-        parameters[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+    model, value_of = source.build(dtype), source.initial_values(seed)
+    replace_parameters(
+        model, lambda name, parameter: value_of(name, tuple(parameter.shape)).to(dtype)
+    )
+    return model
+
+
+def replace_parameters(model: nn.Module, value: Callable[[str, nn.Parameter], Tensor]) -> None:
+    """Replace every parameter by one with the value of a function; tied ones stay tied.
+
+    Args:
+        model: the model.
+        value: function of a parameter's first name and the parameter.
+    """
+    new = {
+        id(parameter): nn.Parameter(value(name, parameter), parameter.requires_grad)
+        for name, parameter in model.named_parameters()
+    }
     for module in model.modules():
         for key, old in module._parameters.items():
             if old is not None:
-                module._parameters[key] = parameters[id(old)]
-    return model
+                module._parameters[key] = new[id(old)]
+
+
+Forward = Callable[..., Any]
+"""Function (module, the arguments of its forward) → the result."""
+
+
+def replace_forward(module: nn.Module, forward: Forward, **more: Any) -> nn.Module:
+    """Give a module another forward, and more attributes of its class; return the module.
+
+    Only its class changes, to a subclass, so that parameters keep their names.
+    """
+    parent = type(module)
+    names = {"forward": forward, "__module__": parent.__module__, **more}
+    module.__class__ = type(parent.__name__, (parent,), names)
+    return module
 
 
 def outside_of(model: nn.Module, tied: frozenset[str] = frozenset()) -> Outside:
@@ -301,12 +304,12 @@ def install_extra(extra: str) -> str:
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Turn an ImportError within the context into a DataError: `what` needs the extra."""
+    """Turn an ImportError within the context into a ConfigError: `what` needs the extra."""
     try:
         yield
     except ImportError as error:
         problem = f"{what} needs another package: {error}"
-        raise DataError(problem, f"`{install_extra(extra)}`") from error
+        raise ConfigError(problem, f"`{install_extra(extra)}`") from error
 
 
 def install_package(wanted: str) -> str:

@@ -39,8 +39,7 @@ from atom.swap.host_kernels import (
     AdamWArguments,
     host_kernels,
 )
-from atom.swap.host_store import WORKING
-from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
+from atom.swap.host_store import HIGH, LOW, MASTER, WORKING, StateForm
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EXPONENTS = ("exp_avg_exponent", "exp_avg_sq_exponent")

@@ -97,7 +97,11 @@ class LandingSquares:
         with self._counting:
             parts = [part for each in ranges for part in self._missing(*each)]
         whole = [start for start, missing in parts if not missing]
-        squares = on_threads(self._squares, whole, min(torch.get_num_threads(), MOST_THREADS))
+        squares = on_threads(
+            lambda start: _sum_of_squares(self._flat[start : start + BLOCK_ELEMENTS]),
+            whole,
+            min(torch.get_num_threads(), MOST_THREADS),
+        )
         self.known.update(zip(whole, squares, strict=True))
 
     def _missing(self, first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -106,9 +110,6 @@ class LandingSquares:
             stop = min(start + BLOCK_ELEMENTS, self._flat.numel())
             self._arrived_elements[start] += min(stop, end) - max(start, first)
             yield start, stop - start - self._arrived_elements[start]
-
-    def _squares(self, start: int) -> float:
-        return _sum_of_squares(self._flat[start : start + BLOCK_ELEMENTS])
 
 
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:

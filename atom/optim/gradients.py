@@ -37,10 +37,6 @@ def require_flat(numbers: FlatNumbers, elements: int) -> None:
         raise ValueError(f"{actual} does not fit: expected {expected}")
 
 
-def nothing_pending() -> None:
-    """Return at once: every gradient that was counted is already in the arena."""
-
-
 @dataclass
 class GradientArena:
     """Gradient sums over sequences since the last `reset` or local step.
@@ -50,7 +46,7 @@ class GradientArena:
 
     flat: torch.Tensor
     """[trained elements] float32 or bfloat16 on the host; the engine adds to it."""
-    wait_added: Callable[[], None] = nothing_pending
+    wait_added: Callable[[], None] = lambda: None
     """Function that returns when the engine has added all gradients that were counted."""
     sequences: int = field(default=0, init=False)
     """Number of counted sequences that no round has taken yet."""

@@ -24,10 +24,11 @@ from torch import Tensor
 
 from atom.graph.ir import ParameterSpec
 from atom.optim.adamw import AdamW
+from atom.optim.momentum import MOMENTUM
 from atom.optim.optimizer import Part, StateTensor, StepTerms
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import StateForm
 
-MOMENTUM, MOMENTUM_DECAY = "momentum", 0.95
+MOMENTUM_DECAY = 0.95
 UPDATE_SIZE = 0.2
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 NEWTON_SCHULZ_STEPS = 5

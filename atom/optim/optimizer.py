@@ -15,12 +15,7 @@ from torch import Tensor
 from atom.graph.ir import ParameterLayout, ParameterSpec
 from atom.optim.gradients import FlatNumbers
 from atom.swap.device_state import DeviceState
-from atom.swap.host_store import (
-    HostStore,
-    store_weights,
-    weights_of,
-)
-from atom.swap.state_form import StateArena, StateForm
+from atom.swap.host_store import HostStore, StateArena, StateForm, store_weights, weights_of
 
 STATE_DTYPES = torch.float32, torch.bfloat16, torch.float16, torch.uint8
 """Dtypes of optimizer state that digests, snapshots and transfers support."""

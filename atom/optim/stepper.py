@@ -11,7 +11,7 @@ waited until the step had updated every part of these parameters.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -119,7 +119,12 @@ class Stepper:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)  # PyTorch has one setting per thread
             try:
-                self._work(todo, gradient, terms, update or self._optimizer.update, done)
+                with torch.no_grad():
+                    for index, part in todo:
+                        if self._failure is not None:
+                            return
+                        self._update(part, gradient, terms, update or self._optimizer.update)
+                        done(index)
             except BaseException as failure:  # noqa: BLE001 - `wait` raises it
                 self._failure = failure
                 readiness.fail(failure)
@@ -157,21 +162,6 @@ class Stepper:
         """Forget a failed step that has ended, after the store was filled from another source."""
         self._failure = None
         self._store.readiness = None
-
-    @torch.no_grad()
-    def _work(
-        self,
-        todo: Iterator[tuple[int, Part]],
-        gradients: FlatNumbers,
-        terms: StepTerms,
-        update: Update,
-        done: Callable[[int], None],
-    ) -> None:
-        for index, part in todo:
-            if self._failure is not None:
-                return
-            self._update(part, gradients, terms, update)
-            done(index)
 
     def _update(self, part: Part, gradients: FlatNumbers, terms: StepTerms, update: Update) -> None:
         """Update the part where it lives.

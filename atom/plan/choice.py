@@ -13,9 +13,7 @@ from atom.graph.program import build_program
 from atom.graph.traced import Graph
 from atom.plan.memory import Cut, DeviceMemory, trained_parameters
 from atom.plan.residency import waiting
-from atom.swap.arrangement import Arrangement
-from atom.swap.pass_shares import PassShares
-from atom.swap.schedule import Shape
+from atom.swap.schedule import Arrangement, Shape
 from atom.swap.timeline import Durations, Timeline, group_pass, landed_s, simulate
 
 ALIKE = 3
@@ -116,11 +114,6 @@ class Choice:
         return waiting(self.shape)
 
     @property
-    def waits_s(self) -> dict[str, float]:
-        """Seconds of the pass in which the device waits, by cause (see `atom.swap.pass_shares`)."""
-        return PassShares.of(self.timeline).waits_s
-
-    @property
     def seconds_per_micro_batch(self) -> float:
         """Seconds per micro-batch, with all groups working at the same time."""
         return self.timeline.seconds / (self.micro_batches * self.groups)
@@ -203,9 +196,9 @@ class Choice:
         loaded_bytes = self.groups * self.cut.limits.element_bytes
         most = machine.memory_bytes_per_s / (step.element_bytes + loaded_bytes)
         elements_per_s = min(step.elements_per_s, most)
-        shares = replace(durations.shares, step=machine.share(elements_per_s * step.element_bytes))
+        step_share = machine.share(elements_per_s * step.element_bytes)
         ready_s = _ready_s(self.cut, elements_per_s, self.trained)
-        return replace(durations, ready_s=ready_s, shares=shares)
+        return replace(durations, ready_s=ready_s, step_share=step_share)
 
     @property
     def still_loaded(self) -> list[int]:

@@ -29,7 +29,7 @@ from atom.plan.choice import Choice
 from atom.plan.cuts import Ends, fastest_cut, parts_of
 from atom.plan.memory import Cut, Limits, alone_bytes, piece_of
 from atom.plan.residency import arrangements, offloaded
-from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Arrangement
 
 NARROW = 1, 2
 """Widths of cuts inside a layer that are tried before all others.

@@ -163,6 +163,7 @@ def fastest_cut(parts: Parts, machine: Machine, limits: Limits, most_bytes: int)
     count, width = fits.shape
     kept_s = parts.kept_bytes / machine.load_bytes_per_s
     seconds = _Seconds.of(parts, machine, limits)
+    computed_s = seconds.forward + seconds.again
     cost_s, following = np.full((count, width), np.inf), np.zeros((count, width), dtype=np.int64)
     """Seconds of the best cut that continues with a part, and the column of the part after it."""
     for begin in range(max(0, count - width), count):
@@ -174,7 +175,7 @@ def fastest_cut(parts: Parts, machine: Machine, limits: Limits, most_bytes: int)
         rest_s = seconds.waiting(before, middle, min(width, count - middle))
         rest_s += cost_s[middle, : rest_s.shape[1]]
         following[before] = best = rest_s.argmin(axis=1)
-        found_s = seconds.computing(begins, middle) + kept_s[before]
+        found_s = computed_s[middle] - computed_s[begins] + kept_s[before]
         found_s += rest_s[np.arange(len(begins)), best]
         cost_s[before] = np.where(fits[before], found_s, np.inf)
     total_s = seconds.load[0, :width] + seconds.gradient[0, :width] + cost_s[0]
@@ -205,11 +206,6 @@ class _Seconds:
         load = loads * (limits.element_bytes / machine.load_bytes_per_s)
         gradient = leaves * (limits.gradient_element_bytes * machine.gradient_byte_s)
         return cls(forward, again, load, gradient)
-
-    def computing(self, begins: _Table, end: int) -> _Numbers:
-        """Return the seconds of computing the parts that end at `end`, by where they begin."""
-        both = self.forward + self.again
-        return np.asarray(both[end] - both[begins])
 
     def waiting(self, before: tuple[_Table, _Table], middle: int, columns: int) -> _Numbers:
         """Return the waits of parts `before` a position (rows) and of parts after it (columns)."""

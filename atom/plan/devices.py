@@ -1,10 +1,13 @@
-"""Devices of this machine, and the memory that a plan may use on them and on the host."""
+"""Devices of this machine, their use by other programs, and the memory that a plan may use."""
 
 import math
 import os
+import statistics
+import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
+import psutil
 import torch
 
 from atom.base.control_groups import usable_processors
@@ -22,6 +25,8 @@ The remainder is for other programs.
 """
 LEAST_HOST_BYTES = 256 << 20
 """Least memory that a CPU device may use, in bytes."""
+_LOOK_S = 0.25
+_QUERY = ("--query-gpu=power.limit,utilization.gpu", "--format=csv,noheader,nounits")
 
 
 def named_devices(use: Sequence[str]) -> list[torch.device]:
@@ -178,3 +183,30 @@ def _usable_gpu_bytes(device: torch.device, alone: bool) -> int:
 def free_host_bytes(cap: int | None) -> int:
     """Return the limit in the peer file (`cap`), or the free host memory if there is no limit."""
     return cap or usable_memory().available_bytes
+
+
+def card_figures(device: torch.device) -> tuple[float, float] | None:
+    """Return a GPU's power limit in watts, and the fraction of the last second that it worked.
+
+    None for a CPU, or if the driver's program nvidia-smi does not report them.
+    """
+    if device.type == "cuda":
+        command = ("nvidia-smi", f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}")
+        with suppress(OSError, ValueError, subprocess.SubprocessError):
+            said = subprocess.run((*command, *_QUERY), capture_output=True, timeout=5, check=True)
+            watts, percent = map(float, said.stdout.split(b","))
+            return watts, percent / 100
+    return None
+
+
+def others_share(device: torch.device) -> float:
+    """Return the fraction of a device that other programs use, while this process rests.
+
+    Seconds that are measured while other programs work are too long. The load average would show
+    that only a minute later, so this watches the cores for a moment. A GPU that reports nothing
+    counts as unused.
+    """
+    if device.type == "cuda":
+        return (card_figures(device) or (0.0, 0.0))[1]
+    ours, used = os.sched_getaffinity(0), psutil.cpu_percent(_LOOK_S, percpu=True)
+    return statistics.mean([share for core, share in enumerate(used) if core in ours]) / 100

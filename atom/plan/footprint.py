@@ -17,8 +17,7 @@ from atom.plan.devices import free_host_bytes
 from atom.plan.memory import DeviceMemory
 from atom.plan.prediction import exchange_bytes
 from atom.swap.device_slots import staging_bytes, waiting_elements
-from atom.swap.host_store import beside_bytes
-from atom.swap.state_form import HIGH, LOW, MASTER, WEIGHTS
+from atom.swap.host_store import HIGH, LOW, MASTER, WEIGHTS, beside_bytes
 from atom.swarm.exchange.codec import Codec
 from atom.training.replica.update_rule import EveryStep
 from atom.training.run_optimizer import ReplicaTerms

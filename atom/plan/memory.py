@@ -10,11 +10,10 @@ from functools import cached_property
 
 from atom.graph.chain import ADDED, Chain, Machine, Operation, Value
 from atom.graph.matrix_parts import Parts
-from atom.swap.arrangement import Arrangement, device_of
 from atom.swap.crossing import Crossing, held_bytes
 from atom.swap.device_slots import FLOAT32_BYTES, gradient_slot_bytes
-from atom.swap.schedule import Shape
-from atom.swap.timeline import Durations, Shares
+from atom.swap.schedule import Arrangement, Shape, device_of
+from atom.swap.timeline import Durations
 
 PLANNED_SHARE = 0.9
 """Fraction that a plan fills of the GPU memory that PyTorch may take.
@@ -317,13 +316,11 @@ class Cut:
             sum_s=tuple(ADDED * n * gradient_bytes / machine.sum_bytes_per_s for n in leaving)
             if machine.adds_apart
             else (),
-            shares=Shares(
-                load=limits.devices * machine.share(machine.load_bytes_per_s),
-                out=limits.devices * machine.share(machine.gradient_bytes_per_s),
-                sum=limits.devices * machine.share(machine.sum_bytes_per_s)
-                if machine.adds_apart
-                else 0.0,
-            ),
+            load_share=limits.devices * machine.share(machine.load_bytes_per_s),
+            out_share=limits.devices * machine.share(machine.gradient_bytes_per_s),
+            sum_share=limits.devices * machine.share(machine.sum_bytes_per_s)
+            if machine.adds_apart
+            else 0.0,
         )
 
     def durations_in(self, arrangement: Arrangement) -> Durations:

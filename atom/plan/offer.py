@@ -10,7 +10,7 @@ import torch
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.graph.traced import Graph
-from atom.plan.contention import card_figures
+from atom.plan.devices import card_figures
 from atom.plan.footprint import Footprint
 from atom.plan.planning import Plan, PlanRequest, plan_traced
 from atom.swarm.records.lease import Lease, PeerState

@@ -344,21 +344,18 @@ def _work(
 def _recommended(
     choice: Choice, run: RunFile, layout: ParameterLayout, work: Work
 ) -> Recommendation:
-    offered = list(run_variants(run, work.peers))
-    shares = [predict(choice, work_of_variant(work, each)).utilisation for each in offered]
+    offered, shares = list(run_variants(run, work.peers)), list[float]()
+    for each in offered:
+        variant = replace(
+            work,
+            round_sequences=each.batch.global_sequences,
+            inner_sequences=each.update.inner_sequences,
+            gradient_element_bytes=average_element_bytes(codec_named(each.swarm.codec)),
+        )
+        shares.append(predict(choice, variant).utilisation)
     all_terms = (ReplicaTerms.of(each, layout) for each in (run, *offered))
     own_bytes, *host_bytes = (Footprint.of(terms, 0).host.total_bytes for terms in all_terms)
     return recommend(offered, shares, [each - own_bytes for each in host_bytes])
-
-
-def work_of_variant(work: Work, run: RunFile) -> Work:
-    """Return the work with the batch, update rule and codec of `run`; peers and rates stay."""
-    return replace(
-        work,
-        round_sequences=run.batch.global_sequences,
-        inner_sequences=run.update.inner_sequences,
-        gradient_element_bytes=average_element_bytes(codec_named(run.swarm.codec)),
-    )
 
 
 def run_variants(run: RunFile, peers: int) -> Iterator[RunFile]:

@@ -27,7 +27,7 @@ from atom.graph.layers import layer_ends, layers_of
 from atom.graph.traced import Graph
 from atom.optim.optimizer import optimizer_state
 from atom.optim.stepper import Stepper
-from atom.plan.contention import others_share
+from atom.plan.devices import others_share
 from atom.plan.memory import pieces_of
 from atom.swap.host_store import HostStore
 from atom.training.run_optimizer import ReplicaTerms
@@ -116,8 +116,8 @@ def profile_or_guess(
         on_progress: Receives the progress: (layers measured, layers in total).
         patience_s: Most seconds that measuring may take; None: `PATIENCE_S`.
     """
+    patience_s = PATIENCE_S if patience_s is None else patience_s
     try:
-        patience_s = PATIENCE_S if patience_s is None else patience_s
         return profile_of(graph, device, note, patience_s, on_progress)
     except (ModelError, DeviceError) as problem:
         note(f"planning with typical rates: {problem}")

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from atom.plan.memory import Cut, Limits, Piece
-from atom.swap.arrangement import Arrangement
-from atom.swap.schedule import Shape
+from atom.swap.schedule import Arrangement, Shape
 
 PATIENCE = 8
 """Number of sub-models that may fail to fit before the search stops."""

@@ -9,16 +9,15 @@ filled for. A value that is needed for longer is copied out of the ring on the d
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from atom.graph.segment import Computed
-from atom.swap.boundary_memory import BoundaryMemory
-from atom.swap.crossing import MOST_OUTGOING, aligned
+from atom.swap.crossing import MOST_OUTGOING, aligned, ring_slots
 from atom.swap.device import Copy, Device, RandomState, Report
 from atom.swap.schedule import Backward, Shape, ValuesIn, ValuesOut
 
@@ -45,6 +44,46 @@ class MicroBatch:
         self.values.clear()
         self.gradients.clear()
         self.computed.clear()
+
+
+@dataclass(frozen=True)
+class BoundaryMemory:
+    """Memory for offloaded values, shared by the programs of one replica, which take turns.
+
+    It is empty if no values are offloaded.
+    """
+
+    host: Tensor
+    """[bytes] uint8 on the host."""
+    ring: tuple[Tensor, ...]
+    """Places on the device, [bytes] uint8 each.
+
+    Each place has its own storage, so filling one does not change the version counters of views of
+    the others.
+    """
+    micro_batches: int
+    """Largest number of micro-batches of a pass."""
+
+    @classmethod
+    def allocate(
+        cls, shapes: Sequence[Shape], device: Device, micro_batches: int
+    ) -> "BoundaryMemory":
+        """Allocate memory that suffices for each of the shapes.
+
+        Args:
+            shapes: Shapes of all programs that use the memory.
+            device: Device that moves the values.
+            micro_batches: Largest number of micro-batches of a pass.
+
+        Raises:
+            MemoryError: The host has too little memory.
+        """
+        shapes = [replace(shape, micro_batches=micro_batches) for shape in shapes]
+        place = max((shape.ring_slot_bytes for shape in shapes), default=0)
+        host = max((shape.host_bytes for shape in shapes), default=0)
+        places = ring_slots(micro_batches) if place else 0
+        ring = tuple(device.slot_memory(place, torch.uint8) for _ in range(places))
+        return cls(device.host_memory(host, torch.uint8), ring, micro_batches)
 
 
 class BoundaryTraffic:
@@ -105,9 +144,9 @@ class BoundaryTraffic:
         for index in self._offloads[s]:
             crossing = self._crossings[index]
             held = {name: batch.values[name] for name in crossing.names if name in batch.values}
-            layouts, pieces, size_bytes = pack(held, crossing.value_bytes)
+            layouts, pieces, size_bytes = pack(held)
             if size_bytes > crossing.value_bytes:
-                continue  # larger than planned, so it stays on the device
+                continue  # a view of memory that another value needs longer: it stays there
             self._layouts[index, c] = layouts
             place = self._host_place(index, c)
             copies += [
@@ -184,20 +223,12 @@ class TensorLayout:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
-    dense: bool
-    """True if the elements lie one after the other, without the gaps that the strides imply."""
 
     def restore(self, memory: Tensor) -> Tensor:
-        """Return the tensor from the packed bytes: a view, or a copy if its strides have gaps."""
+        """Return the tensor as a view of the packed bytes."""
         elements = memory.view(self.dtype)
         offset = int(elements.storage_offset()) + self.offset_bytes // self.dtype.itemsize
-        if not self.dense:
-            return elements.as_strided(self.shape, self.stride, offset)
-        base = [1 if step == 0 else n for n, step in zip(self.shape, self.stride, strict=True)]
-        contiguous = torch.empty(base, device="meta").stride()
-        source = elements.as_strided(base, contiguous, offset)
-        copy = torch.empty_strided(base, self.stride, dtype=self.dtype, device=memory.device)
-        return copy.copy_(source).expand(self.shape)
+        return elements.as_strided(self.shape, self.stride, offset)
 
 
 class Packed(NamedTuple):
@@ -210,36 +241,23 @@ class Packed(NamedTuple):
     """Bytes from the block's beginning to the end of its last piece."""
 
 
-def pack(tensors: Mapping[str, Tensor], limit_bytes: int) -> Packed:
-    """Pack tensors into at most `limit_bytes` bytes, if possible.
+def pack(tensors: Mapping[str, Tensor]) -> Packed:
+    """Pack the whole storages of tensors.
 
-    Whole storages are packed if they fit: this needs no computation, and tensors that share memory
-    continue to share it. Otherwise only the tensors' own elements are packed, so a view of a much
-    larger storage leaves the rest out.
+    This needs no computation, and tensors that share memory continue to share it.
     """
-    whole = _packed(tensors, dense=False)
-    return whole if whole.used_bytes <= limit_bytes else _packed(tensors, dense=True)
-
-
-def _packed(tensors: Mapping[str, Tensor], dense: bool) -> Packed:
-    starts: dict[str | int, int] = {}
+    starts: dict[int, int] = {}
     pieces: list[tuple[int, Tensor]] = []
     layouts: dict[str, TensorLayout] = {}
-    used = 0
+    used = end = 0
     for name, tensor in tensors.items():
-        key = name if dense else tensor.untyped_storage().data_ptr()
-        if key not in starts:
-            starts[key] = used
-            if dense:
-                base = tensor[tuple(slice(1 if step == 0 else None) for step in tensor.stride())]
-                piece = base.contiguous().view(-1).view(torch.uint8)
-            else:
-                piece = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-                piece.set_(tensor.untyped_storage())
-            pieces.append((used, piece))
-            used += aligned(piece.numel())
-        start = starts[key] + (0 if dense else int(tensor.storage_offset()) * tensor.itemsize)
-        shape, stride = tuple(tensor.shape), tensor.stride()
-        layouts[name] = TensorLayout(start, shape, stride, tensor.dtype, dense)
-    end = max((start + piece.numel() for start, piece in pieces), default=0)
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in starts:
+            starts[storage.data_ptr()] = used
+            piece = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+            pieces.append((used, piece.set_(storage)))
+            end = used + storage.nbytes()
+            used = aligned(end)
+        start = starts[storage.data_ptr()] + int(tensor.storage_offset()) * tensor.itemsize
+        layouts[name] = TensorLayout(start, tuple(tensor.shape), tensor.stride(), tensor.dtype)
     return Packed(layouts, pieces, end)

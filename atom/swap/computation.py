@@ -9,12 +9,12 @@ from torch import Tensor
 
 from atom.graph.ir import Program
 from atom.graph.segment import Computed, compute, push_back
-from atom.swap.boundary_memory import users_of
 from atom.swap.boundary_traffic import BoundaryTraffic, MicroBatch
 from atom.swap.device import Device
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
 from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.running_pass import RunningPass
+from atom.swap.schedule import users_of
 
 
 class Computation:
@@ -87,32 +87,23 @@ class Computation:
             return
         if micro_batch == 0:
             gradients.begin(index)
-        computed = batch.computed.pop(index, None) or self._recompute(part, batch)
+        computed = batch.computed.pop(index, None)
+        if computed is None:
+            with self._device.drawing(batch.random_before.pop(index)):
+                computed = compute(part.module, part.sub_model, batch.values)
+        # A 16-bit number cannot hold the count of sequences exactly, and a custom backward need not
+        # be linear. Then the gradients are multiplied by the count afterwards, in float32.
+        seed, weight = float(batch.sequences), 1.0
+        if not self._exact:
+            seed, weight = current.loss_scale, batch.sequences / current.loss_scale
         if self._program.loss in computed.outputs:
             loss = computed.outputs[self._program.loss]
-            seed = torch.full_like(loss, self._seed(current, batch))
-            batch.gradients[self._program.loss] = seed
-        weight = self._weight(current, batch)
+            batch.gradients[self._program.loss] = torch.full_like(loss, seed)
         roots = gradients.roots(index, micro_batch, weight)
         with self._device.drawing():
             push_back(computed, batch.gradients, roots)
         gradients.take(index, micro_batch, weight)
         _release(batch, self._first_used[index])
-
-    def _recompute(self, part: BoundSubModel, batch: MicroBatch) -> Computed:
-        with self._device.drawing(batch.random_before.pop(part.sub_model.index)):
-            return compute(part.module, part.sub_model, batch.values)
-
-    def _seed(self, current: RunningPass, batch: MicroBatch) -> float:
-        """Return the gradient of the loss with which the backward starts.
-
-        A 16-bit number cannot hold the count of sequences exactly, and a custom backward need not
-        be linear. In these cases the gradients are multiplied by the count afterwards, in float32.
-        """
-        return float(batch.sequences) if self._exact else current.loss_scale
-
-    def _weight(self, current: RunningPass, batch: MicroBatch) -> float:
-        return 1.0 if self._exact else batch.sequences / current.loss_scale
 
 
 def _names_by_user(

@@ -1,7 +1,7 @@
-"""Interface of a device: memory for slots, and copies to and from it.
+"""Devices: memory for slots, and copies to and from it.
 
-`Device` is the contract. `CpuDevice` fulfils it with real slots and threads on a machine without a
-GPU, `atom.swap.streams.CudaDevice` with streams and events. The engine works with either.
+`Device` is the contract, which it fulfils itself with ordinary memory and threads, for the CPU and
+for tests. `atom.swap.streams.CudaDevice` replaces these by streams and events.
 """
 
 import threading
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -52,148 +52,6 @@ class RandomState(NamedTuple):
     device: torch.Tensor | None = None
 
 
-class Device(Protocol):
-    """Memory and copies of one device. The thread that runs the engine calls all methods.
-
-    Most methods only *issue* work; an error in the background is raised by the next method that
-    waits for that work. After an error, call `drain` before any new work.
-    """
-
-    @property
-    def torch_device(self) -> torch.device:
-        """PyTorch device on which sub-models compute."""
-
-    @property
-    def unlocked_bytes(self) -> int:
-        """Bytes of `host_memory` that could not be page-locked, so that their copies are slower."""
-
-    def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return zeros [elements] on the host, for copies at full speed until `close`."""
-
-    def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return zeros [elements] on the device, valid until `give_back`."""
-
-    def give_back(self, slots: Sequence[torch.Tensor]) -> None:
-        """Release the memory of these slots, and cached free memory, for other programs.
-
-        The content is lost, but views of the slots survive until `take_again`. Call it only while
-        no work is under way.
-        """
-
-    def take_again(self, slots: Sequence[torch.Tensor]) -> None:
-        """Allocate memory for slots that were given back, filled with zeros.
-
-        An out-of-memory error is raised without any slot having memory.
-        """
-
-    def reserve_gradients(self, slots: int, elements: int, dtype: torch.dtype) -> None:
-        """Allocate all memory that `gradients_out` needs.
-
-        Args:
-            slots: Number of gradient slots.
-            elements: Most elements of a slot.
-            dtype: Dtype in which gradients leave the device: float32 or bfloat16.
-        """
-
-    def computing(self) -> AbstractContextManager[object]:
-        """Return a context in which the engine issues tensor operations."""
-
-    def timed(self, report: Report) -> AbstractContextManager[object]:
-        """Return a context that reports how long its operations took. Use it inside `computing`."""
-
-    def stepping(self) -> AbstractContextManager[object]:
-        """Return a context in which the optimizer steps parameters on the device.
-
-        Its operations finish before loads that are issued later begin. It may be used from any
-        thread, while no pass is under way, or while the pass does not use these parameters before
-        it loads them.
-        """
-
-    def load(self, slot: int, copies: Copies, report: Report, ready: Ready = at_once) -> None:
-        """Start filling a slot, after all operations issued so far.
-
-        Args:
-            slot: Number of the slot.
-            copies: Copies into the slot.
-            report: Receives the time of the copies, without the wait for `ready`.
-            ready: Called first, by the loading thread. It returns when the sources may be read; its
-                exception fails the load.
-        """
-
-    def wait_loaded(self, slot: int) -> None:
-        """Let operations issued from now on see the slot's new content."""
-
-    def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report, added: Report
-    ) -> None:
-        """Start adding gradients to sums on the host, after all operations issued so far.
-
-        The gate admits all of them or none. Sums to be replaced are lost in either case. A method
-        that waits for the gradients raises NotFinite if they are not finite.
-
-        Args:
-            gradient_slot: Slot that holds the gradients.
-            sums: Additions to make.
-            gate: Gate of the pass.
-            report: Receives the time of the copy.
-            added: Receives the time of the addition, if it is separate from the copy.
-        """
-
-    def wait_gradients_out(self, gradient_slot: int) -> None:
-        """Let operations issued from now on overwrite the sources of the last `gradients_out`.
-
-        The gradients need not have reached their sums.
-        """
-
-    def settle(self) -> None:
-        """Wait until all is computed and all gradients on their way are known to be finite.
-
-        Only a failure (`Gate.failure`) can then keep them from being added. Raises as `drain`.
-        """
-
-    def values_out(self, key: int, copies: Copies, report: Report) -> None:
-        """Start copying values to the host, after all operations issued so far.
-
-        The sources must not change until `wait_values_out` with the same key.
-        """
-
-    def wait_values_out(self, key: int) -> None:
-        """Let operations issued from now on follow the last `values_out` with this key."""
-
-    def hand_over(
-        self, size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]], to: torch.device
-    ) -> Arrival:
-        """Start copying bytes to another device, after all operations issued so far.
-
-        Args:
-            size_bytes: Size of the block on the other device.
-            pieces: Bytes [n], each with its offset in the block. The caller may release them at
-                once.
-            to: The other device.
-        """
-
-    def drain(self) -> None:
-        """Wait until no work is under way and all gradients were added; raise the first error."""
-
-    def seed(self, seed: int) -> RandomState:
-        """Return the random state that follows from a seed; leave the current state unchanged."""
-
-    def random_state(self) -> RandomState:
-        """Return the current state of the random generators."""
-
-    def drawing(self, state: RandomState | None = None) -> AbstractContextManager[None]:
-        """Return a context whose random operations draw from `state`.
-
-        Where all devices share one generator, other devices wait.
-
-        Args:
-            state: State to start from; None: the operations set their own (in a backward).
-        """
-
-    def close(self) -> None:
-        """Stop the threads and release host memory. Idempotent."""
-
-
 class Lane:
     """One background thread, started on first use, with at most one unfinished job per slot."""
 
@@ -231,57 +89,96 @@ def _run_with_threads(threads: int, job: Callable[[], None]) -> None:
     job()
 
 
-class CpuDevice:
-    """Slots in ordinary memory, filled and emptied by background threads.
+class Device:
+    """Memory and copies of one device. The thread that runs the engine calls all methods.
 
-    Operations are synchronous here: they have finished when a load or a copy of gradients is
-    issued. The two background threads still run in parallel with the next operations.
+    Most methods only *issue* work; an error in the background is raised by the next method that
+    waits for that work. After an error, call `drain` before any new work.
+
+    In this class slots are in ordinary memory, filled and emptied by background threads. Operations
+    are synchronous: they have finished when a load or a copy of gradients is issued. The two
+    background threads still run in parallel with the next operations.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or BootClock()
         self._loads = Lane("atom-load")
         self._gradients = Lane("atom-gradients-out")  # values have negative slots
+        self.unlocked_bytes = 0
+        """Bytes of `host_memory` that could not be page-locked, so that their copies are slower."""
 
     @property
     def torch_device(self) -> torch.device:
+        """PyTorch device on which sub-models compute."""
         return torch.device("cpu")
 
-    @property
-    def unlocked_bytes(self) -> int:
-        return 0
-
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return zeros [elements] on the host, for copies at full speed until `close`."""
         return allocate_host_memory(elements, dtype)
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return zeros [elements] on the device, valid until `give_back`."""
         return allocate_host_memory(elements, dtype)
 
     def give_back(self, slots: Sequence[torch.Tensor]) -> None:
+        """Release the memory of these slots, and cached free memory, for other programs.
+
+        The content is lost, but views of the slots survive until `take_again`. Call it only while
+        no work is under way.
+        """
         for slot in slots:
             give_back_pages(slot)
 
     def take_again(self, slots: Sequence[torch.Tensor]) -> None:
+        """Allocate memory for slots that were given back, filled with zeros.
+
+        An out-of-memory error is raised without any slot having memory.
+        """
         for slot in slots:
             slot.zero_()
 
     def reserve_gradients(self, slots: int, elements: int, dtype: torch.dtype) -> None:
-        """Do nothing: gradients are added straight from their slot."""
+        """Allocate all memory that `gradients_out` needs.
+
+        Args:
+            slots: Number of gradient slots.
+            elements: Most elements of a slot.
+            dtype: Dtype in which gradients leave the device: float32 or bfloat16.
+        """
+        # Nothing to do here: gradients are added straight from their slot.
 
     def computing(self) -> AbstractContextManager[object]:
+        """Return a context in which the engine issues tensor operations."""
         return nullcontext()
 
     def stepping(self) -> AbstractContextManager[object]:
+        """Return a context in which the optimizer steps parameters on the device.
+
+        Its operations finish before loads that are issued later begin. It may be used from any
+        thread, while no pass is under way, or while the pass does not use these parameters before
+        it loads them.
+        """
         return nullcontext()
 
     @contextmanager
     def timed(self, report: Report) -> Iterator[None]:
+        """Return a context that reports how long its operations took. Use it inside `computing`."""
         started = self._clock.now()
         yield
         if report is not None:
             report(started, self._clock.now())
 
     def load(self, slot: int, copies: Copies, report: Report, ready: Ready = at_once) -> None:
+        """Start filling a slot, after all operations issued so far.
+
+        Args:
+            slot: Number of the slot.
+            copies: Copies into the slot.
+            report: Receives the time of the copies, without the wait for `ready`.
+            ready: Called first, by the loading thread. It returns when the sources may be read; its
+                exception fails the load.
+        """
+
         def copy_in() -> None:
             ready()
             self._reported(lambda: _copy_all(copies), report)
@@ -289,25 +186,51 @@ class CpuDevice:
         self._loads.submit(slot, copy_in)
 
     def wait_loaded(self, slot: int) -> None:
+        """Let operations issued from now on see the slot's new content."""
         self._loads.wait(slot)
 
     def gradients_out(
         self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report, added: Report
     ) -> None:
+        """Start adding gradients to sums on the host, after all operations issued so far.
+
+        The gate admits all of them or none. Sums to be replaced are lost in either case. A method
+        that waits for the gradients raises NotFinite if they are not finite.
+
+        Args:
+            gradient_slot: Slot that holds the gradients.
+            sums: Additions to make.
+            gate: Gate of the pass.
+            report: Receives the time of the copy.
+            added: Receives the time of the addition, if it is separate from the copy.
+        """
         job = partial(_add_if_finite, sums, gate)
         self._gradients.submit(gradient_slot, lambda: self._reported(job, report))
 
     def values_out(self, key: int, copies: Copies, report: Report) -> None:
+        """Start copying values to the host, after all operations issued so far.
+
+        The sources must not change until `wait_values_out` with the same key.
+        """
         job = partial(_copy_all, copies)
         self._gradients.submit(-1 - key, lambda: self._reported(job, report))
 
     def wait_values_out(self, key: int) -> None:
+        """Let operations issued from now on follow the last `values_out` with this key."""
         self._gradients.wait(-1 - key)
 
     @torch.no_grad()
     def hand_over(
         self, size_bytes: int, pieces: Sequence[tuple[int, torch.Tensor]], to: torch.device
     ) -> Arrival:
+        """Start copying bytes to another device, after all operations issued so far.
+
+        Args:
+            size_bytes: Size of the block on the other device.
+            pieces: Bytes [n], each with its offset in the block. The caller may release them at
+                once.
+            to: The other device.
+        """
         memory = torch.empty(size_bytes, dtype=torch.uint8, device=to)
         for start, piece in pieces:
             memory[start : start + piece.numel()].copy_(piece)
@@ -318,35 +241,58 @@ class CpuDevice:
             job()
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
+        """Let operations issued from now on overwrite the sources of the last `gradients_out`.
+
+        The gradients need not have reached their sums.
+        """
         self._gradients.wait(gradient_slot)
 
     def settle(self) -> None:
+        """Wait until all is computed and all gradients on their way are known to be finite.
+
+        Only a failure (`Gate.failure`) can then keep them from being added. Raises as `drain`.
+        """
         self.drain()
 
     def drain(self) -> None:
+        """Wait until no work is under way and all gradients were added; raise the first error."""
         try:
             self._loads.drain()
         finally:
             self._gradients.drain()
 
     def seed(self, seed: int) -> RandomState:
+        """Return the random state that follows from a seed; leave the current state unchanged."""
         generator = torch.Generator()
         generator.manual_seed(seed)
         return RandomState(generator.get_state())
 
     def random_state(self) -> RandomState:
+        """Return the current state of the random generators."""
         return RandomState(torch.get_rng_state())
 
     @contextmanager
     def drawing(self, state: RandomState | None = None) -> Iterator[None]:
+        """Return a context whose random operations draw from `state`.
+
+        Where all devices share one generator, other devices wait.
+
+        Args:
+            state: State to start from; None: the operations set their own (in a backward).
+        """
         with _GENERATOR:
             if state is not None:
                 torch.set_rng_state(state.cpu)
             yield
 
     def close(self) -> None:
+        """Stop the threads and release host memory. Idempotent."""
         self._loads.close()
         self._gradients.close()
+
+
+class CpuDevice(Device):
+    """The processor as a device, on a machine without a GPU or for a user who wants none."""
 
 
 @torch.no_grad()

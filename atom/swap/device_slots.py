@@ -15,10 +15,9 @@ from torch import nn
 
 from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
 from atom.graph.segment import bind as bind_parameters
-from atom.swap.arrangement import Arrangement
-from atom.swap.boundary_memory import BoundaryMemory, shape_of
+from atom.swap.boundary_traffic import BoundaryMemory
 from atom.swap.device import Copy, Device
-from atom.swap.schedule import GRADIENT_SLOTS, Shape
+from atom.swap.schedule import GRADIENT_SLOTS, Arrangement, Shape, shape_of, users_of
 
 FLOAT32_BYTES = torch.float32.itemsize
 
@@ -212,11 +211,7 @@ def gradient_slot_bytes(elements: int) -> int:
 
 def users_of_parameters(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:
     """Return the sub-models that use each parameter, ascending, by the parameter's name."""
-    users: dict[str, list[int]] = {}
-    for sub_model in sub_models:
-        for name in sub_model.parameter_names:
-            users.setdefault(name, []).append(sub_model.index)
-    return users
+    return users_of(sub_models, lambda sub_model: sub_model.parameter_names)
 
 
 def carried_elements(program: Program, precision: torch.dtype) -> dict[str, int]:

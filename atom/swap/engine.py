@@ -20,9 +20,8 @@ from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import AdditionOrder, Gate, HostSum, NotFinite
-from atom.swap.neighbours import Neighbours
 from atom.swap.parameter_gradients import ParameterGradients
-from atom.swap.running_pass import Handoff, HandoffStopped, RunningPass
+from atom.swap.running_pass import Handoff, HandoffStopped, Neighbours, RunningPass
 from atom.swap.schedule import (
     Backward,
     Event,
@@ -168,11 +167,10 @@ class Engine:
             if self._previous_gate.failure is not None and not first:
                 raise self._previous_gate.failure
             try:
-                begun = self._begin(micro_batches, seeds, self._gate, handoff)
+                current = self._begin(micro_batches, seeds, self._gate, handoff, first)
             except BaseException:
                 self._drain_quietly()  # so a failure of the previous pass's gradients becomes known
                 raise
-            current = replace(begun, first=first, seed=seeds[0])
             schedule = training_pass(current.shape, self.loaded())
             return [float(loss) for loss in self._run(schedule, current, should_stop)]
 
@@ -323,6 +321,7 @@ class Engine:
         seeds: Sequence[int],
         gate: Gate | None,
         handoff: Handoff | None,
+        first: bool = False,
     ) -> RunningPass:
         """Check the batches and copy them to the device; raise ValueError if one does not fit."""
         if not micro_batches or len(micro_batches) != len(seeds):
@@ -344,7 +343,8 @@ class Engine:
             weight = self._program.weight_of(entries)
             batches.append(MicroBatch(values, weight, self._device.seed(seed)))
         shape = replace(self._shape, micro_batches=len(batches))
-        return RunningPass(batches, shape, self.loss_scale, gate, handoff=handoff or Handoff())
+        exchange = handoff or Handoff()
+        return RunningPass(batches, shape, self.loss_scale, gate, first, seeds[0], exchange)
 
     def _carry_out(self, event: Event, current: RunningPass) -> None:
         match event:

@@ -231,7 +231,7 @@ class HostSum:
     source: Tensor
     replace: bool
     noise_key: int = 0
-    """Key of the noise for stochastic rounding of bfloat16 sums (`add_rounded`)."""
+    """Key of the noise for stochastic rounding of bfloat16 sums (`add`)."""
     first: int = 0
     """Arena number of the first element, which decides the noise."""
     last: bool = True
@@ -286,49 +286,28 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
             return
         with gate.turn(sums[0].sub_model):
             for part in sums:
-                if not part.replace:
-                    _add(part)
+                if part.stays_on_gpu and not part.replace:
+                    part.destination.add_(part.source)
+                elif not part.replace:
+                    add(part.destination, part.source, part.first, part.noise_key)
                 elif part.source is not part.destination:
                     part.destination.copy_(part.source)
             if gate.on_added is not None:
                 gate.on_added(sums)
 
 
-def _add(part: HostSum) -> None:
-    if part.stays_on_gpu:
-        part.destination.add_(part.source)
-    elif part.destination.dtype == torch.float32:
-        add(part.destination, part.source)
-    else:
-        add_rounded(part.destination, part.source, part.first, part.noise_key)
-
-
-def add(total: Tensor, addend: Tensor) -> None:
-    """Add `addend` [n], float32 or bfloat16, to `total` [n] float32; both flat, on the host.
+def add(total: Tensor, addend: Tensor, first: int = 0, noise_key: int = 0) -> None:
+    """Add `addend` [n] to `total` [n]; both flat, on the host.
 
     Uses as many threads as PyTorch may use; the number does not change the bits.
 
-    Raises:
-        MismatchError: The kernel has not been compiled.
-    """
-    kernels = host_kernels()
-
-    def add_piece(start: int, stop: int) -> None:
-        kernels.add(total[start:stop], addend[start:stop])
-
-    _in_pieces(add_piece, total.numel())
-
-
-def add_rounded(total: Tensor, addend: Tensor, first: int, noise_key: int) -> None:
-    """Add `addend` [n] to `total` [n], both bfloat16, flat, on the host, with stochastic rounding.
-
-    The exact sum is rounded up or down with such probabilities that its mean is exact. If it were
-    rounded to nearest, a sum that is 256 times its addends would no longer change. The number of
-    threads does not change the bits.
+    A bfloat16 total is rounded stochastically: the exact sum is rounded up or down with such
+    probabilities that its mean is exact. If it were rounded to nearest, a sum that is 256 times its
+    addends would no longer change.
 
     Args:
-        total: Overwritten with the sum.
-        addend: Numbers to add.
+        total: float32 or bfloat16; overwritten with the sum.
+        addend: Numbers to add: float32 or bfloat16, and bfloat16 to a bfloat16 total.
         first: Number of the first element; the noise is a function of an element's number and the
             key.
         noise_key: Key of the noise, 64 bits.
@@ -336,26 +315,24 @@ def add_rounded(total: Tensor, addend: Tensor, first: int, noise_key: int) -> No
     Raises:
         MismatchError: The kernel has not been compiled.
     """
-    kernels = host_kernels()
+    kernels, elements = host_kernels(), total.numel()
 
-    def add_piece(start: int, stop: int) -> None:
-        kernels.add_rounded(total[start:stop], addend[start:stop], first + start, noise_key)
+    def add_piece(start: int) -> None:
+        piece = slice(start, start + PIECE_ELEMENTS)
+        if total.dtype == torch.float32:
+            kernels.add(total[piece], addend[piece])
+        else:
+            kernels.add_rounded(total[piece], addend[piece], first + start, noise_key)
 
-    _in_pieces(add_piece, total.numel())
-
-
-def _in_pieces(add_piece: Callable[[int, int], None], elements: int) -> None:
-    starts, threads = range(0, elements, PIECE_ELEMENTS), torch.get_num_threads()
-    if threads <= 1 or len(starts) <= 1:
-        add_piece(0, elements)
-        return
-    on_threads(lambda at: add_piece(at, min(at + PIECE_ELEMENTS, elements)), starts, threads)
+    on_threads(add_piece, range(0, elements, PIECE_ELEMENTS), torch.get_num_threads())
 
 
 def on_threads(
     work: Callable[[int], _Result], starts: Sequence[int], threads: int
 ) -> list[_Result]:
-    """Return the results of `work` for all starts, computed on several threads."""
+    """Return the results of `work` for all starts, computed on several threads if that helps."""
+    if threads <= 1 or len(starts) <= 1:
+        return list(map(work, starts))
     return list(_pool(threads).map(work, starts))
 
 

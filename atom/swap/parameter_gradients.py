@@ -23,12 +23,7 @@ from torch import Tensor, nn
 
 from atom.graph.ir import ParameterLayout, padded_elements
 from atom.swap.device import Device, Report
-from atom.swap.device_slots import (
-    BoundSubModel,
-    DeviceSlots,
-    Pieces,
-    users_of_parameters,
-)
+from atom.swap.device_slots import BoundSubModel, DeviceSlots, Pieces, users_of_parameters
 from atom.swap.host_sums import Gate, HostSum
 from atom.swap.schedule import GRADIENT_SLOTS, Shape
 
@@ -54,7 +49,7 @@ class ParameterGradients:
 
     The arena [layout.trained_elements] is float32 or bfloat16. In bfloat16 the sums of a first pass
     are stored as they are, and later sums are added with stochastic rounding
-    (`atom.swap.host_sums.add_rounded`).
+    (`atom.swap.host_sums.add`).
     """
 
     def __init__(
@@ -205,21 +200,18 @@ class ParameterGradients:
 
     def take(self, sub_model: int, micro_batch: int, weight: float) -> None:
         """Move the parameters' `.grad`, times `weight`, into the sums in the slot."""
+        first = micro_batch == 0
         for place in self._places[sub_model]:
-            self._take(place, micro_batch == 0, weight)
-            place.parameter.grad = None
-
-    def _take(self, place: _Place, first: bool, weight: float) -> None:
-        gradient = place.parameter.grad
-        if gradient is None:
-            if first and not place.continues:
-                place.sum.zero_()
-        elif first:  # the gradient includes a continued sum
-            place.sum.copy_(gradient)
-            if weight != 1.0:
-                place.sum.mul_(weight)
-        else:
-            place.sum.add_(gradient, alpha=weight)
+            gradient, place.parameter.grad = place.parameter.grad, None
+            if gradient is None:
+                if first and not place.continues:
+                    place.sum.zero_()
+            elif first:  # the gradient includes a continued sum
+                place.sum.copy_(gradient)
+                if weight != 1.0:
+                    place.sum.mul_(weight)
+            else:
+                place.sum.add_(gradient, alpha=weight)
 
     def send(
         self, sub_model: int, gate: Gate, first_pass: bool, seed: int, report: Report, added: Report

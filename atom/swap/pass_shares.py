@@ -5,7 +5,6 @@ gap shorter. Pure functions.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from atom.swap.schedule import Backward, GradientOut, Load, ValuesIn, ValuesOut
@@ -36,47 +35,34 @@ class Wait(NamedTuple):
     end_s: float
 
 
-@dataclass(frozen=True)
-class PassShares:
-    """Seconds of one pass; computing and waits add up to all of it."""
+def waits_s(timeline: Timeline) -> dict[str, float]:
+    """Return the seconds of waiting for every cause, 0 included, averaged over the devices.
 
-    seconds: float
-    computing_s: float
-    """Seconds of computing, including recomputation."""
-    waits_s: dict[str, float]
-    """Seconds of waiting for every cause, 0 included."""
+    Computing and waits add up to the whole pass. If a device of a group waits without another
+    cause, it waits for values from the others.
+    """
+    found = dict.fromkeys((LINK, GRADIENTS, OPTIMIZER, VALUES, HOST, END), 0.0)
+    devices = timeline.devices
+    for own in map(timeline.of_device, range(devices)):
+        for wait in waits(own):
+            reason = VALUES if wait.reason == HOST and devices > 1 else wait.reason
+            found[reason] += (wait.end_s - wait.start_s) / devices
+        computed_until = max((span.end_s for span in own.lane("compute")), default=0.0)
+        found[END] += (timeline.seconds - computed_until) / devices
+    return found
 
-    @classmethod
-    def of(cls, timeline: Timeline) -> "PassShares":
-        """Return the shares of a timeline, averaged over its devices.
 
-        If a device of a group waits without another cause, it waits for values from the others.
-        """
-        waits_s = dict.fromkeys((LINK, GRADIENTS, OPTIMIZER, VALUES, HOST, END), 0.0)
-        devices = timeline.devices
-        for own in map(timeline.of_device, range(devices)):
-            for wait in waits(own):
-                reason = VALUES if wait.reason == HOST and devices > 1 else wait.reason
-                waits_s[reason] += (wait.end_s - wait.start_s) / devices
-            computed_until = max((span.end_s for span in own.lane("compute")), default=0.0)
-            waits_s[END] += (timeline.seconds - computed_until) / devices
-        return cls(timeline.seconds, timeline.busy_s("compute"), waits_s)
-
-    @property
-    def share(self) -> float:
-        """Fraction of the pass in which the device computes; 0 for an empty pass."""
-        return self._share(self.computing_s)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the length of the pass (`pass_seconds`), and fractions rounded to four digits."""
-        return {
-            "pass_seconds": round(self.seconds, 6),
-            "computing": round(self.share, 4),
-            "waiting": {reason: round(self._share(s), 4) for reason, s in self.waits_s.items()},
-        }
-
-    def _share(self, seconds: float) -> float:
-        return seconds / self.seconds if self.seconds else 0.0
+def figures(timeline: Timeline) -> dict[str, Any]:
+    """Return the length of a pass (`pass_seconds`), and its shares rounded to four digits."""
+    seconds = timeline.seconds
+    return {
+        "pass_seconds": round(seconds, 6),
+        "computing": round(timeline.computing, 4),
+        "waiting": {
+            reason: round(waited_s / seconds, 4) if seconds else 0.0
+            for reason, waited_s in waits_s(timeline).items()
+        },
+    }
 
 
 def waits(timeline: Timeline) -> list[Wait]:

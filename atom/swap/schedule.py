@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle
 
-from atom.swap.arrangement import Arrangement
+from atom.graph.ir import Program, SubModel
 from atom.swap.crossing import MOST_OUTGOING, Crossing, aligned, held_bytes, ring_slots
 
 
@@ -124,6 +124,93 @@ Begin and end are in seconds of the device's clock. Also the parts of an optimiz
 waited for are reported. Calls come from several threads in no particular order, but all calls of a
 pass come before the pass returns.
 """
+
+
+MINIMUM_SLOTS = 2
+"""Fewest shared slots: one slot computes while the other loads."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Choice of the sub-models and values that stay on the device; all others are swapped.
+
+    Raises:
+        ValueError: Fewer than two slots, or a kept or trained sub-model is not resident, or a group
+            of devices cannot do what is asked.
+    """
+
+    slots: int = MINIMUM_SLOTS
+    """Number of slots that swapped sub-models share; resident ones have their own slots."""
+    resident: frozenset[int] = frozenset()
+    """Sub-models with a slot of their own: loaded once after every optimizer step."""
+    kept: frozenset[int] = frozenset()
+    """Resident sub-models whose autograd graph is kept, so that the forward is not recomputed.
+
+    One graph per micro-batch is kept. (The last sub-model's graph always stays, for one micro-batch
+    at a time.)
+    """
+    offloaded: frozenset[int] = frozenset()
+    """Sub-models whose outputs wait in host memory while no visit needs them soon.
+
+    Values that are the same in every micro-batch stay on the device, as do values in a kept graph.
+    """
+    least_offloaded_bytes: int = 64 * 2**10
+    """Size from which a value is offloaded; smaller values stay."""
+    trained: frozenset[int] = frozenset()
+    """Resident sub-models that are trained on the device.
+
+    If no other sub-model uses them, their parameters live there together with optimizer state and
+    gradient sums, and the optimizer steps them there.
+    """
+    devices: int = 1
+    """Number of devices in the group that runs a pass together, each with its own sub-models.
+
+    `device_of` assigns the sub-models. A group offloads no values and trains nothing on its
+    devices.
+    """
+
+    def __post_init__(self) -> None:
+        if self.slots < MINIMUM_SLOTS:
+            raise ValueError(f"{self.slots} slots: swapping needs at least {MINIMUM_SLOTS}")
+        if not self.trained <= self.resident:
+            raise ValueError(f"trained but not resident: {sorted(self.trained - self.resident)}")
+        if not self.kept <= self.resident:
+            raise ValueError(f"kept but not resident: {sorted(self.kept - self.resident)}")
+        if self.devices < 1 or (self.devices > 1 and (self.offloaded or self.trained)):
+            raise ValueError("a group of devices offloads no values and trains no parameters")
+
+
+def device_of(parameters: Sequence[Mapping[str, int]], devices: int) -> tuple[int, ...]:
+    """Return the device of each sub-model in a group.
+
+    Devices take turns: if consecutive sub-models were on one device, the others would be idle. A
+    device loses its turn only while it holds more elements than another device by at least the size
+    of the next assignment. Sub-models that share a parameter are on one device, which sums the
+    parameter's gradients in the order in which a single device would sum them.
+
+    Args:
+        parameters: Per sub-model, the number of elements by parameter name.
+        devices: Number of devices in the group.
+
+    Returns:
+        Per sub-model, the index of its device.
+    """
+    first = list[int]()  # per sub-model: the earliest one connected by shared parameters
+    for index, own in enumerate(parameters):
+        together = {first[n] for n, other in enumerate(parameters[:index]) if own.keys() & other}
+        first.append(min(together, default=index))
+        first = [first[-1] if each in together else each for each in first]
+    found, elements, turn = dict[int, int](), [0] * devices, 0
+    for root in dict.fromkeys(first):
+        whole = {
+            n: e for s, own in enumerate(parameters) if first[s] == root for n, e in own.items()
+        }
+        gets, least = sum(whole.values()), min(elements)
+        in_turn = ((turn + n) % devices for n in range(devices))
+        found[root] = next(d for d in in_turn if elements[d] - least < gets or elements[d] == least)
+        elements[found[root]] += gets
+        turn = found[root] + 1
+    return tuple(found[root] for root in first)
 
 
 @dataclass(frozen=True)
@@ -230,6 +317,70 @@ class Shape:
         return swapped | resident
 
 
+def shape_of(
+    program: Program, arrangement: Arrangement, micro_batches: int = 1, place: int = 0
+) -> Shape:
+    """Return the shape of a program's passes under an arrangement.
+
+    The values between sub-models are included only if some are offloaded.
+
+    Args:
+        program: Program to run.
+        arrangement: Use of the device or of the group.
+        micro_batches: Micro-batches of a pass.
+        place: Index of this device in its group.
+    """
+    parts, visited = program.sub_models, None
+    crossings = crossings_of(program) if arrangement.offloaded else ()
+    if arrangement.devices > 1:
+        owners = device_of([program.layout.elements(p) for p in parts], arrangement.devices)
+        visited = tuple(s for s, owner in enumerate(owners) if owner == place)
+    return Shape(len(parts), micro_batches, arrangement, crossings, visited)
+
+
+def crossings_of(program: Program) -> tuple[Crossing, ...]:
+    """Return the values that may be offloaded, in the order in which they are computed.
+
+    Values that share memory move together. Batch entries, the loss, and values that are the same in
+    every micro-batch are left out.
+
+    Raises:
+        ValueError: The program does not describe one of its values.
+    """
+    users, found = users_of(program.sub_models), list[Crossing]()
+    for part in program.sub_models:
+        together: dict[str, list[str]] = {}
+        for name in part.outputs:
+            if name in users and name not in program.shared:
+                if name not in program.values:
+                    raise ValueError(f"the program does not describe the value {name}")
+                memory = program.values[name].memory
+                together.setdefault(memory or f"{name} alone", []).append(name)
+        for names in together.values():
+            specs = [program.values[name] for name in names]
+            size = max(each.memory_bytes for each in specs) or sum(s.size_bytes for s in specs)
+            used_by = tuple(sorted({user for name in names for user in users[name]}))
+            found.append(Crossing(part.index, used_by, size, 0, tuple(names)))
+    return tuple(found)
+
+
+def users_of(
+    sub_models: Iterable[SubModel],
+    named: Callable[[SubModel], Iterable[str]] = lambda sub_model: sub_model.inputs,
+) -> dict[str, list[int]]:
+    """Return the sub-models that use each value or parameter, ascending, by its name.
+
+    Args:
+        sub_models: Sub-models in order.
+        named: Function that returns the names that a sub-model uses; by default its inputs.
+    """
+    users: dict[str, list[int]] = {}
+    for sub_model in sub_models:
+        for name in named(sub_model):
+            users.setdefault(name, []).append(sub_model.index)
+    return users
+
+
 def training_pass(shape: Shape, loaded: Iterable[int] = ()) -> list[Event]:
     """Return the events of a forward and a backward of every micro-batch through every sub-model.
 
@@ -270,7 +421,10 @@ def _schedule(shape: Shape, training: bool, loaded: Iterable[int]) -> list[Event
     issued, places = 0, cycle(range(ring_slots(shape.micro_batches)))
     for number, (s, forward, backward) in enumerate(visits):
         while issued < len(visits) and _can_load(shape, order[issued], occupants, needed_sooner):
-            events += _load(shape, order[issued], occupants)
+            slot = shape.slot_of(order[issued])
+            if occupants.get(slot) != order[issued]:
+                occupants[slot] = order[issued]
+                events.append(Load(order[issued], slot))
             needed_sooner[order[issued]] += 1
             issued += 1
         fetching = turn <= number < len(visits) - 1 and bool(shape.offloads[order[number + 1]])
@@ -292,11 +446,3 @@ def _can_load(
     """Return True if the sub-model is in its slot, or can be loaded there now."""
     occupant = occupants.get(shape.slot_of(sub_model))
     return occupant is None or occupant == sub_model or needed_sooner[occupant] == 0
-
-
-def _load(shape: Shape, sub_model: int, occupants: dict[int, int]) -> list[Load]:
-    slot = shape.slot_of(sub_model)
-    if occupants.get(slot) == sub_model:
-        return []
-    occupants[slot] = sub_model
-    return [Load(sub_model, slot)]

@@ -38,15 +38,10 @@ from contextlib import contextmanager
 
 import torch
 
-from atom.base.clock import BootClock, Clock
+from atom.base.clock import Clock
 from atom.base.errors import DeviceError
-from atom.swap.device import Arrival, Copies, Lane, RandomState, Ready, Report, at_once
-from atom.swap.host_memory import (
-    LEAST_REGISTERED_BYTES,
-    allocate_host_memory,
-    register,
-    unregister,
-)
+from atom.swap.device import Arrival, Copies, Device, Lane, RandomState, Ready, Report, at_once
+from atom.swap.host_memory import LEAST_REGISTERED_BYTES, allocate_host_memory, register, unregister
 from atom.swap.host_sums import Gate, HostSum, add_admitted, with_host_sources
 
 ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
@@ -90,14 +85,6 @@ class StreamTimes:
         yield
         self._pending.append((started, self.mark(stream), report))
 
-    @contextmanager
-    def until_now(self, report: Report) -> Iterator[None]:
-        """Measure a host thread's work in the `with` block; report its begin and end at the end."""
-        started_s = self._clock.now()
-        yield
-        if report is not None:
-            report(started_s, self._clock.now())
-
     def end(self, succeeded: bool) -> None:
         """Report all measurements if the work succeeded, and forget the origin."""
         pending, self._pending = self._pending, []
@@ -112,7 +99,7 @@ class StreamTimes:
         return self._origin_s + after_ms / 1e3
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """One GPU, by index. Only one engine thread at a time may use it.
 
     Args:
@@ -131,33 +118,35 @@ class CudaDevice:
         clock: Clock | None = None,
     ) -> None:
         require_gpu(index, precision)
+        super().__init__(clock)
         self._device = torch.device("cuda", index)
         self._memory_bytes = math.inf if memory_bytes is None else memory_bytes
         _OPEN_DEVICES.add(self)
         self._set_allocator()
-        self._times = StreamTimes(clock or BootClock())
+        self._times = StreamTimes(self._clock)
         with torch.cuda.device(self._device):
             self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._in = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             # High priority, because its small kernels would wait behind a long matrix product.
             self._out = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
             self._across = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._free: dict[int, torch.cuda.Event] = {}
-        self._loaded: dict[int, torch.cuda.Event] = {}
-        self._ready: dict[int, torch.cuda.Event] = {}
-        self._copied: dict[int, torch.cuda.Event] = {}
-        self._values_ready: dict[int, torch.cuda.Event] = {}
-        self._values_copied: dict[int, torch.cuda.Event] = {}
+        self._events: dict[tuple[str, int], torch.cuda.Event] = {}
+        """Events by their names above and the slot."""
         self._staging: dict[int, torch.Tensor] = {}
         self._extremes: dict[int, torch.Tensor] = {}
         """Host memory for the extremes of each gradient slot's content."""
         self._unchecked: list[torch.Tensor] = []
         """Extremes of gradients that left since all gradients were last known to be finite."""
-        self._loads = Lane("atom-load")
-        self._gradients = Lane("atom-gradients-out")
         self._sums = Lane("atom-gradient-sums")
         self._registered = list[torch.Tensor]()
-        self.unlocked_bytes = 0
+
+    def _event(self, name: str, slot: int) -> torch.cuda.Event:
+        """Return the slot's event of this name, created on first use."""
+        if (name, slot) not in self._events:
+            # Blocking: a host thread that waits for it sleeps instead of spinning.
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._events[name, slot] = event
+        return self._events[name, slot]
 
     def _set_allocator(self) -> None:
         """Limit the process's memory to the sum of the limits of all open devices on this GPU."""
@@ -231,9 +220,9 @@ class CudaDevice:
 
     def load(self, slot: int, copies: Copies, report: Report, ready: Ready = at_once) -> None:
         self._times.begin(self._compute, report)
-        free = event_of(self._free, slot)
+        free = self._event("free", slot)
         free.record(self._compute)
-        loaded = event_of(self._loaded, slot)
+        loaded = self._event("loaded", slot)
 
         def copy_in() -> None:
             ready()
@@ -258,8 +247,8 @@ class CudaDevice:
 
     def wait_loaded(self, slot: int) -> None:
         self._loads.wait(slot)
-        if slot in self._loaded:
-            self._compute.wait_event(self._loaded[slot])
+        if ("loaded", slot) in self._events:
+            self._compute.wait_event(self._event("loaded", slot))
 
     def gradients_out(
         self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report, added: Report
@@ -268,9 +257,9 @@ class CudaDevice:
         extremes = gate.extremes(sums)
         if extremes.numel():
             self._unchecked.append(extremes)
-        ready = event_of(self._ready, gradient_slot)
+        ready = self._event("ready", gradient_slot)
         ready.record(self._compute)
-        copied = event_of(self._copied, gradient_slot)
+        copied = self._event("copied", gradient_slot)
 
         def bring_out() -> None:
             with gate.adding():
@@ -286,7 +275,7 @@ class CudaDevice:
                 with gate.adding():
                     copied.synchronize()
                 copies.clear()  # releases the memory of the extremes
-                with self._times.until_now(added):
+                with Device.timed(self, added):  # the host adds
                     add_admitted(on_host, gate, host_extremes)
 
             def add_on_device() -> None:
@@ -308,8 +297,8 @@ class CudaDevice:
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)
-        if gradient_slot in self._copied:
-            self._compute.wait_event(self._copied[gradient_slot])
+        if ("copied", gradient_slot) in self._events:
+            self._compute.wait_event(self._event("copied", gradient_slot))
 
     def settle(self) -> None:
         self._loads.drain()
@@ -322,12 +311,12 @@ class CudaDevice:
 
     def values_out(self, key: int, copies: Copies, report: Report) -> None:
         self._times.begin(self._compute, report)
-        computed, copied = event_of(self._values_ready, key), event_of(self._values_copied, key)
+        computed, copied = self._event("values_ready", key), self._event("values_copied", key)
         computed.record(self._compute)
         self._copy(self._out, computed, copied, copies, report)
 
     def wait_values_out(self, key: int) -> None:
-        self._compute.wait_event(self._values_copied[key])
+        self._compute.wait_event(self._event("values_copied", key))
 
     @torch.no_grad()
     def hand_over(
@@ -388,8 +377,7 @@ class CudaDevice:
         yield
 
     def close(self) -> None:
-        self._loads.close()
-        self._gradients.close()
+        super().close()
         self._sums.close()
         torch.cuda.synchronize(self._device)
         give_back_cache()
@@ -424,14 +412,6 @@ def give_back_cache() -> None:
     """
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-
-
-def event_of(events: dict[int, torch.cuda.Event], slot: int) -> torch.cuda.Event:
-    """Return the slot's event, created on first use."""
-    if slot not in events:
-        # Blocking: a host thread that waits for it sleeps instead of spinning.
-        events[slot] = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    return events[slot]
 
 
 def require_gpu(index: int, precision: torch.dtype) -> None:

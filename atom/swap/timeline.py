@@ -72,20 +72,14 @@ class Durations:
     """
     sum_s: tuple[float, ...] = ()
     """Seconds of the addition on the host."""
-    shares: "Shares" = field(default_factory=lambda: Shares())
+    load_share: float = 0.0
+    """Fraction of the host's memory bandwidth that loads take while they work alone.
 
-
-@dataclass(frozen=True)
-class Shares:
-    """Fractions of the host's memory bandwidth that each lane takes while it works alone.
-
-    Together with the same lane of other devices, a fraction may exceed 1.
+    Together with the same lane of other devices, this fraction and the next ones may exceed 1.
     """
-
-    load: float = 0.0
-    out: float = 0.0
-    sum: float = 0.0
-    step: float = 0.0
+    out_share: float = 0.0
+    sum_share: float = 0.0
+    step_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -211,15 +205,17 @@ def landed_s(
             replaces the arena's content, and nothing is added.
         on: Device of each sub-model in a group; empty: a single device.
     """
-    group = _Group(shape, durations if adds_first else replace(durations, sum_s=()), on)
+    group = _Group(shape, durations, on)
+    now = durations if adds_first else replace(durations, sum_s=())
     for number, schedule in enumerate(schedules, start=1):
-        now = group.durations
         if squares_s and number == len(schedules):
             pairs = zip_longest(now.sum_s, squares_s, fillvalue=0.0)
-            group.take_durations(replace(now, sum_s=tuple(map(sum, pairs))))
+            now = replace(now, sum_s=tuple(map(sum, pairs)))
+        for lanes in group.lanes:
+            lanes.durations = now
         for event in schedule:
             group.take(event)
-        group.take_durations(replace(durations, ready_s=()))
+        now = replace(durations, ready_s=())
     return max(max(each.device_s, each.link_out_s, each.host_s) for each in group.lanes)
 
 
@@ -285,14 +281,6 @@ class _Group:
         for (start, end), sent in gradients.items():
             self._backward[start].append((sum(each.gradient_bytes for each in sent) * byte_s, end))
 
-    @property
-    def durations(self) -> Durations:
-        return self.lanes[0].durations
-
-    def take_durations(self, durations: Durations) -> None:
-        for each in self.lanes:
-            each.durations = durations
-
     def take(self, event: Event) -> list[Span]:
         sender = self.lanes[self._on[event.sub_model]]
         spans = sender.take(event)
@@ -348,7 +336,7 @@ class _Lanes:
 
     def __post_init__(self) -> None:
         if self.durations.ready_s:
-            self.traffic.append((0.0, max(self.durations.ready_s), self.durations.shares.step))
+            self.traffic.append((0.0, max(self.durations.ready_s), self.durations.step_share))
 
     def take(self, event: Event) -> list[Span]:
         match event:
@@ -392,7 +380,7 @@ class _Lanes:
         ready_s = self.durations.ready_s[event.sub_model] if self.durations.ready_s else 0.0
         start = max(self.link_in_s, self.device_s, ready_s)
         seconds = self.durations.load_s[event.sub_model]
-        self.link_in_s = self._moved_s(start, seconds, self.durations.shares.load)
+        self.link_in_s = self._moved_s(start, seconds, self.durations.load_share)
         self.loaded_s[event.sub_model] = self.link_in_s
         return Span(event, start, self.link_in_s, self.device)
 
@@ -410,15 +398,15 @@ class _Lanes:
         return Span(event, start, self.device_s, self.device)
 
     def _gradient_out(self, event: GradientOut) -> list[Span]:
-        s, shares = event.sub_model, self.durations.shares
+        s, known = event.sub_model, self.durations
         slot = self.shape.gradient_slot_of(s)
         start = max(self.link_out_s, self.device_s, self.staging_s[slot])
-        self.link_out_s = self._moved_s(start, self.durations.gradient_out_s[s], shares.out)
+        self.link_out_s = self._moved_s(start, known.gradient_out_s[s], known.out_share)
         self.gradient_slots_s[slot] = self.link_out_s
         spans = [Span(event, start, self.link_out_s, self.device)]
-        if self.durations.sum_s:
+        if known.sum_s:
             start = max(self.host_s, self.link_out_s)
-            self.host_s = self._moved_s(start, self.durations.sum_s[s], shares.sum)
+            self.host_s = self._moved_s(start, known.sum_s[s], known.sum_share)
             self.staging_s[slot] = self.host_s
             spans.append(Span(GradientSum(s), start, self.host_s, self.device))
         return spans
@@ -428,7 +416,7 @@ class _Lanes:
             self.device_s = max(self.device_s, self.outgoing_s.popleft())
         start, s = max(self.link_out_s, self.device_s), event.sub_model
         seconds = self.shape.offloaded_bytes(s) * self.durations.value_out_s
-        self.link_out_s = self._moved_s(start, seconds, self.durations.shares.out)
+        self.link_out_s = self._moved_s(start, seconds, self.durations.out_share)
         self.outgoing_s.append(self.link_out_s)
         self.left_s[s, event.micro_batch] = self.link_out_s
         return Span(event, start, self.link_out_s, self.device)
@@ -438,6 +426,6 @@ class _Lanes:
         self.device_s = max(self.device_s, self.left_s[s, event.micro_batch])
         start = max(self.link_in_s, self.device_s)
         seconds = self.shape.offloaded_bytes(s) * self.durations.value_in_s
-        self.link_in_s = self._moved_s(start, seconds, self.durations.shares.load)
+        self.link_in_s = self._moved_s(start, seconds, self.durations.load_share)
         self.back_s[s, event.micro_batch] = self.link_in_s
         return Span(event, start, self.link_in_s, self.device)

@@ -15,8 +15,7 @@ from atom.config.run_file import LOCAL_STEPS, OPTIMIZERS, UPDATE_RULES, RunFile
 from atom.graph.ir import ParameterLayout
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.rate import RateSettings
-from atom.swap.host_store import state_arenas
-from atom.swap.state_form import StateArena, StateForm
+from atom.swap.host_store import StateArena, StateForm, state_arenas
 from atom.swarm.exchange.codec import Codec, codec_named
 from atom.training.replica.update_rule import EveryStep, UpdateRule
 

@@ -36,11 +36,10 @@ import torch
 
 from atom.graph.ir import Program
 from atom.models.gpt3 import GPT3Config
-from atom.swap.arrangement import Arrangement, device_of
 from atom.swap.crossing import Crossing
 from atom.swap.device import Device
 from atom.swap.device_slots import SlotLayout
-from atom.swap.schedule import Shape
+from atom.swap.schedule import Arrangement, Shape, device_of
 from atom.swap.timeline import Durations, group_pass, landed_s
 from atom.swarm.state.arenas import state_digest
 from benchmarks.devices import torch_sides

@@ -16,9 +16,9 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, initial_value
 from atom.optim.rate import RateSettings
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copies, CpuDevice, Device, RandomState, Ready, Report, at_once
 from atom.swap.host_sums import HostSum
+from atom.swap.schedule import Arrangement
 from atom.training.replica.replica import Replica, ReplicaSettings
 from benchmarks.devices.torch_sides import Work
 from benchmarks.shared.device_memory import Allocated, CountingDevice

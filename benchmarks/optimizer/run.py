@@ -31,8 +31,7 @@ from atom.optim.muon import orthogonal
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.stepper import Stepper
 from atom.swap.host_memory import allocate_host_memory
-from atom.swap.host_store import HostStore, state_arenas
-from atom.swap.state_form import HIGH, LOW, MASTER, StateArena, StateForm
+from atom.swap.host_store import HIGH, LOW, MASTER, HostStore, StateArena, StateForm, state_arenas
 from benchmarks.shared.program import Timing, parser_of, positive, publish, ratio
 
 SETTINGS = AdamW()

@@ -20,7 +20,7 @@ from atom.models.gpt3 import GPT3Config
 from atom.optim.adamw import AdamW
 from atom.optim.stepper import Stepper
 from atom.swap.device import CpuDevice
-from atom.swap.state_form import MASTER, StateForm
+from atom.swap.host_store import MASTER, StateForm
 from benchmarks.optimizer import run as optimizers
 from benchmarks.papers.after_commit import Round
 from benchmarks.papers.memory import FLOAT32_BYTES_PER_PARAMETER

@@ -16,8 +16,7 @@ import torch
 
 from atom.graph.ir import Program
 from atom.models.gpt3 import GPT3Config
-from atom.swap.arrangement import Arrangement, device_of
-from atom.swap.schedule import Backward, Forward, Shape, training_pass
+from atom.swap.schedule import Arrangement, Backward, Forward, Shape, device_of, training_pass
 from benchmarks.devices import sleeping as devices
 from benchmarks.devices.torch_sides import Work
 from benchmarks.papers.result import Result, result

@@ -20,8 +20,7 @@ from atom.optim.muon import Muon
 from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
-from atom.swap.host_store import HostStore
-from atom.swap.state_form import MASTER, StateForm
+from atom.swap.host_store import MASTER, HostStore, StateForm
 from atom.swarm.exchange.codec import Codec
 from atom.training.replica.local_steps import LocalSteps
 from benchmarks.parity.model import Size, drawn, gradients, text

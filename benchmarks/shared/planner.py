@@ -14,7 +14,7 @@ from atom.models.gpt3 import GPT2_VOCABULARY, GPT3, GPT3Config
 from atom.plan.choice import Choice
 from atom.plan.choosing import Question, choose
 from atom.plan.memory import Cut, Limits
-from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Arrangement
 
 UNLIMITED_BYTES = 1 << 50
 BUDGETS = ("swapped", "partly", "resident")

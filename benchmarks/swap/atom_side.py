@@ -22,11 +22,10 @@ from atom.optim.optimizer import optimizer_state
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
 from atom.plan.memory import PLANNED_SHARE
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice, Device
 from atom.swap.device_kernels import device_kernels
-from atom.swap.host_store import beside_bytes, state_arenas
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import StateForm, beside_bytes, state_arenas
+from atom.swap.schedule import Arrangement
 from atom.swap.timeline import Recording, Timeline
 from atom.training.replica.replica import Replica, ReplicaSettings
 from benchmarks.shared.planner import Planner

@@ -19,7 +19,7 @@ from torch.nn import functional
 from atom.graph.ir import ParameterLayout
 from atom.models.gpt3 import GPT3, initialise
 from atom.optim.clipping import clip_coefficient, gradient_norm
-from atom.swap.state_form import StateForm, split
+from atom.swap.host_store import StateForm, split
 from benchmarks.shared.text import standard_library
 from benchmarks.swap.atom_side import Atom
 from benchmarks.swap.in_memory import decay_groups

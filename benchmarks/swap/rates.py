@@ -21,8 +21,7 @@ from atom.optim.adamw import AdamW
 from atom.optim.optimizer import optimizer_state
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
-from atom.swap.host_store import HostStore
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import HostStore, StateForm
 from benchmarks.swap.atom_side import open_device
 from benchmarks.swap.setup import Setup
 

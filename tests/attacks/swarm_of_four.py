@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from swarm_history import all_end_on_one_chain, contribution
@@ -15,11 +14,12 @@ TIMEOUT_S = 5 * START_S + 4 * SOON_S
 """Bound on a test, beside the time that the attack takes."""
 
 
-@pytest.fixture
-def four(tmp_path: Path) -> Iterator[Swarm]:
-    """Four daemons after a round of all of them."""
-    run = endless(RUN, grace_s=8, snapshot_rounds=10)
-    with swarm_in(tmp_path, run, ["ann", "bob", "cleo", "dan"], memory="auto") as swarm:
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """Yield four daemons after a round of all of them."""
+    run, names = endless(RUN, grace_s=8, snapshot_rounds=10), ["ann", "bob", "cleo", "dan"]
+    with swarm_in(tmp_path_factory.mktemp("of"), run, names, memory="auto") as swarm:
+        swarm.slow_lines()
         swarm.found(standing=True)
         gather(swarm)
         swarm.resume()
@@ -48,8 +48,13 @@ def assert_it_continues(swarm: Swarm, seconds: float) -> None:
     swarm.until(all_contributed, "a round with each of them", SOON_S)
 
 
+def assert_no_branch(swarm: Swarm) -> None:
+    """Assert that no peer went on alone, as if the others were dead."""
+    branches = [event for peer in swarm.peers for event in peer.rounds if event["branch"]]
+    assert branches == []
+
+
 def assert_one_chain(swarm: Swarm) -> None:
     """Assert that no peer went on alone, and end the daemons."""
-    branches = [event for peer in swarm.peers for event in peer.rounds if event["branch"]]
-    assert branches == [], "a peer went on alone, as if the others were dead"
+    assert_no_branch(swarm)
     assert all_end_on_one_chain(swarm, RUN) == 0

@@ -23,14 +23,14 @@ MOST_MIB = 800
 """Bound on the memory that a child takes: libraries, and what this test allows."""
 CHILD = """
 import json, re, resource, sys
-from atom.models.source import SourceError
+from atom.base.errors import ConfigError
 from tests.attacks import test_model_configs as attack
 
 GIB = 2**30
 resource.setrlimit(resource.RLIMIT_AS, (6 * GIB, 6 * GIB))  # code without a bound takes so much
 try:
     attack.read_as_a_joiner(json.loads(sys.argv[1]))
-except SourceError as refusal:
+except ConfigError as refusal:
     print("refused:", refusal.message)
 # ru_maxrss would begin with the memory of the process that started this one
 print(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024)
@@ -49,6 +49,16 @@ CONFIGS: Mapping[str, dict[str, object]] = {
         "num_layers": 4096,
         "attention_types": [[["global"], 4096]],
         "max_position_embeddings": 8000,
+    },
+    "a mask of a gigabyte": NEO | {"num_layers": 2, "max_position_embeddings": 2**15},
+    "a table of a gigabyte, the product of two short lists": {
+        "model_type": "gptj",
+        "n_layer": 1,
+        "n_embd": 64,
+        "n_head": 4,
+        "vocab_size": 64,
+        "n_positions": 2**14,
+        "rotary_dim": 2**15,
     },
 }
 

@@ -44,7 +44,7 @@ def test_code_of_a_stolen_key_is_not_run(folder: Folder) -> None:
     box.state.own_code.write_bytes(forged.code.content)
 
     def join(trust: str | None) -> object:
-        parse_trust(trust)
+        assert trust is None or parse_trust(trust) == trust
         check_trust(owner, forged.run.model.module_sha256, trust)
         return obtain_code(forged.run, forged.manifest, ADDRESS, trust, box, OutOfReach())
 

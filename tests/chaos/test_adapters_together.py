@@ -1,19 +1,18 @@
 """Three daemons train adapters beside a published Llama, one of them late, one killed between."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from swarm_history import check_peers
-from swarm_of_processes import START_S, Peer, Swarm, endless, environment, swarm_in
+from swarm_of_processes import START_S, Peer, Swarm, endless, swarm_in
 
 from atom.base.units import printable
-from atom.daemon.model.kept_run import HeldWeights, KeptRun
+from atom.cli.app import main
+from atom.cli.shell.failures import ExitCode
+from atom.daemon.model.kept_run import KeptRun
 from atom.graph.ir import padded_elements
 from atom.models.source import materialised
 from atom.training.storage.run_storage import STILL, list_snapshots
@@ -44,39 +43,26 @@ def fetched(peer: Peer) -> list[int]:
     return [event["bytes"] for event in peer.events("fetched") if event["what"] == "frozen"]
 
 
-def check_sample(swarm: Swarm, root: Path) -> None:
+def check_sample(swarm: Swarm, capsys: pytest.CaptureFixture[str]) -> None:
     """Text is sampled from the founder's state directory, with its base and its adapters."""
     for peer in swarm.peers:
         peer.ask("pause")
-    command = [
-        sys.executable,
-        "-m",
-        "atom",
-        "sample",
-        str(swarm.founder.state),
-        "A",
-        "--tokens",
-        "1",
-    ]
-    own = environment(root) | {"XDG_CACHE_HOME": str(root / "cache")}
-    told = subprocess.run(
-        [*command, "--temperature", "0", "--device", "cpu"],
-        capture_output=True, check=False, timeout=2 * START_S, env={**os.environ, **own},
-    )  # fmt: skip
-    said = told.stderr.decode()
-    found = re.search(r"round ([\d,]+) of tuned; each token", said)
-    assert found is not None, said
+    options = ("--tokens", "1", "--temperature", "0", "--device", "cpu")
+    code = main(["sample", str(swarm.founder.state), "A", *options])
+    told = capsys.readouterr()
+    assert code == ExitCode.OK, told.err
+    found = re.search(r"round ([\d,]+) of tuned; each token", told.err)
+    assert found is not None, told.err
     round_number = int(found[1].replace(",", ""))
-    kept = {each.round: each for each in list_snapshots(swarm.founder.state / "snapshots")}
     run = KeptRun.read(swarm.founder.state)
-    weights = HeldWeights(run.layout(run.source(None)), kept[round_number].load(), run.frozen())
+    *_, weights = run.opened(None, str(round_number))
     twin = materialised(run.source(None), torch.float32, 0).eval()
     with torch.no_grad():
         for name, parameter in twin.named_parameters():
             parameter.copy_(weights.value(name, torch.float32))
         logits = run.source(None).next_logits(twin)(torch.tensor([[65]]), torch.tensor([0]))
     written = bytes([65, int(logits.argmax())]).decode(errors="replace")
-    assert told.stdout.decode() == f"{printable(written, chr(10) + chr(9))}\n"
+    assert told.out == f"{printable(written, chr(10) + chr(9))}\n"
     swarm.resume()
 
 
@@ -85,7 +71,9 @@ def trains(swarm: Swarm, peer: Peer, rounds: int = 3) -> None:
     swarm.until(lambda: len(peer.rounds) >= enough, f"{peer.name}'s rounds", 2 * START_S)
 
 
-def test_late_and_killed_peers_hold_the_same_adapters(tmp_path: Path) -> None:
+def test_late_and_killed_peers_hold_the_same_adapters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(1)
     base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
     base.save_pretrained(tmp_path / "base")
@@ -103,7 +91,7 @@ def test_late_and_killed_peers_hold_the_same_adapters(tmp_path: Path) -> None:
         for peer in (late, bob, founder):
             trains(swarm, peer)
         swarm.until(lambda: len(list_snapshots(bob.state / "snapshots")) > 1, "states to offer")
-        check_sample(swarm, tmp_path)
+        check_sample(swarm, capsys)
         for peer in swarm.peers:
             peer.ask("leave", None)
             assert peer.wait() == 0

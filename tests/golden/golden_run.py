@@ -25,8 +25,8 @@ from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
+from atom.swap.schedule import Arrangement
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
 from tests.swarm.threaded_ring import Swarm

@@ -11,8 +11,8 @@ from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.adamw import AdamW
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
+from atom.swap.schedule import Arrangement
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.training.small_replica import RATE
 

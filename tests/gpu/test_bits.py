@@ -12,11 +12,11 @@ from atom.graph.ir import Program
 from atom.graph.program import build_program, load
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
 from atom.swap.host_store import HostStore
+from atom.swap.schedule import Arrangement
 from tests.graph.layer_major import run_layer_major
 from tests.swap import crossing_models
 from tests.swap.crossing_models import TOKENS, WIDTH

@@ -16,7 +16,7 @@ from atom.swap.host_kernels import (
     AdamWArguments,
     host_kernels,
 )
-from atom.swap.state_form import joined
+from atom.swap.host_store import joined
 from tests.gpu.conftest import ON_A_GPU
 from tests.gpu.kernels_in_c import KernelsInC
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from replicas import EVERY, batches, new_replica, train
 
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
 from atom.swap.engine import PassCancelled
+from atom.swap.schedule import Arrangement
 from atom.training.replica.replica import Replica
 from tests.training.small_replica import same
 

@@ -15,11 +15,11 @@ from atom.graph.program import build_program, load
 from atom.graph.traced import Graph
 from atom.plan.choosing import Question, choose, enough_bytes
 from atom.plan.memory import Limits
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
 from atom.swap.host_store import HostStore
+from atom.swap.schedule import Arrangement
 
 SPARE = 1.25
 

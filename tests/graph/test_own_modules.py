@@ -5,13 +5,7 @@ import copy
 import pytest
 import torch
 from swapped import CUTS, assert_equal, eager, frozen_in, plain, swapped
-from traced_modules import (
-    OWN,
-    LongSkips,
-    SeveralInputs,
-    TwiceTied,
-    hidden_states,
-)
+from traced_modules import OWN, LongSkips, SeveralInputs, TwiceTied, hidden_states
 
 from atom.base.errors import ModelError
 from atom.graph.program import build_program

@@ -11,18 +11,8 @@ from traced_modules import ZOO, TiedGPT, tokens_and_targets
 from atom.base.errors import DeviceError
 from atom.graph.chain import Machine
 from atom.graph.costs import measured
-from atom.graph.costs.measured import (
-    index_bound,
-    measure_layers,
-    measure_link,
-)
-from atom.graph.costs.seconds import (
-    DEVICES,
-    Profile,
-    assume_graph,
-    assumed_device,
-    measured_graph,
-)
+from atom.graph.costs.measured import index_bound, measure_layers, measure_link
+from atom.graph.costs.seconds import DEVICES, Profile, assume_graph, assumed_device, measured_graph
 from atom.graph.layers import layers_of
 from atom.graph.trace import trace
 from atom.graph.traced import Graph

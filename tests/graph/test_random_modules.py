@@ -17,7 +17,7 @@ from atom.graph.ir import Program
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
-from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Arrangement
 
 MODULES = int(os.environ.get("ATOM_CHAOS_MODULES", "12"))
 FIRST_SEED = int(os.environ.get("ATOM_CHAOS_SEED", "0"))

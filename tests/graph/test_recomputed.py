@@ -3,13 +3,7 @@
 import pytest
 import torch
 import torch.utils.checkpoint
-from checkpointed_modules import (
-    CHECKPOINTED,
-    CheckpointedGPT,
-    ChunkedGPT,
-    UncheckedGPT,
-    recomputed,
-)
+from checkpointed_modules import CHECKPOINTED, CheckpointedGPT, ChunkedGPT, UncheckedGPT, recomputed
 from swapped import assert_equal, eager, finest, swapped
 from torch import Tensor
 from traced_modules import TiedGPT, tokens_and_targets

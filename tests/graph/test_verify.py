@@ -10,11 +10,7 @@ from untraceable_modules import OtherDtype, Two
 
 from atom.base.errors import ModelError
 from atom.graph.program import compile_program
-from atom.graph.verify import (
-    parameter_bytes,
-    too_large_to_compare,
-    verify_against_eager,
-)
+from atom.graph.verify import parameter_bytes, too_large_to_compare, verify_against_eager
 
 _NOISE = itertools.count(1)
 
@@ -85,9 +81,9 @@ def test_operators_with_a_registered_backward_stay_whole(operator: object) -> No
 
 
 def test_an_operator_that_does_not_repeat() -> None:
-    with pytest.raises(ModelError, match="run again gives another value for the loss") as refusal:
+    with pytest.raises(ModelError, match="sub-models give another value for the loss") as refusal:
         check(Uses(noisy))
-    assert "operators that repeat their results" in refusal.value.hint
+    assert "operators that do not repeat their results" in refusal.value.hint
 
 
 def test_an_operator_without_a_backward_is_named() -> None:

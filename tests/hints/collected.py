@@ -7,7 +7,15 @@ from pathlib import Path
 import atom
 
 PACKAGE = Path(atom.__file__).parent
-HINT_AT = {"refuse": 2, "failure": 2, "warning": 2, "say_error": 1}
+HINT_AT = {
+    "refuse": 2,
+    "refuse_given": 2,
+    "failure": 2,
+    "warning": 2,
+    "say_error": 1,
+    "own_code_errors": 1,
+    "read_bounded": 2,
+}
 """Function → position of its argument that is a hint. Errors have theirs at position 1."""
 
 

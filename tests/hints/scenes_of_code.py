@@ -81,9 +81,6 @@ OF_CODE = {
     ),
     "raise data.validation_fraction, or remove [validation]":
         scene(rows(ROW, ROW, fraction=0.1), rows(ROW, ROW, fraction=0.5), rows(ROW, ROW)),
-    "check its rights": scene(
-        lambda folder: read_code("own:make", folder), code()
-    ),
     "joining peers receive only this file: move general code into an installed package": scene(
         code("\nimport", "#" * MAX_CODE_BYTES + "\nimport"), code()
     ),
@@ -110,11 +107,7 @@ OF_CONFIGS = {
         scene(config('{"model_type": "a", "b": 99999999999999999999}'), GOOD_CONFIG),
     "name the config.json of one model":
         scene(config(" " * MAX_CONFIG_BYTES + "{} "), GOOD_CONFIG),
-    "name the config.json in it": scene(
-        lambda folder: config_text(folder), written("config.json", "{}", config_text)
-    ),
-    "the path is relative to the run file": scene(
-        lambda folder: config_text(folder / "absent.json"),
-        written("config.json", "{}", config_text),
+    "save it as UTF-8": scene(
+        written("config.json", b"\xff{}", config_text), written("config.json", "{}", config_text)
     ),
 }  # fmt: skip

@@ -83,10 +83,12 @@ FILES = {
         peer('[device]\nuse = ["cuda:0", "cpu"]'),
         peer('[device]\nuse = ["cuda:0"]'), peer('[device]\nuse = "cpu"'),
     ),
-    "give each key another port, or 0 for any free one": scene(
-        peer('[network]\nlisten = "0.0.0.0:7"\ndata_port = 7'),
-        peer('[network]\nlisten = "0.0.0.0:7"\ndata_port = 8'),
-        peer('[network]\nlisten = "0.0.0.0:7"\ndata_port = 0'),
+    'use = "all", or ["cuda:0", "cuda:1"]': scene(
+        peer('[device]\nuse = ["all", "cuda:0"]'),
+        peer('[device]\nuse = "all"'), peer('[device]\nuse = ["cuda:0", "cuda:1"]'),
+    ),
+    '"cuda" means "cuda:0": name each GPU once': scene(
+        peer('[device]\nuse = ["cuda", "cuda:0"]'), peer('[device]\nuse = ["cuda:0", "cuda:1"]')
     ),
     "every_rounds = 100": scene(
         peer("[checkpoints]\nkeep = 2"), peer("[checkpoints]\nkeep = 2\nevery_rounds = 100")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from atom.models.data.account import Account, check_lost
 from atom.models.data.corpus import text_corpus
-from atom.models.data.row_text import RowText
+from atom.models.data.rows import RowText
 from atom.models.data.tokenizer_settings import CONFIG, read_settings
 from tests.hints.scene import Act, scene
 
@@ -39,10 +39,14 @@ def lost(characters: int, allowed: float) -> Act:
     return lambda folder: check_lost(account, allowed)
 
 
+ONE = {"a.txt": b"one"}
 PICTURE = {"a.txt": b"one", "logo.png": b"\x89PNG\0"}
 LATIN = {"a.txt": b"one", "b.txt": "café".encode("latin-1")}
 TORN = {"a.txt": b"one", "rows.json": b'[{"text": "one"}, {"text": "two'}
 OF_TEXTS = {
+    "name the files under [data] paths, in the run file or in your peer file": scene(
+        text(ONE, "*.md"), text(ONE, "*.txt")
+    ),
     'move it to another folder, or name only the text files: [data] paths = ["…/*.txt"]': scene(
         text(PICTURE), text({"a.txt": b"one"}), text(PICTURE, "*.txt")
     ),

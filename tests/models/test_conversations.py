@@ -8,14 +8,14 @@ import pytest
 import torch
 import transformers
 
+from atom.base.errors import ConfigError
 from atom.models.data.conversations import RowTokenizer
-from atom.models.data.row_text import RowText
+from atom.models.data.rows import RowText
 from atom.models.data.samples import Cut, Samples, Text, token_samples
 from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import JsonTokenizer, load_tokenizer
 from atom.models.gpt3 import IGNORED
-from atom.models.source import DataError
 from tests.models.chat_tokenizer import CHATML, STOP, chat_tokenizer
 
 S = 24
@@ -130,5 +130,5 @@ def test_all_of_a_conversation_may_be_targets(tmp_path: Path) -> None:
 def test_what_is_no_conversation_is_named(
     tmp_path: Path, rows: dict[str, Any], template: str | None, said: str
 ) -> None:
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(ConfigError, match=said):
         samples(tmp_path, rows, template=template)

@@ -2,13 +2,14 @@ import errno
 import os
 import sysconfig
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from atom.base.errors import ConfigError
 from atom.models.data.corpus import Corpus, Reading, stdlib_corpus, text_corpus
-from atom.models.data.documents import Document, row_document
-from atom.models.source import DataError
+from atom.models.data.documents import Document
 
 
 def write(root: Path, **files: str) -> Path:
@@ -50,7 +51,7 @@ def test_a_text_that_cannot_be_read_is_no_trouble_with_the_disk(
     (document,) = text_corpus([tmp_path]).read()
     (tmp_path / "a").unlink()
     stale = Corpus(lambda: iter([document]), most)
-    with pytest.raises(DataError, match="a cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="a cannot be read: No such file"):
         stale.survey()
 
 
@@ -68,13 +69,13 @@ def test_what_may_not_be_looked_at_is_not_left_out(
     monkeypatch.setattr(os, "scandir", guarded)
     assert contents(text_corpus([tmp_path / "open"])) == [b"seen"]
     for entry in (tmp_path, tmp_path / "closed"):
-        with pytest.raises(DataError, match="closed cannot be read: Permission denied"):
+        with pytest.raises(ConfigError, match="closed cannot be read: Permission denied"):
             text_corpus([entry])
-    with pytest.raises(DataError, match="x cannot be read: File name too long"):
+    with pytest.raises(ConfigError, match="x cannot be read: File name too long"):
         text_corpus([tmp_path / ("x" * 300)])
     (tmp_path / "open" / "b").symlink_to(tmp_path / "gone")
     for entry in (tmp_path / "open", tmp_path / "open" / "*", tmp_path / "open" / "b"):
-        with pytest.raises(DataError, match="b is a dangling link"):
+        with pytest.raises(ConfigError, match="b is a dangling link"):
             text_corpus([entry])
 
 
@@ -101,8 +102,8 @@ def test_a_cap_cuts_the_last_file_between_characters(tmp_path: Path) -> None:
 def test_what_lies_behind_the_limit_is_not_asked_for() -> None:
     def endless() -> Iterator[Document]:
         for text in ("ab", "", "c"):
-            yield row_document("a row", text.encode())
-        raise DataError("more was asked for")
+            yield Document("a row", partial(iter, (text.encode(),)))
+        raise ConfigError("more was asked for")
 
     assert contents(Corpus(endless, 3)) == [b"ab", b"c"]
 

@@ -1,22 +1,24 @@
 import dataclasses
+import json
 import math
 
 import pytest
 import torch
 import transformers
 
+from atom.base.errors import ConfigError
 from atom.models.gpt3 import (
     GPT2_VOCABULARY,
     GPT3,
+    PREFIX,
     SIZES,
     GPT3Config,
+    GPT3Source,
     initial_value,
     initialise,
     loss_chunks,
     parameter_shapes,
 )
-from atom.models.gpt3_source import PREFIX, gpt2_config, gpt2_outside, require_gpt2
-from atom.models.source import SourceError
 
 TINY = GPT3Config(layers=2, heads=2, model_dim=16, sequence_tokens=8, vocabulary_size=32)
 PAPER_MILLIONS = {
@@ -137,6 +139,8 @@ def test_chunks_are_as_many_as_save_memory(size: str, tokens: int, chunks: int) 
 # ---- comparison with the library's GPT-2: equal in every bit; other models are refused
 
 CONFIG = GPT3Config(3, 4, 32, sequence_tokens=24, vocabulary_size=300)
+SOURCE = GPT3Source(CONFIG)
+GPT2 = dict(SOURCE.outside(torch.float32).config or {})
 
 
 def ours(dtype: torch.dtype) -> GPT3:
@@ -151,8 +155,8 @@ def ours(dtype: torch.dtype) -> GPT3:
 
 
 def theirs(model: GPT3, dtype: torch.dtype) -> torch.nn.Module:
-    outside = gpt2_outside(CONFIG)
-    config = transformers.GPT2Config(**{**gpt2_config(CONFIG)})
+    outside = SOURCE.outside(dtype)
+    config = transformers.GPT2Config(**GPT2)
     twin = transformers.GPT2LMHeadModel(config).to(dtype)
     values = dict(model.named_parameters())
     state = {p.name: p.from_parameter(values[p.parameter]).contiguous() for p in outside.places}
@@ -174,7 +178,7 @@ def test_the_logits_are_equal_in_every_bit(dtype: torch.dtype) -> None:
 
 
 def test_every_parameter_has_one_place() -> None:
-    places = gpt2_outside(CONFIG).places
+    places = SOURCE.outside(torch.float32).places
     names = [name for name, _ in GPT3(CONFIG, device="meta").named_parameters()]
     assert [place.parameter for place in places] == names
     assert len({place.name for place in places}) == len(places)
@@ -182,8 +186,8 @@ def test_every_parameter_has_one_place() -> None:
 
 
 def test_a_config_of_the_same_model_is_taken() -> None:
-    require_gpt2(CONFIG, gpt2_config(CONFIG))
-    require_gpt2(CONFIG, transformers.GPT2Config(**gpt2_config(CONFIG)).to_dict())
+    SOURCE.require_config(json.dumps(GPT2))
+    SOURCE.require_config(json.dumps(transformers.GPT2Config(**GPT2).to_dict()))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +205,7 @@ def test_a_config_of_the_same_model_is_taken() -> None:
     ],
 )
 def test_another_model_is_refused_by_its_key(changed: dict[str, object], said: str) -> None:
-    with pytest.raises(SourceError) as caught:
-        require_gpt2(CONFIG, {**gpt2_config(CONFIG), **changed})
+    with pytest.raises(ConfigError) as caught:
+        SOURCE.require_config(json.dumps(GPT2 | changed))
     assert said in caught.value.message
     assert caught.value.hint

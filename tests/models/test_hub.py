@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from atom.base.errors import AddressError, ConfigError
 from atom.models import hub
-from atom.models.source import DataError, DataUnreachable
 from tests.hub_stand_in import REVISION, Hub, played_hub
 
 NAME = "owner/model"
@@ -73,7 +73,7 @@ def test_a_file_of_the_index_that_the_hub_lacks_is_named_before_any_is_fetched(
     index = json.dumps({"weight_map": {"a": first, "b": second}})
     put(played, model__safetensors__index__json=index.encode())
     (played.models[NAME] / first).write_bytes(b"w" * 10)
-    with pytest.raises(DataError, match=f"lacks {second}, which its index names") as caught:
+    with pytest.raises(ConfigError, match=f"lacks {second}, which its index names") as caught:
         fetched()
     assert caught.value.hint
     assert not [path for path in played.asked if path.endswith(first)]
@@ -81,11 +81,11 @@ def test_a_file_of_the_index_that_the_hub_lacks_is_named_before_any_is_fetched(
 
 def test_what_no_run_could_use_is_refused_before_it_is_fetched(played: Hub) -> None:
     put(played, pytorch_model__bin=b"x")
-    with pytest.raises(DataError, match="no weights as safetensors") as caught:
+    with pytest.raises(ConfigError, match="no weights as safetensors") as caught:
         fetched()
     assert f'from_pretrained("{NAME}"' in caught.value.hint
     put(played, model__safetensors=b"w" * 5000)
-    with pytest.raises(DataError, match="5,000 bytes of weights, more than 4,999"):
+    with pytest.raises(ConfigError, match="5,000 bytes of weights, more than 4,999"):
         fetched(4999)
     assert not [path for path in played.asked if path.endswith("model.safetensors")]
 
@@ -93,6 +93,6 @@ def test_what_no_run_could_use_is_refused_before_it_is_fetched(played: Hub) -> N
 def test_a_hub_that_does_not_answer_may_be_asked_again(played: Hub) -> None:
     played.down = True
     for ask in (lambda: hub.newest_revision(NAME, "model"), fetched):
-        with pytest.raises(DataUnreachable, match="cannot query") as caught:
+        with pytest.raises(AddressError, match="cannot query") as caught:
             ask()
         assert "folder" in caught.value.hint

@@ -7,7 +7,7 @@ import pytest
 from atom.models.source import install_extra, install_package, install_version
 
 BLOCKED = "numpy pyarrow datasets pydantic tokenizers blake3 hivemind grpc safetensors psutil"
-BLOCKED += " atom.base.errors atom.config"
+BLOCKED += " atom.config"
 PROGRAM = f"""
 import sys
 for name in {BLOCKED.split()!r}:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from atom.base.errors import ConfigError
 from atom.models.data.samples import Samples, own_samples
 from atom.models.module_source import (
     MAX_CODE_BYTES,
@@ -16,7 +17,7 @@ from atom.models.module_source import (
     load_factory,
     read_code,
 )
-from atom.models.source import SourceError, materialised
+from atom.models.source import materialised
 
 WORDS = """
     import torch
@@ -143,7 +144,7 @@ def test_first_values_follow_from_the_seed(folder: Path, factory: str) -> None:
 def test_a_parameter_on_meta_without_an_initialisation_is_named(tmp_path: Path) -> None:
     bare = WORDS.replace("torch.full((4,), 0.5)", 'torch.empty(4, device="meta")')
     (tmp_path / "words.py").write_text(textwrap.dedent(bare))
-    with pytest.raises(SourceError, match="gives scale no value"):
+    with pytest.raises(ConfigError, match="gives scale no value"):
         materialised(opened(tmp_path, "made_on_meta"), torch.float32, seed=4)
 
 
@@ -190,18 +191,18 @@ def test_text_comes_shifted_or_twice(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_factory_is_told_what_is_wrong(folder: Path, factory: str, what: str, hint: str) -> None:
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(ConfigError) as caught:
         opened(folder, factory)
     assert what in caught.value.message
     assert hint in caught.value.hint
 
 
 def test_data_and_text_go_with_what_the_run_says(folder: Path) -> None:
-    with pytest.raises(SourceError, match=r"tokens: int64 \[2, 6\]") as caught:
+    with pytest.raises(ConfigError, match=r"tokens: int64 \[2, 6\]") as caught:
         opened(folder, tokens=7)
     assert caught.value.hint == "make it int64 [sequences, 7], or set [model] sequence_tokens"
     assert opened(folder, "with_dataset", None).dataset is not None
-    with pytest.raises(SourceError, match="returned no dataset"):
+    with pytest.raises(ConfigError, match="returned no dataset"):
         opened(folder, "make", None)
 
 
@@ -224,7 +225,7 @@ def test_code_is_found_beside_the_run_file_and_named_by_its_bytes(folder: Path) 
 
 @pytest.mark.parametrize("entry", ["no.such.package:make", "sys:exit"])
 def test_a_module_that_is_not_there(entry: str, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="cannot be imported") as caught:
+    with pytest.raises(ConfigError, match="cannot be imported") as caught:
         find_code(entry, tmp_path)
     assert str(tmp_path) in caught.value.hint
 
@@ -243,14 +244,14 @@ def test_code_that_does_not_load_is_told_with_its_place(
 ) -> None:
     path = tmp_path / "own.py"
     path.write_text(text)
-    with pytest.raises(SourceError, match=what):
+    with pytest.raises(ConfigError, match=what):
         load_factory(read_code("own:make", path))
 
 
 def test_code_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("#" * (MAX_CODE_BYTES + 1))
-    with pytest.raises(SourceError, match="longer than 64 KiB"):
+    with pytest.raises(ConfigError, match="longer than 64 KiB"):
         read_code("own:make", path)
 
 
@@ -280,7 +281,7 @@ def test_samples_with_nothing_held_back(folder: Path) -> None:
     assert own.sampler.orders[0].windows == 10
     assert not own.validation
     assert own.digest != samples(folder).digest
-    with pytest.raises(SourceError, match="of 10 samples is none"):
+    with pytest.raises(ConfigError, match="of 10 samples is none"):
         samples(folder, 0.05)
 
 
@@ -294,5 +295,5 @@ def test_samples_with_nothing_held_back(folder: Path) -> None:
 )
 def test_a_sample_of_another_make_is_named(sample: object, what: str) -> None:
     like = {"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.int64)}
-    with pytest.raises(SourceError, match=what):
+    with pytest.raises(ConfigError, match=what):
         own_samples([sample], like, 0.0, seed=1)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from atom.base.errors import ConfigError
 from atom.graph.trace import trace
-from atom.models.gpt3 import GPT3Config
-from atom.models.gpt3_source import GPT3Source
+from atom.models.gpt3 import GPT3Config, GPT3Source
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.partly_trained import Adapters, PartlyTrained
-from atom.models.source import ModelSource, Outside, SourceError, materialised, outside_of
+from atom.models.source import ModelSource, Outside, materialised, outside_of
 from tests.architectures.configs import config_of
 
 LLAMA = {
@@ -85,7 +85,7 @@ def test_targets_are_ends_of_names_with_wildcards() -> None:
         "1.mlp.gate_proj", "1.mlp.up_proj", "1.mlp.down_proj",
     }  # fmt: skip
     for missing in ("proj", "lm_head", "embed_tokens", "q_proj.weight"):
-        with pytest.raises(SourceError, match="names none") as caught:
+        with pytest.raises(ConfigError, match="names none") as caught:
             layers("q_proj", missing)
         assert "q_proj" in caught.value.hint
 
@@ -111,7 +111,7 @@ def test_experts_are_targets_and_allow_no_dropout() -> None:
     assert not any("experts" in name for name in trained(source, attention))
     told = PartlyTrained(source, attention).summary()
     assert told == "adapters of 8 linear layers, 0 weights of experts"
-    with pytest.raises(SourceError, match=r"experts\.gate_up_proj allow none") as caught:
+    with pytest.raises(ConfigError, match=r"experts\.gate_up_proj allow none") as caught:
         trained(source, Adapters(2, 4.0, 0.5, ()))
     assert "set it to 0" in caught.value.hint
 
@@ -132,7 +132,7 @@ def test_layers_whose_adapters_peft_does_not_load_have_none(name: str, target: s
     whole = PartlyTrained(source, ADAPTERS)
     assert "linear layers have none, such as" in whole.summary()
     assert not any(fnmatch.fnmatch(layer, f"*.{target}.weight") for layer in whole.adapted)
-    with pytest.raises(SourceError, match="names none of the layers that can have adapters"):
+    with pytest.raises(ConfigError, match="names none of the layers that can have adapters"):
         trained(source, Adapters(2, 4.0, 0.0, (target,)))
 
 

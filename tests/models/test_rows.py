@@ -10,11 +10,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from atom.base.errors import ConfigError
 from atom.models.data.corpus import Corpus, Reading, text_corpus
-from atom.models.data.row_text import RowText
-from atom.models.data.rows import rows_of
+from atom.models.data.rows import RowText, rows_of
 from atom.models.data.stored_dataset import StoredDataset
-from atom.models.source import DataError
 from tests.models.chat_tokenizer import chat_tokenizer
 
 TEXTS = ["one", 'zwei é, "quoted"\nand a second line', "x" * 200_000, "end; last"]
@@ -176,6 +175,12 @@ def test_forms_of_the_field(tmp_path: Path, row: dict[str, Any], text: str, kind
         ("a.jsonl", '{"instruction": 1, "output": "x"}', '"instruction" holds int'),
         ("a.jsonl", '{"instruction": "", "output": "x", "history": [["a", "b"]]}', "has a history"),
         ("a.jsonl", '{"messages": "x"}', "is not a list of messages"),
+        (
+            "a.jsonl",
+            '{"messages": [{"role": "user", "content": "a\\udcffb"}]}',
+            r"'\udcff' is half a character",
+        ),
+        ("a.jsonl", '{"prompt": "a\\udcffb", "completion": ""}', r"'\udcff' is half a character"),
     ],
 )
 def test_a_bad_row_stops_the_start_until_it_may_be_omitted(
@@ -185,7 +190,7 @@ def test_a_bad_row_stops_the_start_until_it_may_be_omitted(
     lines = [*(["text"] if name == "a.csv" else []), good, bad, good]
     tokenizer = str(chat_tokenizer(tmp_path / "tokenizer"))
     files = {name: "\n".join(lines)}
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(ConfigError) as caught:
         table(tmp_path / "in", files, RowText(tokenizer=tokenizer)).survey()
     assert caught.value.message.startswith(f"{tmp_path}/in/{name}, row 2")
     assert said in caught.value.message
@@ -211,7 +216,7 @@ def test_a_bad_row_stops_the_start_until_it_may_be_omitted(
 def test_a_damaged_table_stops_the_start_whatever_may_be_omitted(
     tmp_path: Path, name: str, content: bytes | str, said: str
 ) -> None:
-    with pytest.raises(DataError, match="in/a") as caught:
+    with pytest.raises(ConfigError, match="in/a") as caught:
         table(tmp_path / "in", {name: content}, RowText(skips_bad_rows=True)).survey()
     assert f"{name}" in caught.value.message
     assert said in caught.value.message
@@ -221,7 +226,7 @@ def test_a_conversation_in_a_folder_of_text_is_refused_with_the_way_to_read_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "alpaca.json").write_text(json.dumps([{"instruction": "a", "output": "b"}]))
-    with pytest.raises(DataError, match=r"alpaca\.json, row 1: no column \"text\"") as caught:
+    with pytest.raises(ConfigError, match=r"alpaca\.json, row 1: no column \"text\"") as caught:
         text_corpus([tmp_path], rows=RowText(converses=False)).survey()
     assert '[data] source = "datasets" and path = "FOLDER"' in caught.value.hint
 
@@ -234,7 +239,7 @@ def test_files_outside_the_split_are_counted(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_text_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "logo.png").write_bytes(b"\x89PNG\0")
-    with pytest.raises(DataError, match=r"logo\.png is not text"):
+    with pytest.raises(ConfigError, match=r"logo\.png is not text"):
         StoredDataset(str(tmp_path / "logo.png")).corpus().survey()
 
 

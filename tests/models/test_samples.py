@@ -14,20 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atom.base.errors import ConfigError
 from atom.models.data import token_file
 from atom.models.data.corpus import SURVEYING, Corpus, silent, text_corpus
-from atom.models.data.row_text import RowText
-from atom.models.data.samples import (
-    Cut,
-    Piece,
-    Samples,
-    Text,
-    Windows,
-    token_samples,
-)
+from atom.models.data.rows import RowText
+from atom.models.data.samples import Cut, Piece, Samples, Text, Windows, token_samples
 from atom.models.data.token_file import LOCK, TOKENISING, TokenFile, cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
-from atom.models.source import DataError
 
 RAW = RowText(encoding="bytes")
 
@@ -181,7 +174,7 @@ def test_a_text_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
             file.write_bytes(b"another.")
             return told
 
-    with pytest.raises(DataError, match="changed while it was tokenised"):
+    with pytest.raises(ConfigError, match="changed while it was tokenised"):
         cached_tokens(Unsteady(corpus.read), ByteTokenizer(), tmp_path / "c")
     assert left_in(tmp_path / "c") == []
 
@@ -191,7 +184,7 @@ def test_a_text_that_the_tokenizer_knows_nothing_of_is_refused(tmp_path: Path) -
         def encode(self, pieces):
             return [b"" for _ in pieces]
 
-    with pytest.raises(DataError, match="turns the text into no tokens"):
+    with pytest.raises(ConfigError, match="turns the text into no tokens"):
         cached_tokens(corpus_of(tmp_path, b"good"), Deaf(), tmp_path / "c")
     assert not left_in(tmp_path / "c")
 
@@ -238,7 +231,7 @@ def test_windows_cross_no_piece(tokens: int, start: int, piece: int, sequence: i
 
 
 def test_a_sequence_longer_than_a_piece_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a sequence of 32 .* a piece .* holds 32") as refused:
+    with pytest.raises(ConfigError, match=r"a sequence of 32 .* a piece .* holds 32") as refused:
         dataset_of(tmp_path, bytes(200), sequence_tokens=32)
     assert "31 at most" in refused.value.hint
     assert len(dataset_of(tmp_path, bytes(200), sequence_tokens=31).train[""]) == 4
@@ -361,7 +354,7 @@ def test_the_digest_of_a_mixture_is_of_names_and_weights(tmp_path: Path) -> None
 def test_a_text_of_several_that_is_too_short_is_named(tmp_path: Path) -> None:
     corpus_of(tmp_path / "low", b"1234")
     tokens = cached_tokens(corpus_of(tmp_path / "low", b"1234"), ByteTokenizer(), tmp_path / "c")
-    with pytest.raises(DataError, match="the training text of low has 4 tokens"):
+    with pytest.raises(ConfigError, match="the training text of low has 4 tokens"):
         token_samples([Text(tokens, "low")], ByteTokenizer(), Cut(0.0, 4, 32), 1)
 
 

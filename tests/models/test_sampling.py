@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from atom.models.data.tokenizer import ByteTokenizer, tokens_of
-from atom.models.gpt3 import GPT3, GPT3Config, initialise
-from atom.models.gpt3_source import GPT3Source
+from atom.models.gpt3 import GPT3, GPT3Config, GPT3Source, initialise
 from atom.models.sampling import Sampling, choose_token, continuations, question
 from atom.models.source import Batch
 

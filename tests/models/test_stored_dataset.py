@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
+from atom.base.errors import AddressError, ConfigError, StorageError
 from atom.models.data.corpus import Corpus, Reading, text_corpus
-from atom.models.data.row_text import RowText
+from atom.models.data.rows import RowText
 from atom.models.data.stored_dataset import StoredDataset
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer
-from atom.models.source import DataError, DataUnreachable, NoRoomForData, install_extra
+from atom.models.source import install_extra
 
 TEXTS = ["one", "zwei é", "", "three\nlines", "last"]
 REVISION = "a" * 40
@@ -131,23 +132,23 @@ def test_what_is_wrong_is_named(
     folders: Path, tmp_path: Path, kind: str, changes: dict[str, object], said: str, hint: str
 ) -> None:
     folder = tmp_path if kind == "." else folders / kind
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(ConfigError) as caught:
         contents(StoredDataset(str(folder), **changes).corpus())
     assert said in caught.value.message
     assert hint in caught.value.hint
-    assert not isinstance(caught.value, DataUnreachable)
+    assert not isinstance(caught.value, AddressError)
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.txt", "train.csv"])
 def test_files_without_a_byte_are_told_as_empty(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
-    with pytest.raises(DataError, match="all empty"):
+    with pytest.raises(ConfigError, match="all empty"):
         StoredDataset(str(tmp_path)).corpus().survey()
 
 
 def test_a_saved_table_without_rows_is_told_as_empty(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"text": []}).save_to_disk(tmp_path / "saved")
-    with pytest.raises(DataError, match="all empty"):
+    with pytest.raises(ConfigError, match="all empty"):
         StoredDataset(str(tmp_path / "saved")).corpus().survey()
 
 
@@ -158,14 +159,14 @@ def test_a_library_without_room_for_its_copy_is_told_as_that(
         raise OSError(28, "No space left on device")
 
     hub.download = full
-    with pytest.raises(NoRoomForData, match=r"copied to .*hf: No space left") as caught:
+    with pytest.raises(StorageError, match=r"copied to .*hf: No space left") as caught:
         contents(HUB.corpus())
     assert "HF_HOME" in caught.value.hint
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match="owner/name needs another package") as caught:
+    with pytest.raises(ConfigError, match="owner/name needs another package") as caught:
         contents(HUB.corpus())
     assert install_extra("data") in caught.value.hint
 
@@ -182,7 +183,7 @@ def test_a_hub_that_breaks_off_may_be_asked_again(hub: SimpleNamespace, tmp_path
         raise ConnectionError("the hub is gone")
 
     whole, hub.download = hub.download, broken
-    with pytest.raises(DataUnreachable, match="the hub is gone"):
+    with pytest.raises(AddressError, match="the hub is gone"):
         cached_tokens(HUB.corpus(), ByteTokenizer(), tmp_path / "c")
     hub.download = whole
     tokens = cached_tokens(HUB.corpus(20), ByteTokenizer(), tmp_path / "c").tokens
@@ -192,7 +193,7 @@ def test_a_hub_that_breaks_off_may_be_asked_again(hub: SimpleNamespace, tmp_path
 @pytest.mark.parametrize("file", ["/etc/passwd", "hf://datasets/owner/other@x/a", "https://a/b"])
 def test_a_hubs_dataset_opens_its_own_files_only(hub: SimpleNamespace, file: str) -> None:
     hub.files.append(file)
-    with pytest.raises(DataError, match="not its own"):
+    with pytest.raises(ConfigError, match="not its own"):
         contents(HUB.corpus())
 
 
@@ -208,7 +209,7 @@ def test_a_folder_opens_its_own_files_only(tmp_path: Path, place: str) -> None:
     (table / "README.md").write_text(readme.format(files="own.csv"))
     assert contents(StoredDataset(str(table)).corpus()) == [b"hello"]
     (table / "README.md").write_text(readme.format(files=named))
-    with pytest.raises(DataError, match="not its own"):
+    with pytest.raises(ConfigError, match="not its own"):
         contents(StoredDataset(str(table)).corpus())
 
 
@@ -223,7 +224,7 @@ def test_a_saved_table_opens_its_own_files_only(tmp_path: Path) -> None:
     for place in (str(private), "../private"):
         named = state | {"_data_files": [{"filename": f"{place}/{own['filename']}"}]}
         (given / "state.json").write_text(json.dumps(named))
-        with pytest.raises(DataError, match="not its own"):
+        with pytest.raises(ConfigError, match="not its own"):
             contents(StoredDataset(str(given)).corpus())
 
 
@@ -232,5 +233,5 @@ def test_a_folder_of_a_hubs_name_is_not_read_for_it(
 ) -> None:
     (tmp_path / "owner" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="a path in the working directory"):
+    with pytest.raises(ConfigError, match="a path in the working directory"):
         contents(HUB.corpus())

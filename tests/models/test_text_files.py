@@ -13,13 +13,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from atom.base.errors import ConfigError
 from atom.models.data.account import Account, doubt_about
 from atom.models.data.corpus import Corpus, Reading, text_corpus
 from atom.models.data.documents import BLOCK_BYTES
-from atom.models.data.row_text import RowText
+from atom.models.data.rows import RowText
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer, byte_level_tokenizer, load_tokenizer
-from atom.models.source import DataError
 
 TEXT = "Zwei é „und“\r\nmehr\x85\u2028€.\r"
 """Text whose line ends must stay as they are."""
@@ -80,7 +80,7 @@ def test_bytes_that_are_not_utf_8_are_refused_by_place_until_their_encoding_is_n
     tmp_path: Path, raw: bytes, place: str, encoding: str | None
 ) -> None:
     path = tmp_path / "in" / "bad.txt"
-    with pytest.raises(DataError, match=rf"bad\.txt is not UTF-.* text: {place}$") as caught:
+    with pytest.raises(ConfigError, match=rf"bad\.txt is not UTF-.* text: {place}$") as caught:
         corpus_of(path, raw).survey()
     assert '[data] encoding = "windows-1252"' in caught.value.hint
     if encoding is not None:
@@ -117,9 +117,9 @@ def test_files_that_are_not_text_are_refused_by_name(tmp_path: Path, tokenizer: 
     for name, raw in (NOT_TEXT | {"good.md": b"text"}).items():
         (tmp_path / name).write_bytes(raw)
     for name in NOT_TEXT:
-        with pytest.raises(DataError, match=f"{name} is not text") as caught:
+        with pytest.raises(ConfigError, match=f"{name} is not text") as caught:
             text_corpus([tmp_path / name]).survey()
-    with pytest.raises(DataError, match=r"a\.tar\.gz is not text"):
+    with pytest.raises(ConfigError, match=r"a\.tar\.gz is not text"):
         text_corpus([tmp_path]).survey()
     assert 'paths = ["…/*.txt"]' in caught.value.hint
     assert contents(text_corpus([str(tmp_path / "*.md")])) == ["text"]
@@ -130,7 +130,7 @@ def test_files_that_are_not_text_are_refused_by_name(tmp_path: Path, tokenizer: 
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, name: str, cut: bool) -> None:
     whole = b"".join(b"%d " % number for number in range(99999))
     packed = gzip.compress(whole) if name.endswith("gz") else ZSTD.compress(whole, asbytes=True)
-    with pytest.raises(DataError, match=rf"{name} cannot be read"):
+    with pytest.raises(ConfigError, match=rf"{name} cannot be read"):
         corpus_of(tmp_path / "in" / name, packed[:-99] if cut else b"nonsense").survey()
 
 
@@ -232,7 +232,7 @@ def test_lost_characters_stop_the_start_until_they_are_allowed(
     (tmp_path / "b.txt").write_text("hello world" + strange + " hello")
     corpus, cache = text_corpus([tmp_path / "*.txt"]), tmp_path / "cache"
     place = rf"the first is '.', character {12 + (make is words)} of .*b\.txt"
-    with pytest.raises(DataError, match=rf"no token for {lost} of .*{place}") as caught:
+    with pytest.raises(ConfigError, match=rf"no token for {lost} of .*{place}") as caught:
         cached_tokens(corpus, coder, cache)
     assert not list(cache.glob("*.tokens"))
     allowed = float(caught.value.hint.split('"')[1].removesuffix(" %")) / 100
@@ -241,7 +241,7 @@ def test_lost_characters_stop_the_start_until_they_are_allowed(
         account = cached_tokens(corpus, coder, cache, lost_text=allowed).account
         assert account.lost == lost
     assert f"lost characters: {lost}, the first is" in "; ".join(account.lines())
-    with pytest.raises(DataError, match=r"b\.txt"):  # the tokens are there already
+    with pytest.raises(ConfigError, match=r"b\.txt"):  # the tokens are there already
         cached_tokens(corpus, coder, cache)
 
 
@@ -299,5 +299,5 @@ def test_tokens_are_mapped_without_a_private_copy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("raw", [b"\x89PNG\0\xff", b"%PDF-1.7 \xff"])
 def test_an_encoding_makes_no_text_of_other_files(tmp_path: Path, raw: bytes) -> None:
-    with pytest.raises(DataError, match="is not text"):
+    with pytest.raises(ConfigError, match="is not text"):
         corpus_of(tmp_path / "in" / "a.txt", raw, "latin-1").survey()

@@ -5,9 +5,9 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from atom.base.errors import ConfigError
 from atom.models.data import tokenizer as module
 from atom.models.data.tokenizer import ByteTokenizer, JsonTokenizer, load_tokenizer
-from atom.models.source import DataError
 
 
 def word_file(path: Path, *special: str) -> Path:
@@ -104,7 +104,7 @@ def test_a_text_that_has_no_tokens_is_no_bug_of_ours(
     tmp_path: Path, parts: dict[str, object], said: str
 ) -> None:
     coder = load_tokenizer(changed(tmp_path / "t.json", **parts))
-    with pytest.raises(DataError, match=rf"t\.json cannot encode the text: .*{said}") as caught:
+    with pytest.raises(ConfigError, match=rf"t\.json cannot encode the text: .*{said}") as caught:
         numbers(coder, b"hello unknown")
     assert "unknown" in caught.value.hint
 
@@ -124,15 +124,5 @@ def test_whoever_interrupts_is_heard(tmp_path: Path) -> None:
 def test_where_the_library_panics_the_file_is_named(tmp_path: Path) -> None:
     normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     path = changed(tmp_path / "t.json", normalizer=normalizer)
-    with pytest.raises(DataError, match=r"t\.json is not a tokenizer\.json: Precompiled"):
+    with pytest.raises(ConfigError, match=r"t\.json is not a tokenizer\.json: Precompiled"):
         load_tokenizer(path)
-
-
-def test_a_number_that_no_file_holds_is_refused(tmp_path: Path) -> None:
-    vocabulary = {"[UNK]": 0, "hello": 2**31}
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
-    with pytest.raises(DataError, match="has a token numbered 2,147,483,648"):
-        load_tokenizer(changed(tmp_path / "t.json", model=model))
-    vocabulary["hello"] -= 1
-    coder = load_tokenizer(changed(tmp_path / "t.json", model=model))
-    assert numbers(coder, b"hello") == [2**31 - 1]

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import transformers
 
+from atom.base.errors import ConfigError
 from atom.models.data import tokenizer_settings
 from atom.models.data.conversations import ChatTemplate
 from atom.models.data.corpus import text_corpus
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer, JsonTokenizer, borders
-from atom.models.source import DataError
 from tests.models.chat_tokenizer import FAMILIES, Family, tokenizer_folder
 
 
@@ -100,7 +100,7 @@ def test_a_document_has_each_end_once(tmp_path: Path) -> None:
 def test_settings_of_strangers_are_checked(tmp_path: Path, settings: bytes) -> None:
     path = tokenizer_folder(tmp_path, ["<a>"])
     path.write_bytes(path.read_bytes() + b"\0" + settings)
-    with pytest.raises(DataError, match=r"tokenizer's settings|tokens that cannot be added"):
+    with pytest.raises(ConfigError, match=r"tokenizer's settings|tokens that cannot be added"):
         JsonTokenizer(path)
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_file_beside_the_tokenizer_is_named(tmp_path: Path, content: s
     path = tokenizer_folder(tmp_path, ["<a>"])
     beside = tmp_path / "generation_config.json"
     beside.write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(DataError, match="tokenizer's settings"):
+    with pytest.raises(ConfigError, match="tokenizer's settings"):
         JsonTokenizer(path)
 
 
@@ -126,5 +126,5 @@ def test_only_tokens_end_an_answer(tmp_path: Path, value: object) -> None:
 )
 def test_a_malformed_template_of_a_stranger_is_refused(template: object) -> None:
     packed = tokenizer_settings.pack(b"{}", {"tokenizer_config.json": {"chat_template": template}})
-    with pytest.raises(DataError, match="settings"):
+    with pytest.raises(ConfigError, match="settings"):
         tokenizer_settings.unpack(packed, "stranger")

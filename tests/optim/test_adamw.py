@@ -15,15 +15,8 @@ from atom.optim import stepper as stepper_module
 from atom.optim.adamw import MOMENTS, AdamW, noise_key, power
 from atom.optim.optimizer import parts_of
 from atom.optim.stepper import step_threads
-from atom.swap.host_kernels import (
-    LIBRARY,
-    SPLIT_MASTER,
-    AdamWArguments,
-    HostKernels,
-    load,
-)
-from atom.swap.host_store import HostStore
-from atom.swap.state_form import StateForm
+from atom.swap.host_kernels import LIBRARY, SPLIT_MASTER, AdamWArguments, HostKernels, load
+from atom.swap.host_store import HostStore, StateForm
 from tests.one_step import allocate_store, take_step
 from tests.swap.padded_adamw import PaddedAdamW
 from tests.swap.rounded_sums import noise_of

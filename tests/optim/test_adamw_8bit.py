@@ -15,7 +15,7 @@ from atom.optim.adamw import EXPONENTS, MOMENTS, AdamW8Bit, noise_key
 from atom.optim.optimizer import optimizer_state
 from atom.plan.footprint import Footprint
 from atom.swap.host_kernels import MOMENT_BLOCK
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import StateForm
 from atom.training.run_optimizer import ReplicaTerms
 from tests.one_step import allocate_store, take_step
 from tests.swap.rounded_sums import noise_of

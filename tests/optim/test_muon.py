@@ -12,8 +12,9 @@ from atom.graph.ir import ParameterLayout
 from atom.optim import muon
 from atom.optim import optimizer as optimizer_module
 from atom.optim.adamw import MOMENTS, AdamW
-from atom.optim.muon import MOMENTUM, MOMENTUM_DECAY, Muon, orthogonal
-from atom.swap.state_form import StateForm
+from atom.optim.momentum import MOMENTUM
+from atom.optim.muon import MOMENTUM_DECAY, Muon, orthogonal
+from atom.swap.host_store import StateForm
 from atom.training.run_optimizer import ReplicaTerms, optimizer, update_rule
 from tests.one_step import allocate_store, take_step
 

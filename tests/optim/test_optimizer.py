@@ -14,18 +14,13 @@ from toy_sign_sgd import SignSGD
 
 from atom.graph.ir import ParameterLayout, ParameterSpec
 from atom.optim.adamw import AdamW, AdamW8Bit
-from atom.optim.lion import Lion
+from atom.optim.momentum import Lion
 from atom.optim.muon import Muon
-from atom.optim.optimizer import (
-    Optimizer,
-    StateTensor,
-    optimizer_state,
-)
+from atom.optim.optimizer import Optimizer, StateTensor, optimizer_state
 from atom.optim.rate import RateSettings
 from atom.plan.footprint import Footprint
 from atom.swap.device import CpuDevice
-from atom.swap.host_store import HostStore
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import HostStore, StateForm
 from atom.swarm.state.arenas import state_digest
 from atom.training.run_optimizer import ReplicaTerms
 from atom.training.storage.run_storage import write_snapshot

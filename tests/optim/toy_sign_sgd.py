@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atom.graph.ir import ParameterSpec
 from atom.optim.optimizer import Optimizer, Part, StateTensor, StepTerms
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import StateForm
 
 
 class SignSGD(Optimizer):

@@ -15,8 +15,7 @@ from atom.plan.choice import Choice
 from atom.plan.choosing import NEARLY, Question, choose, enough_bytes
 from atom.plan.memory import Cut, Limits
 from atom.plan.residency import arrangements
-from atom.swap.arrangement import Arrangement
-from atom.swap.schedule import Load, training_pass
+from atom.swap.schedule import Arrangement, Load, training_pass
 from tests.swap.schedule_check import check
 
 SEEDS = range(40)

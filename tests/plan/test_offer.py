@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from atom.plan import contention
-from atom.plan.contention import card_figures, others_share
+from atom.plan import devices
+from atom.plan.devices import card_figures, others_share
 from atom.plan.offer import Offer
 from atom.swarm.records.lease import PeerState, RoundUse
 from tests.cli.swarm_sights import sight
@@ -97,7 +97,7 @@ def test_a_card_says_its_limit_or_nothing(
 
     named = SimpleNamespace(uuid="1234")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: named)
-    monkeypatch.setattr(contention.subprocess, "run", run)
+    monkeypatch.setattr(devices.subprocess, "run", run)
     assert card_figures(CARD) == figures
     assert others_share(CARD) == (figures or (0.0, 0.0))[1]
     assert card_figures(CPU) is None
@@ -106,5 +106,5 @@ def test_a_card_says_its_limit_or_nothing(
 def test_only_cores_of_this_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {1, 3})
     used = [100.0, 10.0, 100.0, 50.0]
-    monkeypatch.setattr(contention.psutil, "cpu_percent", lambda wait_s, percpu: used)
+    monkeypatch.setattr(devices.psutil, "cpu_percent", lambda wait_s, percpu: used)
     assert others_share(CPU) == pytest.approx(0.3)

@@ -12,8 +12,7 @@ from atom.plan.choice import Choice
 from atom.plan.choosing import Question, choose, enough_bytes
 from atom.plan.memory import Cut, Limits, alone_bytes, pieces_of
 from atom.plan.residency import arrangements, offloaded, waiting
-from atom.swap.arrangement import Arrangement
-from atom.swap.schedule import ValuesIn, ValuesOut, training_pass
+from atom.swap.schedule import Arrangement, ValuesIn, ValuesOut, training_pass
 from tests.swap.schedule_check import check
 
 LAYERS = 24

@@ -17,8 +17,8 @@ from atom.plan.choice import Choice
 from atom.plan.devices import has_kernels
 from atom.plan.footprint import NOTHING_STORED, Footprint, HostMemory
 from atom.plan.planning import LivePasses, Plan, PlanRequest
-from atom.swap.arrangement import Arrangement
 from atom.swap.device_slots import staging_bytes
+from atom.swap.schedule import Arrangement
 from atom.swarm.records.manifest import SharedText, TextFile
 
 PEERS = Path(__file__).parents[2] / "peers"

@@ -14,7 +14,7 @@ from atom.plan.choice import Choice, HostStep
 from atom.plan.choosing import Question, choose
 from atom.plan.memory import Cut, Limits
 from atom.plan.prediction import RoundPrediction, Work, exchange_bytes, gain, predict
-from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Arrangement
 
 WORK = Work(
     parameters=10**6,

@@ -10,8 +10,7 @@ from atom.graph.chain import Machine
 from atom.graph.costs.seconds import Profile, typical_graph
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
-from atom.models.gpt3 import GPT3Config
-from atom.models.gpt3_source import GPT3Source
+from atom.models.gpt3 import GPT3Config, GPT3Source
 from atom.plan import profiling
 from atom.plan.profiling import largest_layer_bytes, profile_of, profile_or_guess
 

@@ -17,7 +17,7 @@ from atom.models.gpt3 import GPT3, GPT3Config
 from atom.plan.choice import Choice
 from atom.plan.choosing import Question, choose, enough_bytes
 from atom.plan.memory import Cut, Limits
-from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Arrangement
 
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=1024, vocabulary_size=512)
 PLENTY = 1 << 40

@@ -9,7 +9,7 @@ from atom.optim.muon import Muon
 from atom.optim.optimizer import Optimizer
 from atom.plan import profiling
 from atom.plan.profiling import REPEATS, step_elements_per_s
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import StateForm
 from atom.training.run_optimizer import ReplicaTerms
 
 SHAPES = {f"m{number}": (1024, 1024) for number in range(3)}

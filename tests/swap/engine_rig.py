@@ -9,12 +9,11 @@ from hand_written_program import compile_by_hand, initial_value
 from torch import Tensor
 
 from atom.optim.adamw import AdamW
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, PassCancelled
-from atom.swap.schedule import Observer
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import StateForm
+from atom.swap.schedule import Arrangement, Observer
 from atom.swap.timeline import Recording
 from tests.one_step import allocate_store
 

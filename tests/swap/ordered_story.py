@@ -23,10 +23,10 @@ from atom.graph.trace import trace
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice, Device
 from atom.swap.engine import PassCancelled
 from atom.swap.host_memory import LEAST_REGISTERED_BYTES
+from atom.swap.schedule import Arrangement
 from atom.swap.timeline import Recording
 from atom.swap.voided import PassVoided
 from atom.training.replica.replica import Replica, ReplicaSettings

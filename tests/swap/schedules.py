@@ -2,9 +2,8 @@
 
 from hypothesis import strategies as st
 
-from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import Crossing
-from atom.swap.schedule import Shape
+from atom.swap.schedule import Arrangement, Shape
 
 
 @st.composite

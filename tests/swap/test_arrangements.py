@@ -11,11 +11,10 @@ from hand_written_program import FINEST, HALVES, batches, compile_by_hand
 from torch import Tensor
 
 from atom.optim.adamw import AdamW
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import Engine
-from atom.swap.pass_shares import PassShares
-from atom.swap.schedule import Load, Shape, training_pass
+from atom.swap.pass_shares import waits_s
+from atom.swap.schedule import Arrangement, Load, Shape, training_pass
 from atom.swap.timeline import Recording
 from tests.one_step import take_step
 
@@ -172,9 +171,9 @@ def test_every_event_is_observed_once_and_in_the_order_of_its_lane() -> None:
         assert observed == [event for event in schedule if event in observed]
         for before, after in itertools.pairwise(spans):
             assert before.start_s <= before.end_s <= after.start_s
-    figures = PassShares.of(timeline)
-    assert 0 < figures.share <= 1
-    assert figures.computing_s + sum(figures.waits_s.values()) == pytest.approx(timeline.seconds)
+    assert 0 < timeline.computing <= 1
+    waited_s = sum(waits_s(timeline).values())
+    assert timeline.busy_s("compute") + waited_s == pytest.approx(timeline.seconds)
     assert len(timeline.spans) == len(schedule)
     assert {span.event for span in timeline.spans} == set(schedule)
     assert isinstance(timeline.spans[0].event, Load)

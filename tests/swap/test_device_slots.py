@@ -6,10 +6,10 @@ from atom.graph.ir import ALIGNMENT_ELEMENTS as ALIGNED
 from atom.graph.ir import ParameterLayout
 from atom.graph.program import compile_program, load
 from atom.models.gpt3 import GPT3, GPT3Config
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots, Run, SlotLayout, bind
 from atom.swap.host_store import HostStore
+from atom.swap.schedule import Arrangement
 
 LAYOUT = ParameterLayout.of({"a": (5,), "b": (4, ALIGNED), "c": (3,), "d": (ALIGNED,)})
 

@@ -6,20 +6,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 from engine_rig import EngineRig
-from hand_written_program import (
-    FINEST,
-    HALVES,
-    WHOLE,
-    batches,
-    initial_value,
-    plain_loss,
-)
+from hand_written_program import FINEST, HALVES, WHOLE, batches, initial_value, plain_loss
 from padded_adamw import PaddedAdamW
 from torch import Tensor
 
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW
-from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Arrangement
 from tests.one_step import take_step
 
 SETTINGS = AdamW(betas=(0.9, 0.99), weight_decay=0.1)

@@ -9,10 +9,9 @@ from hand_written_program import initial_value
 from ordered_story import RATE, TRACED, traced
 from torch import Tensor
 
-from atom.swap.arrangement import Arrangement
-from atom.swap.boundary_memory import shape_of
 from atom.swap.device import CpuDevice
-from atom.swap.pass_shares import HOST, VALUES, PassShares
+from atom.swap.pass_shares import HOST, VALUES, waits_s
+from atom.swap.schedule import Arrangement, shape_of
 from atom.swap.timeline import Recording
 from atom.training.replica.replica import Replica, ReplicaSettings
 
@@ -85,6 +84,6 @@ def test_a_pass_is_observed_on_all_devices() -> None:
         computed = timeline.of_device(place).lane("compute")
         assert {span.sub_model for span in computed} == set(local)
         assert len({span.event for span in computed}) == 2 * MICRO_BATCHES * len(local)
-    waits = PassShares.of(timeline).waits_s
+    waits = waits_s(timeline)
     assert waits[VALUES] > 0
     assert waits[HOST] == 0

@@ -7,8 +7,7 @@ import torch
 from atom.graph.ir import ParameterLayout
 from atom.swap import host_memory
 from atom.swap.host_memory import allocate_host_memory
-from atom.swap.host_store import HostStore
-from atom.swap.state_form import MASTER
+from atom.swap.host_store import MASTER, HostStore
 
 
 @pytest.mark.parametrize("elements", [0, 1, 5000])

@@ -3,7 +3,7 @@ import torch
 from rounded_sums import rounded_sum
 
 from atom.swap import host_sums
-from atom.swap.host_sums import add, add_rounded
+from atom.swap.host_sums import add
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -30,7 +30,7 @@ def test_pieces_and_threads_do_not_show_in_rounded_sums(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     total, addend = torch.randn(2, 1000, generator=torch.Generator().manual_seed(3)).bfloat16()
     expected = rounded_sum(total, addend, 77, 5)
-    add_rounded(total, addend, 77, 5)
+    add(total, addend, 77, 5)
     assert torch.equal(total, expected)
 
 
@@ -39,7 +39,7 @@ def test_what_is_too_small_for_one_sum_is_not_lost_in_many() -> None:
     total, small = torch.ones(4096).bfloat16(), torch.full((4096,), 2.0**-12).bfloat16()
     nearest = total.clone()
     for key in range(1024):
-        add_rounded(total, small, 0, key)
+        add(total, small, 0, key)
         nearest += small
     assert torch.equal(nearest, torch.ones(4096).bfloat16())
     assert total.float().mean().item() == pytest.approx(1.25, abs=0.01)

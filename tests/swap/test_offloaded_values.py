@@ -18,13 +18,20 @@ from atom.graph.layers import layer_ends, layers_of
 from atom.graph.program import build_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
-from atom.swap.arrangement import Arrangement
-from atom.swap.boundary_memory import crossings_of, shape_of
 from atom.swap.device import Copy, CpuDevice
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
 from atom.swap.host_store import HostStore
-from atom.swap.schedule import Shape, ValuesIn, ValuesOut, evaluation_pass, training_pass
+from atom.swap.schedule import (
+    Arrangement,
+    Shape,
+    ValuesIn,
+    ValuesOut,
+    crossings_of,
+    evaluation_pass,
+    shape_of,
+    training_pass,
+)
 from atom.swap.timeline import Recording
 from tests.swap.schedule_check import check
 

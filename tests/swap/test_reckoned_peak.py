@@ -23,14 +23,13 @@ from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.plan.memory import Cut, Limits
-from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import ALIGNMENT_BYTES, ring_slots
 from atom.swap.device import Arrival, CpuDevice
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
 from atom.swap.host_store import HostStore
-from atom.swap.neighbours import Neighbours
-from atom.swap.running_pass import Handoff
+from atom.swap.running_pass import Handoff, Neighbours
+from atom.swap.schedule import Arrangement
 
 
 def reckoned(graph: Graph, ends: Sequence[int], count: int, remembered: bool = False) -> Cut:

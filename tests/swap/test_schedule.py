@@ -6,10 +6,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from schedules import shapes, shapes_with_loaded
 
-from atom.swap.arrangement import Arrangement, device_of
 from atom.swap.crossing import Crossing, ring_slots
 from atom.swap.schedule import (
     GRADIENT_SLOTS,
+    Arrangement,
     Backward,
     Event,
     Forward,
@@ -18,6 +18,7 @@ from atom.swap.schedule import (
     Shape,
     ValuesIn,
     ValuesOut,
+    device_of,
     evaluation_pass,
     training_pass,
 )

@@ -14,7 +14,7 @@ from atom.graph.ir import SubModel
 from atom.graph.program import compile_program
 from atom.graph.segment import Computed
 from atom.swap import computation
-from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Arrangement
 
 MICRO_BATCHES, EVERY = 3, frozenset(range(6))
 ARRANGEMENTS = pytest.mark.parametrize(

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from atom.graph.ir import ParameterLayout
-from atom.swap import state_form
-from atom.swap.host_store import HostStore
-from atom.swap.state_form import StateForm, joined, round_to_bfloat16, split
+from atom.swap import host_store
+from atom.swap.host_store import HostStore, StateForm, joined, round_to_bfloat16, split
 
 LAYOUT = ParameterLayout.of({"a": (3, 7), "b": (5,)})
 
@@ -29,7 +28,7 @@ def halves_of(value: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("at_a_time", [1000, 2**16])
 def test_no_bit_is_lost(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_form, "_PIECE_ELEMENTS", at_a_time)
+    monkeypatch.setattr(host_store, "_PIECE_ELEMENTS", at_a_time)
     numbers = torch.cat([every_kind_of_number(), torch.tensor([torch.inf, -torch.inf])])
     again = joined(*halves_of(numbers))
     assert torch.equal(again.view(torch.int32), numbers.view(torch.int32))

@@ -17,11 +17,9 @@ from torch import Tensor
 
 from atom.optim.adamw import AdamW
 from atom.optim.stepper import Stepper
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
-from atom.swap.host_store import StepFailed
-from atom.swap.schedule import Forward, GradientOut, Load, Observed, OptimizerStep
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import StateForm, StepFailed
+from atom.swap.schedule import Arrangement, Forward, GradientOut, Load, Observed, OptimizerStep
 from tests.manual_clock import ManualClock
 from tests.one_step import SteeredAdamW
 

@@ -13,7 +13,7 @@ from random_order import RandomOrder
 from stream_order import Order
 from test_arrangements import STAYING, arrangement
 
-from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Arrangement
 from atom.swap.streams import CudaDevice
 
 SOME = frozenset({1, 3})

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedules import shapes_with_loaded
 
-from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import MOST_OUTGOING, Crossing
 from atom.swap.pass_shares import (
     GRADIENTS,
@@ -16,12 +15,14 @@ from atom.swap.pass_shares import (
     LINK,
     OPTIMIZER,
     VALUES,
-    PassShares,
     Wait,
+    figures,
     waits,
+    waits_s,
 )
 from atom.swap.schedule import (
     GRADIENT_SLOTS,
+    Arrangement,
     Backward,
     Event,
     Forward,
@@ -34,16 +35,7 @@ from atom.swap.schedule import (
     ValuesOut,
     training_pass,
 )
-from atom.swap.timeline import (
-    Durations,
-    Recording,
-    Shares,
-    Span,
-    Timeline,
-    group_pass,
-    landed_s,
-    simulate,
-)
+from atom.swap.timeline import Durations, Recording, Span, Timeline, group_pass, landed_s, simulate
 
 
 def alike(sub_models: int, load: float, forward: float, backward: float, out: float) -> Durations:
@@ -136,11 +128,10 @@ def test_lanes_share_the_hosts_memory() -> None:
     """Each would take three quarters of it: while the addition does, the load has a quarter."""
     shape = Shape(1, 1)
     lanes = [Load(0, 0), Forward(0, 0), Backward(0, 0), GradientOut(0), Load(0, 0)]
-    shares = Shares(load=0.75, sum=0.75)
-    durations = replace(alike(1, 2, 1, 2, 1), sum_s=(4.0,), shares=shares)
+    durations = replace(alike(1, 2, 1, 2, 1), sum_s=(4.0,), load_share=0.75, sum_share=0.75)
     at = times(simulate(lanes, shape, durations))
     assert at[-2:] == [(Load(0, 0), 5, 9), (GradientSum(0), 6, 10)]
-    under = replace(durations, ready_s=(3.0,), shares=replace(shares, step=1.0))
+    under = replace(durations, ready_s=(3.0,), step_share=1.0)
     assert times(simulate(lanes, shape, under))[0] == (Load(0, 0), 3, 5)
 
 
@@ -166,7 +157,7 @@ def test_a_group_of_two_by_hand() -> None:
     ]  # fmt: skip
     assert (timeline.devices, timeline.seconds) == (2, 23)
     assert timeline.computing == (14 + 8) / 2 / 23
-    assert PassShares.of(timeline).waits_s[VALUES] == (2 + 3 + 2 + 5) / 2
+    assert waits_s(timeline)[VALUES] == (2 + 3 + 2 + 5) / 2
 
 
 def test_passes_of_a_group_follow_each_other_without_a_gap() -> None:
@@ -271,7 +262,7 @@ def test_a_group_waits_for_what_its_other_devices_make(
                 assert spans[Backward(earlier, c), on[earlier]].start_s >= made.end_s + sent_s
     if devices == 1:
         assert timeline == alone
-    waited = PassShares.of(timeline).waits_s
+    waited = waits_s(timeline)
     total = sum(waited.values()) + timeline.busy_s("compute")
     assert total == pytest.approx(timeline.seconds)
     assert waited[HOST] == 0
@@ -281,7 +272,7 @@ def test_a_group_waits_for_what_its_other_devices_make(
 def test_waits_and_work_make_up_the_time(case: tuple[list[Event], Shape, Durations]) -> None:
     schedule, shape, durations = case
     timeline = simulate(schedule, shape, durations)
-    waited = PassShares.of(timeline).waits_s
+    waited = waits_s(timeline)
     assert sum(waited.values()) + timeline.busy_s("compute") == timeline.seconds
     assert waited[HOST] == 0, "a prediction knows no other reasons"
 
@@ -304,8 +295,7 @@ def test_a_recording_begins_with_its_first_span() -> None:
 def test_figures_are_shares_of_the_pass() -> None:
     at_work = {Load(0, 0): (0.0, 1.0), Forward(0, 0): (1.0, 9.0), GradientOut(0): (9.0, 10.0)}
     spans = tuple(Span(event, *times) for event, times in at_work.items())
-    figures = PassShares.of(Timeline(spans))
-    shown = figures.to_json()
+    shown = figures(Timeline(spans))
     assert (shown["pass_seconds"], shown["computing"]) == (10.0, 0.8)
     assert {k: v for k, v in shown["waiting"].items() if v} == {"link": 0.1, "end": 0.1}
-    assert PassShares.of(Timeline(())).share == 0.0
+    assert figures(Timeline(()))["computing"] == 0.0

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from atom.base.errors import ConfigError
 from atom.graph.program import compile_program
 from atom.models.gpt3 import IGNORED
 from atom.models.huggingface import HuggingFaceSource
-from atom.models.source import SourceError, materialised
+from atom.models.source import materialised
 from atom.swap.device import CpuDevice
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
@@ -79,5 +80,5 @@ def test_a_model_with_a_loss_of_its_own_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         type(model), "loss_function", staticmethod(lambda logits, labels, **more: logits.sum())
     )
-    with pytest.raises(SourceError, match="its own loss"):
+    with pytest.raises(ConfigError, match="its own loss"):
         model(**source.text_batch(a_text(*a_batch(1))))

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from atom.base.errors import ConfigError
 from atom.graph.program import compile_program
 from atom.models.data.samples import Cut, Text, token_samples
 from atom.models.data.token_file import TokenFile
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.gpt3 import IGNORED
 from atom.models.huggingface import HuggingFaceSource
-from atom.models.source import SourceError, materialised
+from atom.models.source import materialised
 from atom.swap.device import CpuDevice
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
@@ -81,5 +82,5 @@ def test_the_loss_and_gradients_are_those_of_the_documents_alone(config: dict[st
 
 def test_an_architecture_that_looks_beyond_is_refused() -> None:
     bloom = SMALL | {"model_type": "bloom", "n_layer": 2, "n_head": 2}
-    with pytest.raises(SourceError, match="attends beyond the document"):
+    with pytest.raises(ConfigError, match="attends beyond the document"):
         HuggingFaceSource(bloom, S, ["positions"]).inspect(0)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import typer
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from atom.cli.shell.failures import ExitCode
-from atom.cli.shell.terminal import print_plainly, stderr_console
+from atom.cli.shell.terminal import facts, print_plainly, stderr_console
 from atom.extras.doctor.examination import examine
 from atom.extras.doctor.this_box import Finding, Level
 
@@ -55,21 +54,16 @@ def show_diagnosis(
 
 def page(findings: list[Finding]) -> Group:
     """Return a line for each finding, and below each problem its remedy."""
-    table = Table.grid(padding=(0, 1))
-    table.add_column()
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    rows = list[tuple[Text, Text]]()
     for finding in findings:
         mark, style, _ = _SHOWN[finding.level]
-        said = Text(finding.said, style="quiet" if finding.level is Level.UNCHECKED else "")
-        table.add_row(Text(mark, style=style), Text(finding.topic, style="bold"), said)
+        topic = Text.assemble((f"{mark} ", style), (finding.topic, "bold"))
+        tone = "quiet" if finding.level is Level.UNCHECKED else ""
+        rows.append((topic, Text(finding.said, tone)))
         if finding.fix:
-            table.add_row("", "", Text(f"→ {finding.fix}", style="hint"))
-    return Group(table, Text(""), _summary(findings))
-
-
-def _summary(findings: list[Finding]) -> Text:
+            rows.append((Text(), Text(f"→ {finding.fix}", "hint")))
     counts = Counter(finding.level for finding in findings)
     parts = [f"{counts[level]} {word}" for level, (*_, word) in _SHOWN.items() if counts[level]]
     can = "cannot train yet" if counts[Level.FAILURE] else "can train"
-    return Text(f"this machine {can}\n{', '.join(parts)}")
+    summary = Text(f"this machine {can}\n{', '.join(parts)}")
+    return Group(facts(rows), Text(), summary)

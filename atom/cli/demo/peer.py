@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from atom.base.errors import AtomError, StorageError
-from atom.base.files import child_environment, expand_home
-from atom.daemon.state_directory import StateDirectory, own_identity
+from atom.base.files import child_environment
+from atom.daemon.state_directory import StateDirectory
 from atom.swarm.dht.p2pd import die_with_parent
 from atom.swarm.identity import Identity
 
 FINISHED, KILLED = "finished", "killed"
 TAIL_LINES = 15
-_JOIN = "join: "
 _MARKER = ".atom-demo"
 _ELSEWHERE = "name another folder with --directory DIR"
 _PEER_FILE = """\
@@ -48,48 +47,49 @@ class PeerFailed(AtomError):
 class DemoPeer:
     """One daemon of the demo. Call `start`, `look` again and again, and at the end `remove`."""
 
-    def __init__(self, name: str, state: Path) -> None:
-        self.name = name
-        self.state = state
-        self.log = state.parent / f"{state.name}.log"
+    def __init__(self, root: Path, number: int) -> None:
+        """Create the peer's state directory and key in the folder of the demo.
+
+        All peers share one folder of tokens, so that the text is tokenised only once.
+        """
+        self.name, self.state = f"peer {number}", root / f"peer-{number}"
+        self._options = ("--peer", str(root / "peer.toml"), "--state", str(self.state))
+        self.log = root / f"peer-{number}.log"
+        self.state.mkdir()
+        (self.state / "tokens").symlink_to(root / "tokens")
+        self.peer_id = Identity.load_or_create(StateDirectory(self.state).identity).peer_id
+        self.process: subprocess.Popen[str] | None = None
+        """Process of the daemon; None until it is started."""
         self.fate = ""
-        """How the daemon ended; empty while it runs."""
+        """How the daemon ended; empty until then."""
         self.events: list[Event] = []
         """Events that its daemon had written at the last `look`."""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stdout = state.parent / f"{state.name}.out"
-
-    @property
-    def process_id(self) -> int:
-        """Process id of the daemon, which has been started."""
-        assert self._process is not None, "not started"
-        return self._process.pid
-
-    @property
-    def peer_id(self) -> str:
-        """Peer id of the daemon; empty until its key is on disk."""
-        found = own_identity(self.state)
-        return "" if found is None else found.peer_id
-
-    @property
-    def join_address(self) -> str:
-        """Join address that a founder prints first; empty until then."""
-        lines = self._stdout.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        addresses = [line for line in lines if line.startswith(_JOIN) and line.endswith("\n")]
-        return addresses[0].removeprefix(_JOIN).strip() if addresses else ""
 
     def start(self, *arguments: str) -> None:
         """Start `atom ARGUMENTS…` in a process."""
-        with self.log.open("ab") as log, self._stdout.open("wb") as stdout:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "atom", *arguments],
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "atom", *arguments, *self._options],
                 stdin=subprocess.DEVNULL,
-                stdout=stdout,
+                stdout=subprocess.PIPE,
                 stderr=log,
+                text=True,
                 env=child_environment() | {"NO_COLOR": "1"},
                 start_new_session=True,  # the demo alone handles Ctrl-C
                 preexec_fn=die_with_parent,
             )
+
+    def join_address(self) -> str:
+        """Wait for the first line of a founder's stdout, and return the address in it.
+
+        Raises:
+            PeerFailed: The daemon ended before that line.
+        """
+        assert self.process is not None, "not started"
+        assert self.process.stdout is not None
+        if not (line := self.process.stdout.readline()):
+            raise self.failure(f"ended with exit code {self.process.wait()}")
+        return line.removeprefix("join: ").strip()
 
     def look(self) -> None:
         """Read the daemon's events, and set its fate if it has ended.
@@ -97,25 +97,24 @@ class DemoPeer:
         Raises:
             PeerFailed: The daemon ended with an error.
         """
-        code = None if self._process is None else self._process.poll()
+        code = None if self.process is None else self.process.poll()
         self.events = read_events(StateDirectory(self.state).events)
-        if self.fate or code is None:
-            return
-        self.fate = FINISHED if code == 0 else f"failed ({code})"
-        if code:
+        if code and not self.fate:
             raise self.failure(f"ended with exit code {code}")
+        if code == 0:
+            self.fate = FINISHED
 
     def kill(self) -> None:
         """Send SIGKILL to the daemon alone: its child processes have to notice by themselves."""
+        assert self.process is not None, "not started"
         self.fate = KILLED
-        os.kill(self.process_id, signal.SIGKILL)
+        self.process.kill()
 
     def remove(self) -> None:
         """Send SIGKILL to the daemon and its process group, and wait for the daemon's end."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process_id, signal.SIGKILL)
-            self._process.wait()
+        if self.process is not None:
+            with self.process, contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def failure(self, what: str) -> PeerFailed:
         """Return an exception that says what happened, with the end of the log as its hint."""
@@ -126,70 +125,39 @@ class DemoPeer:
 
 def read_events(path: Path) -> list[Event]:
     """Return the events in the complete lines of an event log; none if there is no log."""
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return []
+    raw = path.read_bytes() if path.exists() else b""
     return [json.loads(line) for line in raw[: raw.rfind(b"\n") + 1].splitlines()]
 
 
-class Stage:
-    """Folder of the demo, and the paths in it. Call `prepare` before using a path."""
+def prepare(root: Path, count: int) -> list[DemoPeer]:
+    """Empty the demo's folder, and write `run.toml`, `peer.toml` and the keys of all peers.
 
-    def __init__(self, root: Path) -> None:
-        self.root = expand_home(root).absolute()
-        self.run_file = self.root / "run.toml"
-        self.peer_file = self.root / "peer.toml"
-        self._tokens = self.root / "tokens"
+    The run file trusts all peers, so that each one votes as soon as it takes part.
 
-    def prepare(self, peers: int) -> None:
-        """Empty the folder, and write the files that the peers read.
+    Args:
+        root: Folder of the demo.
+        count: Number of peers that the demo starts, late joiners included.
 
-        The run file trusts all peers, so that each one votes as soon as it takes part.
-
-        Args:
-            peers: Number of peers that the demo starts, late joiners included.
-
-        Raises:
-            StorageError: The folder has other content, or cannot be written.
-        """
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._clear()
-            (self.root / _MARKER).touch()
-            self.peer_file.write_text(_PEER_FILE, encoding="utf-8")
-            self._tokens.mkdir()
-            trusted = json.dumps([self._create_peer(number + 1) for number in range(peers)])
-            run = run_text().replace("[swarm]\n", f"[swarm]\ntrusted = {trusted}\n")
-            self.run_file.write_text(run, encoding="utf-8")
-        except OSError as problem:
-            what = f"cannot use {self.root} for the demo: {problem.strerror}"
-            raise StorageError(what, _ELSEWHERE) from None
-
-    def state(self, number: int) -> Path:
-        """Return the state directory of peer `number`; the first peer has number 1."""
-        return self.root / f"peer-{number}"
-
-    def _create_peer(self, number: int) -> str:
-        """Create a peer's state directory and key; return its peer id.
-
-        All peers share one folder of tokens, so that the text is tokenised only once.
-        """
-        state = self.state(number)
-        state.mkdir()
-        (state / "tokens").symlink_to(self._tokens)
-        return Identity.load_or_create(StateDirectory(state).identity).peer_id
-
-    def _clear(self) -> None:
-        """Empty the folder. Raises: OSError; StorageError if no demo wrote its content."""
-        if any(self.root.iterdir()) and not (self.root / _MARKER).exists():
-            what = f"{self.root} is not empty, and its content is not a demo's"
+    Raises:
+        StorageError: The folder has other content, or cannot be written.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if any(root.iterdir()) and not (root / _MARKER).exists():
+            what = f"{root} is not empty, and its content is not a demo's"
             raise StorageError(what, _ELSEWHERE)
-        for path in self.root.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != _MARKER:
-                path.unlink()
+        shutil.rmtree(root)
+        (root / "tokens").mkdir(parents=True)
+        (root / _MARKER).touch()
+        (root / "peer.toml").write_text(_PEER_FILE, encoding="utf-8")
+        peers = [DemoPeer(root, number + 1) for number in range(count)]
+        trusted = json.dumps([peer.peer_id for peer in peers])
+        run = run_text().replace("[swarm]\n", f"[swarm]\ntrusted = {trusted}\n")
+        (root / "run.toml").write_text(run, encoding="utf-8")
+    except OSError as problem:
+        what = f"cannot use {root} for the demo: {problem.strerror}"
+        raise StorageError(what, _ELSEWHERE) from None
+    return peers
 
 
 def run_text() -> str:

@@ -6,27 +6,23 @@ ones: contributors to the verified part of the chain, and the first voters. Peer
 not prove their last claim are asked later than others.
 """
 
-import os
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import partial
 
 from atom.base.errors import PeerRefused, Reason
-from atom.base.events import EventFan
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import Ask, Ledger, pages_beyond
-from atom.swarm.dial_rules import dialled_classes
-from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease, Reached, claims_better, preferred
-from atom.swarm.records.manifest import Manifest, manifest_digest, seen_from_outside
-from atom.swarm.state.fetch import UNCHECKED_PACE, asking, refusal_of
-from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.transport import Transport
+from atom.swarm.records.lease import Lease, claims_better, preferred
+from atom.swarm.state.fetch import refusal_of
 
 DONORS = 4
 """Most peers that are asked, one after the other, each time the chain is read."""
+
+_WORDS = {
+    Reason.NOT_ON_THE_LIST: "this peer answers only peers on the owner's list",
+    Reason.UNREACHABLE: "this peer is unreachable from this machine",
+}
 
 FetchChain = Callable[[Lease], AbstractContextManager[Ask]]
 """Function that opens a connection to the peer of a lease. Raises: PeerRefused, OSError."""
@@ -71,7 +67,8 @@ class LedgerReader:
                 found = self._found(lease)
             except (PeerRefused, OSError) as problem:
                 reason = refusal_of(problem).reason
-                self.problem = f"…{lease.peer_id[-6:]}: {_in_words(reason)}"
+                words = _WORDS.get(reason, f"refused with {reason.value}")
+                self.problem = f"…{lease.peer_id[-6:]}: {words}"
                 self.shut_out = reason is Reason.NOT_ON_THE_LIST
             else:
                 del self._in_vain[lease.peer_id]
@@ -120,63 +117,3 @@ class LedgerReader:
         if claims_better(lease, ledger.head):
             raise PeerRefused(Reason.WRONG_HEAD, "the chain does not lead to the claimed head")
         return ledger
-
-
-def _in_words(reason: Reason) -> str:
-    if reason is Reason.NOT_ON_THE_LIST:
-        return "this peer answers only peers on the owner's list"
-    if reason is Reason.UNREACHABLE:
-        return "this peer is unreachable from this machine"
-    return f"refused with {reason.value}"
-
-
-class ChainFetcher:
-    """A `FetchChain` over the transport, by default under a new key that no run lists.
-
-    A call may be under way in one thread while another thread calls `close`.
-    """
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        identity: Identity | None = None,
-        entrances: Sequence[str] = (),
-    ) -> None:
-        """Connect to no peer yet.
-
-        Args:
-            manifest: Manifest of the run.
-            identity: A listed peer of the run, if the run answers listed peers only.
-            entrances: Multiaddrs through which the run was entered.
-        """
-        self._transport = Transport(
-            Local(
-                identity or Identity.create(),
-                manifest_digest(manifest),
-                os.urandom(16),
-                listed=seen_from_outside(manifest),
-            ),
-            None,
-            EventFan(),
-            dialled=partial(dialled_classes, (), entrances),
-        )
-        self._stop = threading.Event()
-
-    def __call__(self, lease: Lease) -> AbstractContextManager[Ask]:
-        return asking(self._transport, lease.peer_id, UNCHECKED_PACE, self._stop)
-
-    def know(self, leases: Mapping[str, Lease]) -> None:
-        """Set the addresses of all peers. Needed before a call.
-
-        Peers that cannot be dialled are reached through other peers.
-
-        Args:
-            leases: Current lease of each peer, by peer id.
-        """
-        for peer_id, lease in leases.items():
-            self._transport.set_addresses(peer_id, lease.addresses, lease.reached is Reached.NO)
-
-    def close(self) -> None:
-        """End the fetch that is under way, and close the transport."""
-        self._stop.set()
-        self._transport.close()

@@ -6,29 +6,36 @@ The onlooker is a DHT node in client mode that publishes nothing. `atom status`,
 
 import asyncio
 import contextlib
+import os
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from atom.base.errors import AddressError, ConfigError, ControlError, TrustError
+from atom.base.events import EventFan
 from atom.cli.box.control import ask_daemon
-from atom.cli.look.chain_reader import ChainFetcher, LedgerReader, Progress
+from atom.cli.look.chain_reader import LedgerReader, Progress
 from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.terminal import stderr_console
 from atom.config.load import run_from_text
-from atom.config.model_and_data import Data
 from atom.config.places import default_state_directory
+from atom.config.run_file import RunFile
 from atom.daemon.state_directory import own_identity
 from atom.swarm.addresses import parse_join_address
-from atom.swarm.chain.commit_chain import Ledger
+from atom.swarm.chain.commit_chain import Ask, Ledger
 from atom.swarm.dht.directory import Directory, no_answer, open_directory
 from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.dial_rules import dialled_classes
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease
-from atom.swarm.records.manifest import Manifest, first_head, seen_from_outside
+from atom.swarm.records.lease import Lease, Reached
+from atom.swarm.records.manifest import Manifest, first_head, manifest_digest, seen_from_outside
 from atom.swarm.records.store import DirectoryUnavailable
 from atom.swarm.records.view import SwarmView, view_swarm
+from atom.swarm.state.fetch import UNCHECKED_PACE, asking
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.transport import Transport
 
 TRIES = 4
 """Attempts to read the leases: a DHT node may not find them at once after it has entered."""
@@ -51,17 +58,27 @@ class Onlooker:
             directory: Leases of the run.
             manifest: Manifest of the run.
             me: Identity to ask for the chain as; None: this machine's listed peer, if one is in
-                the default state directory, otherwise a stranger.
+                the default state directory, otherwise a new key that no run lists.
             entrances: Multiaddrs through which the run was entered.
         """
         self._directory = directory
         self.manifest = manifest
-        self.rounds, self._global_batch, self._data = _agreed_on(manifest)
-        self._has_list = seen_from_outside(manifest) is not None
+        try:
+            self._run: RunFile | None = run_from_text(manifest.run_file)
+        except ConfigError:  # this version cannot read the run file
+            self._run = None
+        self.rounds = None if self._run is None else self._run.run.rounds
+        """Number of rounds of the run; None: endless, or unknown."""
+        listed = seen_from_outside(manifest)
+        self._has_list = listed is not None
         here = me or own_identity(default_state_directory(manifest.run))
         self._me = "" if here is None else here.peer_id
-        self._fetcher = ChainFetcher(manifest, me or listed_peer(manifest), entrances)
-        self._reader = LedgerReader(first_head(manifest), self._fetcher)
+        asker = me or listed_peer(manifest) or Identity.create()
+        local = Local(asker, manifest_digest(manifest), os.urandom(16), listed=listed)
+        dialled = partial(dialled_classes, (), entrances)
+        self._transport = Transport(local, None, EventFan(), dialled=dialled)
+        self._stop = threading.Event()
+        self._reader = LedgerReader(first_head(manifest), self._fetch)
         self.leases: dict[str, Lease] = {}
         """Leases of the last view, by peer id."""
         self._progress = ""
@@ -78,8 +95,10 @@ class Onlooker:
     @property
     def latest(self) -> SwarmView:
         """The swarm as the leases of the last view show it now."""
+        batch = None if self._run is None else self._run.batch.global_sequences
+        data = None if self._run is None else self._run.data
         now, leases = time.time(), self.leases.values()
-        return view_swarm(self.manifest, leases, self._global_batch, now, self._me, self._data)
+        return view_swarm(self.manifest, leases, batch, now, self._me, data)
 
     async def first_view(self) -> SwarmView:
         """Return the view after some retries, because the node may have entered the DHT just now.
@@ -89,16 +108,15 @@ class Onlooker:
         Raises:
             AddressError: The DHT did not answer the last attempt.
         """
-        for tries_left in reversed(range(TRIES)):
-            try:
-                view = await self.view()
-                if view.peers or not tries_left:
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(DirectoryUnavailable):
+                if (view := await self.view()).peers:
                     return view
-            except DirectoryUnavailable as problem:
-                if not tries_left:
-                    raise no_answer(problem) from problem
             await asyncio.sleep(RETRY_S)
-        raise AssertionError("the last try returns, or raises")
+        try:
+            return await self.view()
+        except DirectoryUnavailable as problem:
+            raise no_answer(problem) from problem
 
     # ---- the chain; with `view`, this class implements `atom.extras.dashboard.feed.Swarm`
 
@@ -132,7 +150,9 @@ class Onlooker:
             on_progress: Called with the progress, in another thread; None: shown by `note`.
         """
         self._reader.on_progress = on_progress or self._note_progress
-        self._fetcher.know(self.leases)
+        for peer_id, lease in self.leases.items():
+            # Peers that cannot be dialled are reached through other peers.
+            self._transport.set_addresses(peer_id, lease.addresses, lease.reached is Reached.NO)
         try:
             await asyncio.to_thread(self._reader.read, list(self.leases.values()))
         finally:
@@ -141,9 +161,13 @@ class Onlooker:
     def _note_progress(self, done: int, total: int) -> None:
         self._progress = f"checking the chain: {done:,} of {total:,} rounds"
 
+    def _fetch(self, lease: Lease) -> contextlib.AbstractContextManager[Ask]:
+        return asking(self._transport, lease.peer_id, UNCHECKED_PACE, self._stop)
+
     def close(self) -> None:
-        """End the read that is under way."""
-        self._fetcher.close()
+        """End the read that is under way, and close the transport."""
+        self._stop.set()
+        self._transport.close()
 
 
 @contextlib.asynccontextmanager
@@ -159,18 +183,18 @@ async def onlooking(address: str, state: Path | None = None) -> AsyncIterator[On
     """
     me, where = identity_in(state), parse_join_address(address)
     node = NodeSettings(initial_peers=where.bootstrap, client_mode=True)
-    with stderr_console().status("looking for the swarm"), _answering():
-        directory = await open_directory(where.run, where.owner, node)
-    try:
-        with stderr_console().status("reading the run's manifest"), _answering():
-            manifest, _ = await directory.read_manifest()
-        onlooker = Onlooker(directory, manifest, me, where.bootstrap)
+    async with contextlib.AsyncExitStack() as stack:
         try:
-            yield onlooker
-        finally:
-            onlooker.close()
-    finally:
-        await directory.close()
+            with stderr_console().status("looking for the swarm"):
+                directory = await open_directory(where.run, where.owner, node)
+            stack.push_async_callback(directory.close)
+            with stderr_console().status("reading the run's manifest"):
+                manifest, _ = await directory.read_manifest()
+        except DirectoryUnavailable as problem:
+            raise no_answer(problem) from problem
+        onlooker = Onlooker(directory, manifest, me, where.bootstrap)
+        stack.callback(onlooker.close)
+        yield onlooker
 
 
 async def looked_at(address: str, state: Path | None = None, chain: bool = False) -> Onlooker:
@@ -186,10 +210,7 @@ async def looked_at(address: str, state: Path | None = None, chain: bool = False
         TrustError: The chain was asked for, and the run answers only listed peers.
     """
     async with onlooking(address, state) as onlooker:
-        if chain:
-            await read_chain(onlooker)
-        else:
-            await onlooker.first_view()
+        await (read_chain(onlooker) if chain else onlooker.first_view())
         return onlooker
 
 
@@ -202,18 +223,14 @@ async def read_chain(onlooker: Onlooker) -> None:
         AddressError: The chain cannot be read, or no peer is alive.
         TrustError: The run answers only listed peers.
     """
-    console = TerminalConsole()
-    on_progress = partial(console.progress, "checking the chain")
-    try:
+    with contextlib.closing(TerminalConsole()) as console:
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(RETRY_S)
             await onlooker.first_view()
-            await onlooker.read(on_progress)
+            await onlooker.read(partial(console.progress, "checking the chain"))
             if onlooker.shut_out or not onlooker.problem:
                 break
-    finally:
-        console.close()
     unread = f"the chain cannot be read: {onlooker.problem}"
     if onlooker.shut_out:
         ask = "ask from the machine of a listed peer; name its state directory with --state DIR"
@@ -278,24 +295,3 @@ def identity_in(state: Path | None) -> Identity | None:
             "use --state DIR to name the state directory of a peer of that run",
         )
     return found
-
-
-@contextlib.contextmanager
-def _answering() -> Iterator[None]:
-    """Turn DirectoryUnavailable into an AddressError for the user."""
-    try:
-        yield
-    except DirectoryUnavailable as problem:
-        raise no_answer(problem) from problem
-
-
-def _agreed_on(manifest: Manifest) -> tuple[int | None, int | None, Data | None]:
-    """Return a run's rounds, sequences per global batch and [data].
-
-    All are None if this version cannot read the run file.
-    """
-    try:
-        run = run_from_text(manifest.run_file)
-    except ConfigError:
-        return None, None, None
-    return run.run.rounds, run.batch.global_sequences, run.data

@@ -1,5 +1,6 @@
 """`atom sample`: text from the weights of a state directory or of an exported folder."""
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -10,13 +11,10 @@ import typer
 from atom.base.errors import StorageError
 from atom.base.units import printable
 from atom.cli.shell.console import TerminalConsole
-from atom.cli.shell.options import parse_trust
 from atom.config.peer_file import DEVICE_PATTERN
-from atom.daemon.model.answering import answering
-from atom.daemon.model.sampled import sampled_folder
+from atom.daemon.model.sampled import answering, sampled_folder
 from atom.models.data.tokenizer import Tokenizer
 from atom.models.sampling import Sampling, continuations
-from atom.models.source import SourceError
 
 MOST_TEXTS = 8
 """Most prompts that go through the device together."""
@@ -46,25 +44,18 @@ def show_samples(
         StorageError: The folder does not exist, or holds no model.
         UserError: The model cannot be computed here.
     """
-    parse_trust(trust)
     _check(folder, texts, device)
-    console = TerminalConsole()
-    try:
+    with contextlib.closing(TerminalConsole()) as console:
         sampled = sampled_folder(folder, trust, console.note)
         prompts = sampled.read(texts)
         window = min(sampled.sequence_tokens, max(map(len, prompts)) + tokens - 1)
         weights = partial(console.progress, "loading the weights")
-        try:
-            with answering(sampled, window, len(prompts), device, weights) as (ask, known):
-                known = min(known, sampled.tokenizer.vocabulary_size)
-                console.note(f"{sampled.title}; each token is a pass over {window:,} tokens")
-                console.close()
-                added = continuations(prompts, tokens, window, known, sampled.ends, sampling, ask)
-                _print(sampled.tokenizer, prompts, added)
-        except SourceError as problem:
-            raise StorageError(problem.message, problem.hint) from problem
-    finally:
-        console.close()
+        with answering(sampled, window, len(prompts), device, weights) as (ask, known):
+            known = min(known, sampled.tokenizer.vocabulary_size)
+            console.note(f"{sampled.title}; each token is a pass over {window:,} tokens")
+            console.close()
+            added = continuations(prompts, tokens, window, known, sampled.ends, sampling, ask)
+            _print(sampled.tokenizer, prompts, added)
 
 
 def _check(folder: Path, texts: Sequence[str], device: str) -> None:
@@ -80,8 +71,6 @@ def _check(folder: Path, texts: Sequence[str], device: str) -> None:
         what = f"{len(texts)} prompts, but at most {MOST_TEXTS} are possible"
         raise typer.BadParameter(what, param_hint="PROMPT...")
     for prompt in texts:
-        if not prompt:
-            raise typer.BadParameter("empty: write the start of a text", param_hint="PROMPT...")
         try:
             prompt.encode()
         except UnicodeEncodeError:

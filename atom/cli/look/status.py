@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atom.cli.look.onlooker import looked_at, onlooking, run_meant
+from atom.cli.look.onlooker import looked_at, run_meant
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import fitting, print_plainly, stderr_console, stdout_console
 from atom.models.data.corpus import Amount
@@ -52,15 +52,15 @@ def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
 
     Args:
         address: Join address of the run; None: the run of the daemon on this machine.
-        state: State directory of the daemon.
+        state: State directory of the daemon, or of the peer to ask as.
         as_json: If True, print JSON instead of a page.
 
     Raises:
         AddressError: The run cannot be read.
         ControlError: No address was given, and no daemon here knows one.
     """
-    meant, place = run_meant(address, state)
-    view, rounds = run_to_the_end(_look(meant, place if address is None else None))
+    seen = run_to_the_end(looked_at(*run_meant(address, state)))
+    view, rounds = seen.latest, seen.rounds
     if as_json:
         typer.echo(json.dumps(view.to_json(), indent=2))
         return
@@ -77,11 +77,6 @@ def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
         console.print(f"lines {lines}", style="dim", soft_wrap=not console.is_terminal)
     if not view.peers:
         stderr_console().print("[hint]hint:[/]  the run is known, but none of its peers is alive")
-
-
-async def _look(address: str, state: Path | None) -> tuple[SwarmView, int | None]:
-    async with onlooking(address, state) as onlooker:
-        return await onlooker.first_view(), onlooker.rounds
 
 
 def swarm(
@@ -166,57 +161,48 @@ def show_contributions(address: str | None, state: Path | None, as_json: bool) -
         TrustError: The peers answer only listed peers.
     """
     swarm = run_to_the_end(looked_at(*run_meant(address, state), chain=True))
-    manifest, ledger = swarm.manifest, swarm.ledger
+    told = contributions(swarm.manifest, swarm.ledger)
     if as_json:
-        typer.echo(json.dumps(contributions(manifest, ledger), indent=2))
+        typer.echo(json.dumps(told, indent=2))
         return
-    head, console = ledger.head, stdout_console()
-    print_plainly(
-        f"{manifest.run}   {ledger.sequences:,} sequences in {head.round:,} "
-        f"round{'' if head.round == 1 else 's'}, certified up to head {head.digest.hex()[:12]}",
-        whole=True,
-    )
+    rounds = f"{told['round']:,} round{'' if told['round'] == 1 else 's'}"
+    certified = f"certified up to head {told['head'][:12]}"
+    headline = f"{told['run']}   {told['sequences']:,} sequences in {rounds}, {certified}"
+    console = stdout_console()
     width = console.width if console.is_terminal else None
-    rows = [_share_cells(share, whole_id=width is None) for share in _shares(ledger)]
-    print_plainly(
-        fitting(_SHARE_COLUMNS, rows, width, words=("peer",), first_to_go=_SHARE_COLUMNS[:2:-1]),
-        True,
-    )
+    rows = [
+        {
+            "peer": share["peer_id"] if width is None else short_id(share["peer_id"]),
+            "sequences": f"{share['sequences']:,}",
+            "share": f"{share['share']:.1%}",
+            "rounds": f"{share['rounds']:,}",
+            "first": f"{share['first_round']:,}",
+            "last": f"{share['last_round']:,}",
+        }
+        for share in told["peers"]
+    ]
+    print_plainly(headline, whole=True)
+    order = _SHARE_COLUMNS[:2:-1]
+    print_plainly(fitting(_SHARE_COLUMNS, rows, width, ("peer",), order), whole=True)
 
 
 def contributions(manifest: Manifest, ledger: Ledger) -> dict[str, Any]:
-    """Return the object that `atom contributions --json` prints."""
+    """Return the object that `atom contributions --json` prints, largest contribution first."""
     return {
         "run": manifest.run,
         "owner": manifest.owner,
         "round": ledger.head.round,
         "head": ledger.head.digest.hex(),
         "sequences": ledger.sequences,
-        "peers": _shares(ledger),
-    }
-
-
-def _shares(ledger: Ledger) -> list[dict[str, Any]]:
-    """Return the JSON of each peer, largest contribution first."""
-    return [
-        {
-            "peer_id": peer_id,
-            "sequences": share.sequences,
-            "share": round(share.sequences / ledger.sequences, 6),
-            "rounds": share.rounds,
-            "first_round": share.first_round,
-            "last_round": share.last_round,
-        }
-        for peer_id, share in ledger.by_share()
-    ]
-
-
-def _share_cells(share: dict[str, Any], whole_id: bool) -> dict[str, str]:
-    return {
-        "peer": share["peer_id"] if whole_id else short_id(share["peer_id"]),
-        "sequences": f"{share['sequences']:,}",
-        "share": f"{share['share']:.1%}",
-        "rounds": f"{share['rounds']:,}",
-        "first": f"{share['first_round']:,}",
-        "last": f"{share['last_round']:,}",
+        "peers": [
+            {
+                "peer_id": peer_id,
+                "sequences": share.sequences,
+                "share": round(share.sequences / ledger.sequences, 6),
+                "rounds": share.rounds,
+                "first_round": share.first_round,
+                "last_round": share.last_round,
+            }
+            for peer_id, share in ledger.by_share()
+        ],
     }

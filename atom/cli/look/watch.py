@@ -5,9 +5,6 @@ Both views come from the DHT; the page also shows the proven chain.
 
 import asyncio
 import contextlib
-import errno
-import os
-import time
 from pathlib import Path
 
 import plotille
@@ -18,18 +15,15 @@ from rich.padding import Padding
 from rich.text import Text
 
 from atom.cli.look.onlooker import onlooking, run_meant
-from atom.cli.look.status import headline, swarm
+from atom.cli.look.status import show_status, swarm
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import draws, stderr_console, stdout_console
-from atom.config.address import parse_interface
 from atom.extras.dashboard.chart import drawable, label, readable_scale
 from atom.extras.dashboard.feed import Seen, SwarmFeed
-from atom.extras.dashboard.server import LOOPBACK, serve
+from atom.extras.dashboard.server import serve
 from atom.swarm.addresses import ListenAddress
 from atom.swarm.records.lease import SampleText
 
-DEFAULT_PORT = 8700
-"""Port of the page. It is fixed, so that an open page works again after a restart."""
 _MARGIN = 2
 _LEAST_CURVE_ROWS, _MOST_CURVE_ROWS = 10, 24
 """Rows of the curve with its labels. A smaller one would show nothing."""
@@ -41,7 +35,7 @@ _OTHER_ROWS = 9
 
 
 def watch_swarm(address: str | None, state: Path | None) -> None:
-    """Show the swarm on the terminal until interrupted.
+    """Show the swarm on the terminal until interrupted; in a pipe, show it once.
 
     Args:
         address: Join address of the run; None: the run of the daemon on this machine.
@@ -51,52 +45,32 @@ def watch_swarm(address: str | None, state: Path | None) -> None:
         AddressError: The run cannot be read.
         ControlError: No address was given, and no daemon here knows one.
     """
+    console = stdout_console()
+    if not draws(console):
+        show_status(address, state, as_json=False)
+        return
     meant = run_meant(address, state)
     with contextlib.suppress(KeyboardInterrupt):
-        run_to_the_end(_watch(*meant, stdout_console()))
+        run_to_the_end(_watch(*meant, console))
 
 
 async def _watch(address: str, state: Path | None, console: Console) -> None:
-    show = _watch_live if draws(console) else _watch_plain
-    try:
-        async with onlooking(address, state) as onlooker, asyncio.TaskGroup() as group:
-            feed = SwarmFeed(onlooker, await onlooker.first_view(), onlooker.rounds)
-            # Lines of text need no chain, whose reading would load the peers.
-            group.create_task(feed.follow() if show is _watch_live else feed.follow_views())
-            await show(feed, console)
-    except ExceptionGroup as several:
-        if several.subgroup(BrokenPipeError) is None:
-            raise
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from several
-
-
-async def _watch_live(feed: SwarmFeed, console: Console) -> None:
-    try:
-        with Live(
-            console=console,
-            screen=True,
-            auto_refresh=False,
-            get_renderable=lambda: screen(feed.seen, console.width, console.height),
-        ) as live:
-            while True:  # every second, also to redraw after a resize
-                live.refresh()
-                await feed.news()
-    finally:
-        # The last view stays readable on the normal screen.
-        console.print(screen(feed.seen, console.width, console.height))
-
-
-async def _watch_plain(feed: SwarmFeed, console: Console) -> None:
-    """Print a line whenever the round changes, or peers come or go."""
-    said: tuple[int, frozenset[str]] | None = None
-    while True:
-        view = feed.seen.view
-        now_seen = view.round, frozenset(peer.peer_id for peer in view.peers)
-        if now_seen != said:
-            said = now_seen
-            line = f"{time.strftime('%H:%M:%S')}  {headline(view, feed.seen.rounds)}"
-            console.print(line, markup=False, soft_wrap=True)
-        await feed.news()
+    async with onlooking(address, state) as onlooker, asyncio.TaskGroup() as group:
+        feed = SwarmFeed(onlooker, await onlooker.first_view(), onlooker.rounds)
+        group.create_task(feed.follow())
+        try:
+            with Live(
+                console=console,
+                screen=True,
+                auto_refresh=False,
+                get_renderable=lambda: screen(feed.seen, console.width, console.height),
+            ) as live:
+                while True:  # every second, also to redraw after a resize
+                    live.refresh()
+                    await feed.news()
+        finally:
+            # The last view stays readable on the normal screen.
+            console.print(screen(feed.seen, console.width, console.height))
 
 
 def screen(seen: Seen, width: int, height: int) -> RenderableType:
@@ -162,35 +136,24 @@ def written(sample: SampleText) -> Text:
     return Text.assemble(title, sample.text, no_wrap=True, overflow="ellipsis")
 
 
-def show_dashboard(
-    address: str | None, port: int | None, host: str | None, state: Path | None
-) -> None:
+def show_dashboard(address: str | None, port: int, host: str, state: Path | None) -> None:
     """Serve the page until interrupted; its URL is the first line of stdout.
 
     Args:
         address: Join address of the run; None: the run of the daemon on this machine.
-        port: Port of the page; 0: any free port; None: `DEFAULT_PORT`.
-        host: Address of this machine to listen on; None: loopback.
+        port: Port of the page; 0: any free port.
+        host: Address of this machine to listen on.
         state: State directory of the daemon, or of the peer to ask as.
 
     Raises:
-        typer.BadParameter: `host` is neither an address nor a host name.
         AddressError: The run cannot be read, or `host` is not an address of this machine.
         ControlError: No address was given, and no daemon here knows one.
         PortInUseError: Another program has the port.
         UserError: The page cannot be served for another reason.
     """
-    where = ListenAddress(_host(host), DEFAULT_PORT if port is None else port)
     meant = run_meant(address, state)
     with contextlib.suppress(KeyboardInterrupt):
-        run_to_the_end(_serve(*meant, where))
-
-
-def _host(text: str | None) -> str:
-    try:
-        return LOOPBACK if text is None else parse_interface(text)
-    except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="--host") from None
+        run_to_the_end(_serve(*meant, ListenAddress(host, port)))
 
 
 async def _serve(address: str, state: Path | None, where: ListenAddress) -> None:

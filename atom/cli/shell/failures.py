@@ -35,57 +35,44 @@ class ExitCode(IntEnum):
     """Exit codes of the processes of Atom. Never renumber them: scripts rely on them."""
 
     meaning: str
+    error: type[UserError] | None
+    """Class of the errors that end a command with this code; None: another event does."""
 
-    def __new__(cls, code: int, meaning: str) -> "ExitCode":
+    def __new__(cls, code: int, meaning: str, error: type[UserError] | None = None) -> "ExitCode":
         made = int.__new__(cls, code)
-        made._value_, made.meaning = code, meaning
+        made._value_, made.meaning, made.error = code, meaning, error
         return made
 
     OK = 0, "done"
     FAULT = 1, "unexpected fault, or a demo that missed its goal"
     USAGE = 2, "wrong command, option or argument"
-    CONFIG = 3, "a run or peer file cannot be used"
-    ADDRESS = 4, "an address is malformed, unreachable, or names no known run"
-    PORT = 5, "the port is in use"
-    STORAGE = 6, "the disk is full, or a directory cannot be used"
-    MISMATCH = 7, "this installation differs from what the swarm agreed on"
-    DEVICE = 8, "the device is missing or too small"
-    MODEL = 9, "the model cannot be trained faithfully"
-    CONTROL = 10, "no daemon answers, or it refused the command"
+    CONFIG = 3, "a run or peer file cannot be used", errors.ConfigError
+    ADDRESS = 4, "an address is malformed, unreachable, or names no known run", errors.AddressError
+    PORT = 5, "the port is in use", errors.PortInUseError
+    STORAGE = 6, "the disk is full, or a directory cannot be used", errors.StorageError
+    MISMATCH = 7, "this installation differs from what the swarm agreed on", errors.MismatchError
+    DEVICE = 8, "the device is missing or too small", errors.DeviceError
+    MODEL = 9, "the model cannot be trained faithfully", errors.ModelError
+    CONTROL = 10, "no daemon answers, or it refused the command", errors.ControlError
     LEFT_LATE = 11, "left, but some counted work is in no round"
-    OTHER = 12, "another error, which the message explains"
-    TRUST = 13, "--trust does not match the code and its owner, or you are not listed"
+    OTHER = 12, "another error, which the message explains", UserError
+    TRUST = (
+        13, "--trust does not match the code and its owner, or you are not listed",
+        errors.TrustError,
+    )  # fmt: skip
     DIAGNOSIS = 14, "atom doctor found an obstacle to training on this machine"
-    IDENTITY = 15, "another process uses this peer's key"
-    SHORTAGE = 16, "memory, threads or open files ran out"
-    ALLOWANCE = 17, "the month's traffic allowance is used up"
+    IDENTITY = 15, "another process uses this peer's key", errors.IdentityError
+    SHORTAGE = 16, "memory, threads or open files ran out", errors.ShortageError
+    ALLOWANCE = 17, "the month's traffic allowance is used up", errors.AllowanceError
     HUNG_UP = 129, "the terminal was closed (SIGHUP)"
     INTERRUPTED = 130, "interrupted (Ctrl-C)"
     TERMINATED = 143, "terminated (SIGTERM)"
 
 
-_OF_ERROR: dict[type[UserError], ExitCode] = {
-    errors.ConfigError: ExitCode.CONFIG,
-    errors.AddressError: ExitCode.ADDRESS,
-    errors.PortInUseError: ExitCode.PORT,
-    errors.StorageError: ExitCode.STORAGE,
-    errors.MismatchError: ExitCode.MISMATCH,
-    errors.DeviceError: ExitCode.DEVICE,
-    errors.ShortageError: ExitCode.SHORTAGE,
-    errors.AllowanceError: ExitCode.ALLOWANCE,
-    errors.ModelError: ExitCode.MODEL,
-    errors.TrustError: ExitCode.TRUST,
-    errors.IdentityError: ExitCode.IDENTITY,
-    errors.ControlError: ExitCode.CONTROL,
-}
-
-
 def exit_code_of(error: UserError) -> ExitCode:
     """Return the exit code of the error's class, or of its nearest base class that has a code."""
-    for kind in type(error).__mro__:
-        if kind in _OF_ERROR:
-            return _OF_ERROR[kind]
-    return ExitCode.OTHER
+    codes = {code.error: code for code in ExitCode}
+    return next(codes[kind] for kind in type(error).__mro__ if kind in codes)
 
 
 class Terminated(BaseException):

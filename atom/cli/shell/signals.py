@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from atom.cli.shell.failures import Terminated
@@ -37,17 +37,17 @@ def end_at_once_on_signals(message: str = "interrupted: no file is incomplete") 
     def end(number: int, frame: object) -> None:
         if select.select([], [2], [], 0.0)[1]:  # a blocked terminal must not delay the exit
             with contextlib.suppress(OSError):
-                os.write(2, (_SHOW_CURSOR if _draws() else b"") + f"\n{message}\n".encode())
+                draws = os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb"
+                os.write(2, (_SHOW_CURSOR if draws else b"") + f"\n{message}\n".encode())
         os._exit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in (signal.SIGINT, signal.SIGTERM, *hang_up()):
-        signal.signal(number, end)
+    _handle((signal.SIGINT, signal.SIGTERM, *hang_up()), end)
 
 
-def _draws() -> bool:
-    return os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb"
+def _handle(numbers: Iterable[int], handler: Callable[[int, Any], Any]) -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            signal.signal(number, handler)
 
 
 def raise_on_signals() -> None:
@@ -63,11 +63,8 @@ def raise_on_signals() -> None:
     def end(number: int, frame: object) -> None:
         raise Terminated(number)
 
-    if threading.current_thread() is not threading.main_thread():
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, *hang_up()):
-        signal.signal(number, end)
+    _handle((signal.SIGINT,), signal.default_int_handler)
+    _handle((signal.SIGTERM, *hang_up()), end)
 
 
 def run_to_the_end(work: Coroutine[Any, Any, T]) -> T:

@@ -10,6 +10,7 @@ import typer
 from rich import box
 from rich.console import Console, JustifyMethod, RenderableType
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
@@ -140,6 +141,23 @@ def _table(
         # As Text, without markup: names of folders may have [brackets].
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
     return table
+
+
+def facts(rows: Sequence[Sequence[str | Text]]) -> RenderableType:
+    """Return rows as an indented table without titles: a label, figures, and text that may fold.
+
+    Args:
+        rows: Cells, equally many in each row. Cells between the first and the last one are figures,
+            which are aligned right.
+    """
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_column(no_wrap=True)
+    for _ in rows[0][1:-1]:
+        table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return Padding(table, (0, 0, 0, 2), expand=False)
 
 
 def print_plainly(page: RenderableType, whole: bool = False) -> None:

@@ -23,6 +23,12 @@ from atom.swarm.dht.p2pd import NodeSettings
 
 DEFAULT_LISTEN = "0.0.0.0:31337"
 """Address of a bootstrap node; its port is fixed, because people write the address down."""
+_CODES = {Ending.LEFT_LATE: ExitCode.LEFT_LATE, Ending.MONTH_USED: ExitCode.ALLOWANCE}
+"""Exit codes of daemons that ended by their own decision, if not OK.
+
+Leaving late is not an error, but work was lost, and scripts may want to know. A used-up allowance
+has a code as well, because a start before the next month is refused.
+"""
 
 
 def in_foreground(daemon: Callable[[TerminalConsole], Ending]) -> ExitCode:
@@ -34,21 +40,8 @@ def in_foreground(daemon: Callable[[TerminalConsole], Ending]) -> ExitCode:
     Raises:
         UserError: The daemon cannot start or go on, for any reason.
     """
-    console = TerminalConsole()
-    try:
-        return code_of(daemon(console))
-    finally:
-        console.close()
-
-
-def code_of(ending: Ending) -> ExitCode:
-    """Return the exit code of a daemon that ended by its own decision.
-
-    Leaving late is not an error, but work was lost, and scripts may want to know. A used-up
-    allowance has a code as well, because a start before the next month is refused.
-    """
-    codes = {Ending.LEFT_LATE: ExitCode.LEFT_LATE, Ending.MONTH_USED: ExitCode.ALLOWANCE}
-    return codes.get(ending, ExitCode.OK)
+    with contextlib.closing(TerminalConsole()) as console:
+        return _CODES.get(daemon(console), ExitCode.OK)
 
 
 class PrintedEvents:
@@ -92,17 +85,16 @@ def serve_bootstrap(
         initial_peers=parse_multiaddrs(tuple(initial_peers)),
         log_path=str(place.dht_log),
     )
-    console = TerminalConsole()
     place.lock()
-    if place.key_warning:
-        console.note(place.key_warning)
-    try:
-        with contextlib.suppress(KeyboardInterrupt, Terminated):
-            run_to_the_end(_serve(node, console))
-        console.note("the bootstrap node has stopped")
-    finally:
-        place.unlock()
-        console.close()
+    with contextlib.closing(TerminalConsole()) as console:
+        if place.key_warning:
+            console.note(place.key_warning)
+        try:
+            with contextlib.suppress(KeyboardInterrupt, Terminated):
+                run_to_the_end(_serve(node, console))
+            console.note("the bootstrap node has stopped")
+        finally:
+            place.unlock()
 
 
 async def _serve(node: NodeSettings, console: TerminalConsole) -> None:

@@ -4,13 +4,12 @@ import sys
 from collections.abc import Mapping
 
 import typer
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
 from atom.cli.shell.console import TerminalConsole
-from atom.cli.shell.terminal import stderr_console
+from atom.cli.shell.terminal import facts, stderr_console
 from atom.config.peer_file import PeerFile
 from atom.daemon.model.recipe import Recipe
 from atom.daemon.model.texts import total_bytes
@@ -53,8 +52,7 @@ def ask(
     Raises:
         typer.Exit: The answer is no.
     """
-    text_bytes = 0 if manifest.text is None else total_bytes(manifest.text)
-    sizes, me = (box.state.room_bytes, text_bytes), box.identity.peer_id
+    sizes, me = (box.state.room_bytes, total_bytes(manifest.text)), box.identity.peer_id
     swarm = manifest, leases.values(), me
     try:
         offer = Offer.of(recipe.run, recipe.graph, box.peer, *swarm, *sizes, console.note)
@@ -70,7 +68,7 @@ def ask(
         raise typer.Exit
 
 
-def screen(offer: Offer, peer: PeerFile) -> Table:
+def screen(offer: Offer, peer: PeerFile) -> RenderableType:
     """Return the screen of an offer, for a machine with the limits of its peer file."""
     host, disk, device = (getattr(offer.plan.footprint, n) for n in ("host", "disk", "device"))
     network, hourly, watts = peer.network, offer.line_bytes_per_h, offer.watts
@@ -89,7 +87,4 @@ def screen(offer: Offer, peer: PeerFile) -> Table:
     if watts:
         energy = f"at most {watts * _HOURS_A_MONTH / 1000:,.0f} kWh a month"
         rows.append(("power", f"up to {watts:,.0f} W, the limit of the card: {energy}"))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for label, text in (*rows, *_ROWS_FOR_ALL):
-        table.add_row(Text(f"  {label}", "bold", no_wrap=True), Text(text))
-    return table
+    return facts([*rows, *_ROWS_FOR_ALL])

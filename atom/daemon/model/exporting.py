@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,20 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atom.base.errors import ModelError, StorageError
+from atom.base.errors import ConfigError, ModelError, StorageError
 from atom.base.files import expand_home
 from atom.config.run_file import PinnedRun
 from atom.daemon.console import Console
 from atom.daemon.model.kept_run import LATEST, HeldWeights, KeptRun
-from atom.daemon.model.recipe import PRECISIONS, source_errors
+from atom.daemon.model.recipe import PRECISIONS
 from atom.daemon.model.sampled import run_tokenizer
-from atom.daemon.model.weight_files import ADAPTER, SHARD_BYTES, Piece, write_weights
+from atom.daemon.model.weight_files import ADAPTER, SHARD_BYTES, write_weights
 from atom.models.data.tokenizer import JsonTokenizer, byte_level_tokenizer
 from atom.models.data.tokenizer_settings import CONFIG as TOKENIZER_CONFIG
 from atom.models.data.tokenizer_settings import GENERATION
 from atom.models.hub import CONFIG, WHOLE
 from atom.models.partly_trained import PartlyTrained
-from atom.models.source import ModelSource, Outside, Place, SourceError
+from atom.models.source import ModelSource, Outside, Place
 
 NO_CONFIG = "the folder holds the state dict of the owner's module: transformers does not load it"
 NO_BASE = "set base_model_name_or_path in adapter_config.json, which this peer does not know"
@@ -72,35 +72,33 @@ def export_run(
     target = expand_home(target).absolute()
     require_new(target)
     kept = KeptRun.read(state, console.note)
-    kept.chosen(wanted)  # raises now if there is none, and not only after libraries are loaded
-    with source_errors(kept.run):
-        source = kept.source(trust)
-        # Read again: the daemon may have replaced its snapshots while libraries were loaded.
-        kept = KeptRun.read(state)
-        precision = precision or kept.run.model.precision
-        snapshot = kept.chosen(wanted)
-        console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
-        dtype = PRECISIONS[precision]
-        outside = _adapter(kept, source, console) if adapter else source.outside(dtype)
-        if outside.config is None:
-            console.note(NO_CONFIG)
-        # Mapped before the model is traced, during which the daemon may delete the file.
-        arenas, layout = kept.arenas(snapshot), kept.layout(source)
-        frozen = any(layout.by_name[place.parameter].frozen for place in outside.places)
-        weights = HeldWeights(layout, arenas, kept.frozen() if frozen else None)
-        pieces = _pieces(outside, partial(_tensor_at, source, weights, dtype), dtype)
-        begins()
-        with folder_aside(target) as folder:
-            told, whole = partial(console.progress, "writing"), ADAPTER if adapter else WHOLE
-            write_weights(folder, pieces, told, sys.maxsize if adapter else SHARD_BYTES, whole)
-            _write_texts(folder, kept, outside, precision, adapter)
+    source, snapshot, weights = kept.opened(trust, wanted)
+    precision = precision or kept.run.model.precision
+    console.note(f"exporting round {snapshot.round} of {kept.run.run.name}, once it is checked")
+    dtype = PRECISIONS[precision]
+    outside = _adapter(kept, source, console) if adapter else source.outside(dtype)
+    if outside.config is None:
+        console.note(NO_CONFIG)
+    tensors: Iterable[tuple[str, Tensor]] = _tensors(
+        outside, partial(_tensor_at, source, weights, dtype)
+    )
+    if outside.converted is not None:
+        tensors = outside.converted(dict(tensors)).items()
+    elements = sum(math.prod(place.shape) for place in outside.places)
+    total_bytes = elements * dtype.itemsize + sum(each.nbytes for each in outside.buffers.values())
+    begins()
+    with folder_aside(target) as folder:
+        told = partial(console.progress, "writing")
+        limit, whole = (sys.maxsize, ADAPTER) if adapter else (SHARD_BYTES, WHOLE)
+        write_weights(folder, tensors, total_bytes, told, limit, whole)
+        _write_texts(folder, kept, outside, precision, adapter)
     return target
 
 
 def _adapter(kept: KeptRun, source: ModelSource, console: Console) -> Outside:
-    """Return the folder format of the run's adapters. Raises: SourceError."""
+    """Return the folder format of the run's adapters. Raises: ConfigError."""
     if not isinstance(source, PartlyTrained):
-        raise SourceError("the run trains no adapters", "omit --adapter")
+        raise ConfigError("the run trains no adapters", "omit --adapter")
     (places, config), model = source.adapter(), kept.run.model
     path, base, revision = kept.state.base, None, None
     if path.is_file():
@@ -133,22 +131,14 @@ def _tensor_at(
     return place.from_parameter(found)
 
 
-def _pieces(
-    outside: Outside, tensor_at: Callable[[Place], Tensor], dtype: torch.dtype
-) -> list[Piece]:
-    def named(name: str) -> str:
-        return outside.written_names.get(name, name)
-
-    pieces = [
-        Piece(named(place.name), math.prod(place.shape) * dtype.itemsize, partial(tensor_at, place))
-        for place in outside.places
-    ]
+def _tensors(
+    outside: Outside, tensor_at: Callable[[Place], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a folder with the names under which they are written."""
+    for place in outside.places:
+        yield outside.written_names.get(place.name, place.name), tensor_at(place)
     for name, buffer in outside.buffers.items():
-        pieces.append(Piece(named(name), buffer.nbytes, lambda buffer=buffer: buffer))  # type: ignore[misc]
-    if outside.converted is None:
-        return pieces
-    made = outside.converted({piece.name: piece.make() for piece in pieces})
-    return [Piece(name, value.nbytes, lambda value=value: value) for name, value in made.items()]  # type: ignore[misc]
+        yield outside.written_names.get(name, name), buffer
 
 
 def _write_texts(

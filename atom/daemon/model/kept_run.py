@@ -5,33 +5,21 @@ It writes nothing, and reads only files that the daemon replaces as a whole or o
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from atom.base.errors import (
-    ConfigError,
-    ModelError,
-    PeerRefused,
-    StorageError,
-    TrustError,
-)
+from atom.base.errors import ConfigError, ModelError, PeerRefused, StorageError, TrustError
 from atom.config.load import pinned_run
 from atom.config.run_file import PinnedRun
-from atom.daemon.model.recipe import (
-    check_recipe,
-    open_source,
-    refuse_versions,
-    source_errors,
-    write_recipe,
-)
+from atom.daemon.model.recipe import check_recipe, open_source, refuse_versions, write_recipe
 from atom.daemon.state_directory import StateDirectory, own_identity
 from atom.graph.ir import ParameterLayout
 from atom.models.module_source import OwnCode, kept_code
-from atom.models.source import InitialValue, ModelSource
-from atom.swap.host_store import FROZEN
-from atom.swap.state_form import HIGH, LOW, MASTER, joined
+from atom.models.source import ModelSource
+from atom.swap.host_store import FROZEN, HIGH, LOW, MASTER, joined
 from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.checkpoints import BEST, best_of
@@ -49,8 +37,8 @@ class HeldWeights:
     arenas: Mapping[str, Tensor]
     """Flat tensors of the state. Needed are `MASTER`, or `HIGH`; `LOW` too for the dtypes that
     `HIGH` does not have."""
-    frozen: Tensor | None
-    """Flat tensor of the frozen parameters; None: all parameters are trained."""
+    frozen: Callable[[], Tensor]
+    """Function that reads the flat tensor of the frozen parameters, if there are any."""
 
     def value(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return a parameter in `dtype`, with the bits that a device computing in it would use.
@@ -60,9 +48,8 @@ class HeldWeights:
         """
         spec = self.layout.by_name[name]
         if spec.frozen:
-            assert self.frozen is not None, "its digest is in the manifest"
             start = spec.offset - self.layout.trained_elements
-            return self.frozen[start : start + spec.numel].view(spec.shape).to(dtype)
+            return self.frozen()[start : start + spec.numel].view(spec.shape).to(dtype)
         if MASTER in self.arenas:
             return self.layout.view(self.arenas[MASTER], name).to(dtype)
         high = self.layout.view(self.arenas[HIGH], name)
@@ -78,19 +65,16 @@ class KeptRun:
     state: StateDirectory
     manifest: Manifest
     run: PinnedRun
-    journal: Journal | None
-    """Chain of commits; None: not read, so states are checked against their own digests only."""
+    journal: Journal
+    """Chain of commits."""
 
     @classmethod
-    def read(
-        cls, root: Path, note: Callable[[str], None] = lambda text: None, with_chain: bool = True
-    ) -> "KeptRun":
+    def read(cls, root: Path, note: Callable[[str], None] = lambda text: None) -> "KeptRun":
         """Read manifest and chain.
 
         Args:
             root: the state directory.
             note: gets a message before the chain is checked, which may take long.
-            with_chain: False for a chain that another protocol version may have written.
 
         Raises:
             StorageError: there is no run, or its files are damaged.
@@ -104,11 +88,9 @@ class KeptRun:
             if isinstance(problem, PeerRefused):
                 hint = f"{state.manifest} is damaged: delete it, then join the run again"
             raise StorageError(f"{state.root} holds no run", hint) from problem
+        note(f"reading the chain of {manifest.run}")
         try:
-            journal = None
-            if with_chain:
-                note(f"reading the chain of {manifest.run}")
-                journal = Journal(state.chain, first_head(manifest))
+            journal = Journal(state.chain, first_head(manifest))
         except OSError as problem:
             raise StorageError(
                 f"the run in {state.root} cannot be read: {problem}",
@@ -125,7 +107,7 @@ class KeptRun:
 
         Raises:
             TrustError: the code may not run here.
-            SourceError: the model cannot be built.
+            ConfigError: the model cannot be built.
             StorageError: the code that is kept is not the run's.
         """
         code, model = None, self.run.model
@@ -154,18 +136,15 @@ class KeptRun:
                 f"the daemon writes one every {self.run.snapshot.every_rounds} rounds, and when "
                 "the run ends",
             )
+        of_round = {each.round: each for each in reversed(found)}  # snapshots before checkpoints
         if wanted == LATEST:
-            return max(found, key=lambda each: each.round)
-        if wanted == BEST:
-            chosen = best_of(found)
-        else:
-            chosen = next((each for each in found if each.round == int(wanted)), None)
+            return of_round[max(of_round)]
+        chosen = best_of(found) if wanted == BEST else of_round.get(int(wanted))
         if chosen is None:
-            rounds = ", ".join(str(number) for number in sorted({each.round for each in found}))
-            nothing = f"no checkpoint of round {wanted}"
-            what = "no checkpoint with a validation" if wanted == BEST else nothing
+            kind = "with a validation" if wanted == BEST else f"of round {wanted}"
+            rounds = ", ".join(map(str, sorted(of_round)))
             raise StorageError(
-                f"{self.state.root} holds {what}; it has rounds {rounds}",
+                f"{self.state.root} holds no checkpoint {kind}; it has rounds {rounds}",
                 "[checkpoints] in the peer file says which rounds are stored from now on",
             )
         return chosen
@@ -175,12 +154,11 @@ class KeptRun:
 
         Raises:
             MismatchError: this installation builds another model than the run's.
-            ConfigError: as `source_errors`.
+            ConfigError: the model cannot be built.
             ModelError: the model cannot be traced.
         """
         try:
-            with source_errors(self.run):
-                recipe = write_recipe(self.run, source)
+            recipe = write_recipe(self.run, source)
         except (ConfigError, ModelError) as problem:
             refuse_versions(self.manifest.versions, problem)
             raise
@@ -199,65 +177,51 @@ class KeptRun:
         Raises:
             StorageError: the file is damaged.
         """
-        is_checkpoint = snapshot.path.parent == self.state.checkpoints
-        if is_checkpoint or self.journal is None:
+        if snapshot.path.parent == self.state.checkpoints:
             return snapshot.checked(None)
         first = self.manifest.initial_state_digest
         certified = self.journal.certified_state(snapshot.round, first)
         return snapshot.checked(certified)
 
-    def frozen(self) -> Tensor | None:
-        """Return the frozen parameters as a flat tensor, mapped and checked; None: all are trained.
+    def _held(self, source: ModelSource, snapshot: Snapshot) -> HeldWeights:
+        # Mapped before the model is traced, during which the daemon may delete the file.
+        arenas = self.arenas(snapshot)
+        return HeldWeights(self.layout(source), arenas, cache(self._frozen))
+
+    def opened(self, trust: str | None, wanted: str) -> tuple[ModelSource, Snapshot, HeldWeights]:
+        """Return the run's model, and the weights of one of the snapshots and checkpoints.
+
+        Args:
+            trust: as for `source`.
+            wanted: as for `chosen`.
+
+        Raises:
+            StorageError: the state is missing or damaged.
+            UserError: as `source` and `layout`.
+        """
+        self.chosen(wanted)  # raises now if there is none, and not only after libraries are loaded
+        source = self.source(trust)
+        # Read again: the daemon may have replaced its snapshots while libraries were loaded.
+        kept = KeptRun.read(self.state.root)
+        snapshot = kept.chosen(wanted)
+        # Mapped before the model is traced, during which the daemon may delete the file.
+        arenas = kept.arenas(snapshot)
+        return source, snapshot, HeldWeights(kept.layout(source), arenas, cache(kept._frozen))
+
+    def _frozen(self) -> Tensor:
+        """Return the frozen parameters as a flat tensor, mapped and checked.
 
         Raises:
             StorageError: the file is missing or damaged.
         """
-        wanted, path = self.manifest.frozen_digest, self.state.snapshots / STILL
-        if not wanted:
-            return None
+        path = self.state.snapshots / STILL
         arenas = read_tensors(path)
-        if state_digest(arenas) != wanted:
+        if state_digest(arenas) != self.manifest.frozen_digest:
             raise StorageError(
                 f"{path} is damaged: it does not hold the run's initial weights",
                 "delete it, and start the daemon once, which fetches it",
             )
         return arenas[FROZEN]
-
-    def weights(self, wanted: ParameterLayout) -> InitialValue:
-        """Return the newest weights as float32, by name, for a new run that begins from them.
-
-        Args:
-            wanted: the parameters of the new run, which must include all parameters of this run.
-
-        Raises:
-            ConfigError: the new run has another model, or this run trains adapters.
-            StorageError: no state is kept, or it is damaged.
-            UserError: as `source` and `layout`.
-        """
-        if self.run.train is not None:
-            raise ConfigError(
-                f"{self.state.root} holds adapters and a frozen model",
-                "merge them with `atom export FOLDER`, then begin with --from FOLDER",
-            )
-        weights = HeldWeights(
-            self.layout(self.source(None)), self.arenas(self.chosen()), self.frozen()
-        )
-        shapes, others = (
-            {e.name: e.shape for e in each.specs} for each in (weights.layout, wanted)
-        )
-        another = ConfigError(
-            f"{self.state.root} holds another model than this run's",
-            "keep [model] as it was, or begin from an exported folder",
-        )
-        if not shapes.items() <= others.items():
-            raise another
-
-        def value(name: str, shape: tuple[int, ...]) -> Tensor:
-            if name not in shapes:
-                raise another
-            return weights.value(name, torch.float32)
-
-        return value
 
     def _require_trust(self, code: OwnCode, trust: str | None) -> None:
         owner = self.manifest.owner
@@ -268,8 +232,3 @@ class KeptRun:
                 f"this run's model is code of its owner {owner}, saved in {code.path}",
                 f"to execute it again, for the names of the weights: --trust {wanted}",
             )
-
-
-def is_state(folder: Path) -> bool:
-    """Return True if `folder` is a state directory with a run in it."""
-    return StateDirectory(folder).manifest.is_file()

@@ -10,10 +10,10 @@ from atom.base.errors import ConfigError, MismatchError, TrustError
 from atom.config.load import check_checkpoints, fill_in, load_peer_file, pinned_run
 from atom.config.model_and_data import ANSWERS, MAX_ENDS, Data, Model
 from atom.config.peer_file import PeerFile
-from atom.config.places import default_state_directory, model_place, named_state_directory
+from atom.config.places import default_state_directory, hub_place, named_state_directory
 from atom.config.run_file import PinnedRun, RunFile
 from atom.config.sources import text_sources
-from atom.daemon.model.recipe import PRECISIONS, open_source, source_errors, trace_run
+from atom.daemon.model.recipe import PRECISIONS, open_source, trace_run
 from atom.daemon.model.texts import Texts, pinned_tables, read_texts, total_bytes
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.costs.seconds import assumed_device
@@ -58,7 +58,7 @@ def pin(
         (pinned run, its own code or None, its texts or None for the dataset of its module).
 
     Raises:
-        SourceError: the config or the code of the model cannot be read.
+        ConfigError: the config or the code of the model cannot be read.
         ConfigError: the run file contradicts the weights, or the text cannot be used.
         AddressError: the hub cannot be reached.
         StorageError: the disk is full.
@@ -88,7 +88,7 @@ def pin_for_plan(run: RunFile, folder: Path, peer: PeerFile) -> tuple[PinnedRun,
         (run, own code of the run or None).
 
     Raises:
-        SourceError: the config or the code of the model cannot be read.
+        ConfigError: the config or the code of the model cannot be read.
         ConfigError: the vocabulary of the model is not known.
     """
     model, code = _pinned_model(run.model, folder, run.model.weights == "given")
@@ -126,14 +126,14 @@ def _pinned_model(
     """Return [model] with the config.json or the digest of the code, and the run's own code.
 
     Raises:
-        SourceError: the config or the code cannot be read.
+        ConfigError: the config or the code cannot be read.
         ConfigError: the run file contradicts what was found, or the given weights.
     """
     code = config = revision = None
     if model.module is not None:
         code = find_code(model.module, folder)
     elif model.huggingface is not None:
-        place = model_place(model.huggingface, folder)
+        place = hub_place(model.huggingface, folder)
         if Path(place).is_absolute():
             config = canonical_config(config_text(Path(place)))
         elif kept is not None and kept.model.huggingface == place:
@@ -204,7 +204,7 @@ def plan_run(request: PlanRequest, note: Callable[[str], None]) -> Plan:
     run, graph, model = _trace(run, peer, folder)
     named = named_state_directory(None, peer.state.directory)
     state = StateDirectory(named or default_state_directory(run.run.name))
-    text_bytes = 0 if request.text is None else total_bytes(request.text)
+    text_bytes = total_bytes(request.text)
     takes = peer, state.room_bytes, text_bytes, request.peers
     footprint = Footprint.of_run(run, graph.layout, *takes)
     return plan_traced(request, run, graph, model, peer, footprint, note)
@@ -222,13 +222,10 @@ def _trace(run: RunFile, peer: PeerFile, folder: Path) -> tuple[PinnedRun, Graph
         TrustError: The run comes from a manifest and its model is its owner's code.
     """
     code: OwnCode | None = None
-    with source_errors(run):
-        if not isinstance(run, PinnedRun):
-            run, code = pin_for_plan(run, folder, peer)
-        elif run.model.module is not None:
-            said = "this run's model is code of its owner, which a plan does not execute"
-            raise TrustError(
-                said, "ask the owner for the run file and the code: atom plan RUN.toml"
-            )
-        source = open_source(run, code)
-        return run, trace_run(run, source), source.name
+    if not isinstance(run, PinnedRun):
+        run, code = pin_for_plan(run, folder, peer)
+    elif run.model.module is not None:
+        said = "this run's model is code of its owner, which a plan does not execute"
+        raise TrustError(said, "ask the owner for the run file and the code: atom plan RUN.toml")
+    source = open_source(run, code)
+    return run, trace_run(run, source), source.name

@@ -11,8 +11,7 @@ from atom.base.control_groups import usable_processors
 from atom.base.errors import MismatchError, UserError
 from atom.config.run_file import PinnedRun
 from atom.daemon.console import Console
-from atom.daemon.model.kept_run import KeptRun, is_state
-from atom.daemon.model.recipe import Recipe, source_errors
+from atom.daemon.model.recipe import Recipe
 from atom.daemon.model.weight_files import WeightFiles, given_values
 from atom.models.hub import fetch_weights
 from atom.models.partly_trained import PartlyTrained
@@ -48,8 +47,7 @@ class RoundZero:
         run = self.recipe.run
         if run.model.weights is not None and run.train is None:
             return False
-        with source_errors(run):
-            _fill(self.replica, self.recipe, False, self.console, None)
+        _fill(self.replica, self.recipe, False, self.console, None)
         digest = state_digest(self.replica.state_arenas())
         return digest == self.manifest.initial_state_digest
 
@@ -67,9 +65,8 @@ class RoundZero:
         if begins_from == "given":
             return False
         try:
-            with source_errors(self.recipe.run):
-                given = _given_values(self.weights, self.recipe, self.console)
-                _fill(self.replica, self.recipe, True, self.console, given)
+            given = _given_values(self.weights, self.recipe, self.console)
+            _fill(self.replica, self.recipe, True, self.console, given)
             if given and state_digest(self.replica.frozen) != self.manifest.frozen_digest:
                 raise MismatchError(
                     f"{self.weights or 'the hub'} does not hold the initial weights of the run",
@@ -94,7 +91,7 @@ def begin(recipe: Recipe, replica: Replica, console: Console, weights: Path | No
             them there, or the run's seed determines them.
 
     Raises:
-        SourceError: a value cannot be computed.
+        ConfigError: a value cannot be computed.
         UserError: the values in the folder are not this model's, or cannot be used.
     """
     if isinstance(recipe.source, PartlyTrained):
@@ -113,14 +110,10 @@ def begins_from_given(folder: Path | None, kept: PinnedRun | None) -> bool:
 
     Raises:
         ConfigError: the folder has no weights, or a file is damaged.
-        StorageError: the folder is the state directory of a run without a snapshot.
         MismatchError: a folder is named, but the run began without weights.
     """
     if kept is None and folder is not None:
-        if is_state(folder):
-            KeptRun.read(folder, with_chain=False).chosen()
-        else:
-            WeightFiles.open(folder)
+        WeightFiles.open(folder)
     elif folder is not None and kept is not None and kept.model.weights is None:
         raise MismatchError(
             "the run in this state directory began from a seed, not from given weights",
@@ -133,16 +126,14 @@ def _given_values(weights: Path | None, recipe: Recipe, console: Console) -> Ini
     """Return the values in a folder or on the hub; None: the run's seed determines all values.
 
     Args:
-        weights: folder with safetensors, or state directory of a run; None: no folder.
+        weights: folder with safetensors; None: no folder.
         recipe: the run and its model.
         console: shows the progress of a fetch.
 
     Raises:
-        DataError: the hub does not have the weights, or cannot be reached.
+        ConfigError: the hub does not have the weights, or cannot be reached.
         UserError: the values are not this model's.
     """
-    if weights is not None and is_state(weights):
-        return KeptRun.read(weights, with_chain=False).weights(recipe.graph.layout)
     model = recipe.run.model
     if weights is None and model.weights == "hub":
         assert model.huggingface is not None

@@ -5,47 +5,30 @@ A shared text is one blob: the tokenizer.json and the tokens. Its digest is in t
 
 import errno
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from atom.base.errors import AddressError, ConfigError, MismatchError, StorageError, UserError
+from atom.base.errors import ConfigError, MismatchError, StorageError
 from atom.base.files import disk_bytes, nearest_folder, why_not_written
 from atom.base.units import format_bytes
 from atom.config.model_and_data import ANSWERS, Data, TextSource
-from atom.config.peer_file import PeerFile
+from atom.config.peer_file import LocalSource, PeerFile
 from atom.config.run_file import PinnedRun, RunFile
-from atom.config.sources import TextPlace, TextSources, names_a_copy
+from atom.config.sources import TextSources, names_a_copy
 from atom.models.data.account import LOST_TEXT
 from atom.models.data.conversations import RowTokenizer
 from atom.models.data.corpus import Amount, Corpus, Progress, stdlib_corpus, text_corpus
-from atom.models.data.row_text import TEXT_FIELD, RowText
-from atom.models.data.samples import (
-    Cut,
-    Piece,
-    Samples,
-    Text,
-    Windows,
-    own_samples,
-    token_samples,
-)
+from atom.models.data.rows import TEXT_FIELD, RowText
+from atom.models.data.samples import Cut, Piece, Samples, Text, Windows, own_samples, token_samples
 from atom.models.data.stored_dataset import DEFAULT_SPLIT, StoredDataset
 from atom.models.data.token_file import TokenFile, cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, load_tokenizer
 from atom.models.hub import newest_revision
 from atom.models.module_source import ModuleSource
 from atom.models.partly_trained import PartlyTrained
-from atom.models.source import (
-    Batch,
-    DataError,
-    DataUnreachable,
-    ModelSource,
-    NoRoomForData,
-    SourceError,
-)
+from atom.models.source import Batch, ModelSource
 from atom.swarm.records.manifest import Manifest, SharedText, TextFile
 from atom.swarm.state import arenas
 from atom.swarm.state.arenas import CHUNK_BYTES, ArenaManifest, dtype_name, state_digest
@@ -66,17 +49,6 @@ class Texts:
     store: PieceStore | None = None
     """Store in which the texts arrive from other peers; None: the texts are here as a whole."""
 
-    def samples(self, run: PinnedRun) -> Samples:
-        """Cut the texts into the samples of the run.
-
-        Raises:
-            ConfigError: a text has too few tokens, or the run's sequences are too long.
-        """
-        data, sequence_tokens = run.data, run.model.sequence_tokens
-        cut = Cut(data.validation_fraction, sequence_tokens, CHUNK_BYTES, data.end_token)
-        with _text_errors():
-            return token_samples(self.tokens, self.tokenizer, cut, run.run.seed)
-
 
 # ---- texts on this machine
 
@@ -95,10 +67,9 @@ def pinned_tables(data: Data, sources: TextSources, kept: PinnedRun | None) -> D
         if kept is not None and name in kept.data.texts:
             revisions[name] = kept.data.texts[name].revision
             continue
-        with _text_errors(f"data.{f'sources.{name}.' if name else ''}path"):
-            table = _stored(text, sources.texts[name], sources.tokenizer)
-            if not table.folder:
-                revisions[name] = newest_revision(table.path, "dataset")
+        table = _stored(text, sources.texts[name], sources.tokenizer)
+        if not table.folder:
+            revisions[name] = newest_revision(table.path, "dataset")
     return data.with_each("revision", revisions)
 
 
@@ -119,18 +90,17 @@ def read_texts(run: RunFile, sources: TextSources, cache: Path, progress: Progre
     tokens = list[Text]()
     try:
         coder = _tokenizer_of(run, sources)
-        with _text_errors():
-            for name, text in run.data.texts.items():
-                corpus, answers = _corpus(text, sources, name), text.train_on == ANSWERS
-                writer: Tokenizer = coder
-                if text.source == "datasets" and isinstance(coder, JsonTokenizer):
-                    writer = RowTokenizer(coder, answers)
-                lost_text = LOST_TEXT if run.data.lost_text is None else run.data.lost_text
-                file = cached_tokens(corpus, writer, cache, progress, lost_text)
-                share = 1.0 if run.data.learns_answers else None
-                if answers:
-                    share = text.answer_share or file.target_share()
-                tokens.append(Text(file, name, run.data.weights[name], share))
+        for name, text in run.data.texts.items():
+            corpus, answers = _corpus(text, sources, name), text.train_on == ANSWERS
+            writer: Tokenizer = coder
+            if text.source == "datasets" and isinstance(coder, JsonTokenizer):
+                writer = RowTokenizer(coder, answers)
+            lost_text = LOST_TEXT if run.data.lost_text is None else run.data.lost_text
+            file = cached_tokens(corpus, writer, cache, progress, lost_text)
+            share = 1.0 if run.data.learns_answers else None
+            if answers:
+                share = text.answer_share or file.target_share()
+            tokens.append(Text(file, name, run.data.weights[name], share))
     except OSError as problem:
         if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -151,17 +121,15 @@ def check_copies(run: PinnedRun, sources: TextSources) -> None:
     Raises:
         ConfigError: a file is missing, or the tokenizer differs.
     """
-    with _text_errors():
-        for name, text in run.data.texts.items():
-            if text.source == "text":
-                _corpus(text, sources, name)
+    for name, text in run.data.texts.items():
+        if text.source == "text":
+            _corpus(text, sources, name)
     _tokenizer_of(run, sources)
 
 
 def _tokenizer_of(run: RunFile, sources: TextSources) -> Tokenizer:
     """Load the tokenizer, and check that the run can be trained with it. Raises: ConfigError."""
-    with _text_errors():
-        coder = load_tokenizer(sources.tokenizer)
+    coder = load_tokenizer(sources.tokenizer)
     if run.data.tokenizer_sha256 not in (None, coder.digest):
         raise ConfigError(
             "data.tokenizer: this is another tokenizer than the run's",
@@ -171,36 +139,19 @@ def _tokenizer_of(run: RunFile, sources: TextSources) -> Tokenizer:
     return coder
 
 
-@contextmanager
-def _text_errors(what: str = "the run's text cannot be used") -> Iterator[None]:
-    """Turn problems with the run's texts into user errors, which begin with `what`.
-
-    The kind of error decides whether a service tries again: an unreachable hub may come back.
-    """
-    try:
-        yield
-    except ValueError as problem:
-        kind: type[UserError] = ConfigError
-        if isinstance(problem, DataUnreachable):
-            kind = StorageError if isinstance(problem, NoRoomForData) else AddressError
-        hint = problem.hint if isinstance(problem, DataError) else ""
-        otherwise = "name the files under [data] paths, in the run file or in your peer file"
-        raise kind(f"{what}: {problem}", hint or otherwise) from problem
-
-
 def _corpus(text: TextSource, sources: TextSources, name: str) -> Corpus:
-    """Return the corpus of one text. Raises: DataError."""
+    """Return the corpus of one text. Raises: ConfigError."""
     place = sources.texts[name]
     if text.source == "datasets":
         return _stored(text, place, sources.tokenizer).corpus(text.max_bytes)
     if text.source == "python-stdlib":
         return stdlib_corpus(text.max_bytes)
-    return text_corpus(place.paths, text.max_bytes, _row_text(text, sources.tokenizer))
+    return text_corpus(place.paths or (), text.max_bytes, _row_text(text, sources.tokenizer))
 
 
-def _stored(text: TextSource, place: TextPlace, tokenizer: str) -> StoredDataset:
+def _stored(text: TextSource, place: LocalSource, tokenizer: str) -> StoredDataset:
     return StoredDataset(
-        path=place.table,
+        path=place.path or "",
         rows=_row_text(text, tokenizer),
         split=text.split or DEFAULT_SPLIT,
         name=text.name,
@@ -228,9 +179,10 @@ def open_samples(run: PinnedRun, source: ModelSource, texts: Texts | None) -> Sa
         texts: the run's texts; None: use the dataset of the module.
 
     Raises:
-        SourceError: the dataset cannot be used, or a text has a token beyond the model's.
-        ConfigError: a text has too few tokens.
+        ConfigError: the dataset cannot be used, or a text has too few tokens or a token beyond the
+            model's.
     """
+    fraction = run.data.validation_fraction
     if texts is not None:
         known = source.vocabulary_size or texts.tokenizer.vocabulary_size
         # Texts of other peers have not arrived yet: their tokens are checked as they are used.
@@ -242,17 +194,18 @@ def open_samples(run: PinnedRun, source: ModelSource, texts: Texts | None) -> Sa
             _require_known(int(batch["tokens"].max()), known)
             return source.text_batch(batch)
 
-        return replace(texts.samples(run), to_batch=to_batch)
+        cut = Cut(fraction, run.model.sequence_tokens, CHUNK_BYTES, run.data.end_token)
+        samples = token_samples(texts.tokens, texts.tokenizer, cut, run.run.seed)
+        return replace(samples, to_batch=to_batch)
     source = source.whole if isinstance(source, PartlyTrained) else source
     assert isinstance(source, ModuleSource)
-    fraction = run.data.validation_fraction
     return own_samples(source.dataset, source.example, fraction, run.run.seed)
 
 
 def _require_known(token: int, known: int) -> None:
-    """Raise SourceError if a token of the text is beyond the model's vocabulary."""
+    """Raise ConfigError if a token of the text is beyond the model's vocabulary."""
     if token >= known:
-        raise SourceError(
+        raise ConfigError(
             f"the model has {known} tokens, and the text the token {token}",
             "use the model's own tokenizer.json, or raise the model's vocabulary size",
         )
@@ -384,9 +337,9 @@ def validation_pieces(samples: Samples) -> frozenset[arenas.Piece]:
     return frozenset(map(piece_of, found))
 
 
-def total_bytes(text: SharedText) -> int:
-    """Return the bytes that the whole text takes, on the line and on the disk."""
-    return sum(shape.byte_count for shape in shapes_of(text))
+def total_bytes(text: SharedText | None) -> int:
+    """Return the bytes that the whole text takes, on the line and on the disk; 0 without a text."""
+    return 0 if text is None else sum(shape.byte_count for shape in shapes_of(text))
 
 
 def what_comes(manifest: Manifest, folder: Path) -> str:

@@ -11,7 +11,8 @@ encoder of images, are frozen: peers keep them, and exports contain them.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from atom.base.errors import ConfigError
+from atom.daemon.state_directory import StateDirectory
 from atom.models.hub import CONFIG, INDEX, WHOLE, read_index
 from atom.models.huggingface_config import config_text
-from atom.models.source import DataError, InitialValue, ModelSource, Outside, Place, convert_weights
+from atom.models.source import InitialValue, ModelSource, Outside, Place, convert_weights
 from atom.training.storage.disk import write_tensors
 
 SHARD_BYTES = 2 * 10**9
@@ -35,19 +37,10 @@ Progress = Callable[[int, int], None]
 """Callback with (bytes done, all bytes)."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Tensor to be written."""
-
-    name: str
-    size_bytes: int
-    make: Callable[[], Tensor]
-    """Function that returns the tensor; called when its file is written."""
-
-
 def write_weights(
     folder: Path,
-    pieces: Sequence[Piece],
+    tensors: Iterable[tuple[str, Tensor]],
+    total_bytes: int,
     on_progress: Progress = lambda done, total: None,
     shard_bytes: int = SHARD_BYTES,
     whole: str = WHOLE,
@@ -56,8 +49,9 @@ def write_weights(
 
     Args:
         folder: existing folder.
-        pieces: the tensors, which are written in this order.
-        on_progress: called before each tensor and at the end.
+        tensors: names and tensors, which are taken one by one and written in this order.
+        total_bytes: size of all tensors, for the progress.
+        on_progress: called after each tensor is taken, and at the end.
         shard_bytes: largest size of a file. A larger tensor gets its own file.
         whole: name of the file if one is enough.
 
@@ -65,22 +59,32 @@ def write_weights(
         StorageError: the disk is full or gone.
         OSError: the same, while the index is written.
     """
-    shards, total = _shards(pieces, shard_bytes), sum(piece.size_bytes for piece in pieces)
-    done, places = 0, dict[str, str]()
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else whole
-        made = dict[str, Tensor]()
-        for piece in shard:
-            on_progress(done, total)
-            # A copy, because the library refuses memory that two tensors share.
-            made[piece.name] = piece.make().detach().clone(memory_format=torch.contiguous_format)
-            done += piece.size_bytes
-            places[piece.name] = name
-        write_tensors(folder / name, made, {"format": "pt"}, synced=True)
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+    names, shard, shard_size, done = list[list[str]](), dict[str, Tensor](), 0, 0
+
+    def close_shard() -> None:
+        write_tensors(folder / f"{len(names)}.partial", shard, {"format": "pt"}, synced=True)
+        names.append([*shard])
+        shard.clear()
+
+    for name, tensor in tensors:
+        on_progress(min(done, total_bytes), total_bytes)
+        if shard and shard_size + tensor.nbytes > shard_bytes:
+            close_shard()
+            shard_size = 0
+        # A copy, because the library refuses memory that two tensors share.
+        shard[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        shard_size, done = shard_size + tensor.nbytes, done + tensor.nbytes
+    close_shard()
+    files = [f"model-{n:05d}-of-{len(names):05d}.safetensors" for n in range(1, len(names) + 1)]
+    files = files if len(files) > 1 else [whole]
+    places = dict[str, str]()
+    for number, (file, of_file) in enumerate(zip(files, names, strict=True)):
+        os.replace(folder / f"{number}.partial", folder / file)
+        places |= dict.fromkeys(of_file, file)
+    if len(files) > 1:
+        index = {"metadata": {"total_size": done}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    on_progress(total, total)
+    on_progress(total_bytes, total_bytes)
 
 
 @dataclass(frozen=True)
@@ -121,27 +125,19 @@ class WeightFiles:
         return found
 
 
-def _shards(pieces: Sequence[Piece], shard_bytes: int) -> list[list[Piece]]:
-    shards: list[list[Piece]] = [[]]
-    held = 0
-    for piece in pieces:
-        if shards[-1] and held + piece.size_bytes > shard_bytes:
-            shards.append([])
-            held = 0
-        shards[-1].append(piece)
-        held += piece.size_bytes
-    return shards
-
-
 def _files_in(folder: Path) -> dict[Path, list[str]]:
     """Return each file with the names that the index lists for it; empty without an index."""
     if (folder / WHOLE).is_file():
         return {folder / WHOLE: []}
     if (folder / INDEX).exists():
-        with _read_errors(folder / INDEX):
-            return {folder / file: names for file, names in read_index(folder / INDEX).items()}
+        return {folder / file: names for file, names in read_index(folder / INDEX).items()}
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder", "name a folder that holds model.safetensors")
+    if StateDirectory(folder).manifest.is_file():
+        raise ConfigError(
+            f"{folder} is the state directory of a peer",
+            f"`atom export FOLDER --state {folder} --precision float32`, then --from FOLDER",
+        )
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
     if pickled:
         raise ConfigError(
@@ -161,7 +157,7 @@ def _files_in(folder: Path) -> dict[Path, list[str]]:
 def _read_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError, DataError) as problem:
+    except (OSError, SafetensorError) as problem:
         raise ConfigError(
             f"{path} cannot be read: {problem}", "the folder is incomplete: get it again"
         ) from problem
@@ -183,7 +179,7 @@ def given_values(source: ModelSource, folder: Path) -> InitialValue:
         float32. It raises ConfigError if a value is not finite, or tied parameters differ.
 
     Raises:
-        SourceError: the folder's config.json describes another model.
+        ConfigError: the folder's config.json describes another model.
         ConfigError: tensors are missing, unknown or misshaped, or buffers are not the model's; the
             message names them.
     """

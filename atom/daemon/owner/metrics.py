@@ -18,7 +18,12 @@ from prometheus_client import (
     ProcessCollector,
     start_http_server,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from atom.base import __version__
@@ -183,11 +188,8 @@ class Metrics(Collector):
         if (read := self.info) is None:
             return
         info = read()
-        what = GaugeMetricFamily(
-            "atom_info", "Version and run of this peer.", labels=["version", "run", "peer_id"]
-        )
-        what.add_metric([__version__, str(info["run"]), str(info["peer_id"])], 1.0)
-        yield what
+        peer = {"version": __version__, "run": str(info["run"]), "peer_id": str(info["peer_id"])}
+        yield InfoMetricFamily("atom", "Version and run of this peer.", peer)
         for figure in _FIGURES:
             value = figure.of(info)
             if value is not None:

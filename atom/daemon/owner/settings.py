@@ -70,20 +70,15 @@ class Settings:
                 )
             peer = with_ports_in_use(load_peer_file(self._path, self._options), self._peer)
             changed = changed_keys(self._peer, peer)
-            self._put_in_force(peer, changed)
+            if any(map(_is_wish, changed)):
+                self._wishes.change(peer)
+            self._peer, network = peer, peer.network
+            if {*changed} & {*CAPS}:
+                self._bandwidth.change(network.upload_bits_per_s, network.download_bits_per_s)
+            if THREADS in changed:
+                threads = peer.device.cpu_threads or THREADS_UNLESS_TOLD
+                self._on_worker(lambda: torch.set_num_threads(threads))
             return [{"key": key, "live": is_live(key)} for key in changed]
-
-    def _put_in_force(self, peer: PeerFile, keys: list[str]) -> None:
-        """Apply the changes."""
-        changed, network = set(keys), peer.network
-        if any(_is_wish(key) for key in changed):
-            self._wishes.change(peer)
-        self._peer = peer
-        if changed & set(CAPS):
-            self._bandwidth.change(network.upload_bits_per_s, network.download_bits_per_s)
-        if THREADS in changed:
-            threads = peer.device.cpu_threads or THREADS_UNLESS_TOLD
-            self._on_worker(lambda: torch.set_num_threads(threads))
 
 
 def with_ports_in_use(peer: PeerFile, before: PeerFile) -> PeerFile:

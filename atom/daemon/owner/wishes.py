@@ -40,8 +40,7 @@ def why_not(now: datetime, wishes: Schedule, is_on_battery: bool, idle_s: float)
     if wishes.pause_on_battery and is_on_battery:
         return "on battery"
     if wishes.idle_for_s is not None and idle_s < wishes.idle_for_s:
-        wanted = format_seconds(wishes.idle_for_s)
-        return f"the machine is in use, or idle for less than {wanted}"
+        return f"the machine is in use, or idle for less than {format_seconds(wishes.idle_for_s)}"
     return ""
 
 

@@ -31,7 +31,7 @@ from atom.plan.devices import (
 from atom.plan.footprint import Footprint, HostMemory
 from atom.plan.planning import Room, question_of_run
 from atom.plan.profiling import profile_or_guess
-from atom.swap.voided import is_out_of_memory
+from atom.swap.voided import PassVoided, voided_by_memory
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.run_optimizer import ReplicaTerms, new_update_rule, rate_settings
 
@@ -94,7 +94,7 @@ def build_replica(
     require_host_memory(footprint.host, cap_bytes)
     note(choice.summary)
     _leave_source(training.source, folder)
-    with _named_if_out_of_memory():
+    with _short_of_memory():
         settings = _settings(run, terms, choice, dropout_seed)
         device, *beside = devices
         replica = Replica(
@@ -180,20 +180,19 @@ def _leave_source(source: str, folder: Path) -> None:
 
 
 @contextmanager
-def _named_if_out_of_memory() -> Iterator[None]:
+def _short_of_memory() -> Iterator[None]:
     """Raise ShortageError if memory runs out in the body.
 
     Other programs may have taken memory since the check.
     """
     try:
-        yield
-    except Exception as failure:
-        if not is_out_of_memory(failure):
-            raise
+        with voided_by_memory():
+            yield
+    except PassVoided as void:
         raise ShortageError(
-            f"memory ran out while the replica was set up: {str(failure).partition(chr(10))[0]}",
+            f"memory ran out while the replica was set up: {void.detail}",
             "end other programs, or lower [device] memory in the peer file",
-        ) from failure
+        ) from void
 
 
 def require_host_memory(host: HostMemory, cap_bytes: int | None) -> None:

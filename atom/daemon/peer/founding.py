@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from atom.base.clock import Clock
 from atom.base.errors import (
     AddressError,
     ConfigError,
@@ -27,7 +28,6 @@ from atom.daemon.model.recipe import (
     check_recipe,
     open_source,
     refuse_versions,
-    source_errors,
     write_recipe,
 )
 from atom.daemon.model.round_zero import begin, begins_from_given
@@ -103,6 +103,21 @@ class Membership:
         return first_head(self.manifest)
 
 
+@dataclass(frozen=True)
+class PeerContext:
+    """Objects that all parts of a running peer share."""
+
+    box: Box
+    member: Membership
+    clock: Clock
+    """Monotonic clock."""
+    report: Callable[[str | BaseException], None]
+    """Function that takes a line for the owner, or the failure of a part, which cannot go on.
+
+    Thread-safe.
+    """
+
+
 def found_run(run: RunFile, folder: Path, box: Box, weights: Path | None = None) -> Membership:
     """Found the run, or continue it if it was founded in this state directory.
 
@@ -110,8 +125,7 @@ def found_run(run: RunFile, folder: Path, box: Box, weights: Path | None = None)
         run: the run file's content, not yet pinned.
         folder: folder of the run file.
         box: this machine's side, whose state directory is locked.
-        weights: folder with weights, or state directory of a run, to begin from; None: the run's
-            seed.
+        weights: folder with weights to begin from; None: the run's seed.
 
     Raises:
         ConfigError: the run file, the peer file or the weights cannot be used.
@@ -125,17 +139,15 @@ def found_run(run: RunFile, folder: Path, box: Box, weights: Path | None = None)
         check_founder(known[0], run.run.name, box)
         kept = pinned_run(known[0].run_file)
     given = begins_from_given(weights, kept)  # raises now, and not after hours of tokenising
-    with source_errors(run):
-        pinned, code, texts = pin(
-            run, folder, box.peer, box.state.tokens, box.console.progress, given, kept
+    pinned, code, texts = pin(
+        run, folder, box.peer, box.state.tokens, box.console.progress, given, kept
+    )
+    if kept not in (None, pinned):
+        raise MismatchError(
+            f"the run file or its model has changed since the run was founded in {box.state.root}",
+            "undo the change, or found a new run with another name or --state DIR",
         )
-        if kept not in (None, pinned):
-            raise MismatchError(
-                f"the run file or its model has changed since the run was founded in "
-                f"{box.state.root}",
-                "undo the change, or found a new run with another name or --state DIR",
-            )
-        return _member(pinned, texts, code, box, weights, known)
+    return _member(pinned, texts, code, box, weights, known)
 
 
 def enter_run(
@@ -165,9 +177,8 @@ def enter_run(
         WeightFiles.open(weights)  # raises now, and not only after the model is traced
     texts = None if run.data.source == "module" else _joiners_texts(run, manifest, box)
     try:
-        with source_errors(run):
-            known = manifest, record
-            member = _member(run, texts, code, box, weights, known, before_building)
+        known = manifest, record
+        member = _member(run, texts, code, box, weights, known, before_building)
     except (ConfigError, ModelError) as problem:
         # The cause may be another version of a library, which does not know the model.
         refuse_versions(manifest.versions, problem)

@@ -152,10 +152,6 @@ class Life:
         self._may_insist = True
         self._looked_since = math.inf
 
-    def now(self) -> float:
-        """Return the time of the monotonic clock. Thread-safe."""
-        return self._clock.now()
-
     def update(self, **changes: Any) -> Facts:
         """Change fields of the facts, and return the new facts as of now. Thread-safe."""
         with self._lock:

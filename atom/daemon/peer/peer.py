@@ -17,21 +17,13 @@ from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import Settings
 from atom.daemon.owner.traffic import TrafficCounter, most_round_bytes
 from atom.daemon.owner.wishes import OwnersWishes
+from atom.daemon.peer import lifecycle
 from atom.daemon.peer.box import Box
-from atom.daemon.peer.founding import Membership
+from atom.daemon.peer.founding import Membership, PeerContext
 from atom.daemon.peer.heartbeat import DirectoryThread
-from atom.daemon.peer.lifecycle import (
-    HANG_UP,
-    LEAVE_S,
-    Ending,
-    Life,
-    ending,
-    ending_note,
-    noted_signals,
-)
+from atom.daemon.peer.lifecycle import Ending, Life
 from atom.daemon.peer.news import News
-from atom.daemon.peer.reach import Reach
-from atom.daemon.peer.status import Status
+from atom.daemon.peer.reach import Reach, Status
 from atom.daemon.peer.training import Training, run_storage
 from atom.swarm.addresses import JoinAddress
 from atom.swarm.records.lease import Lease, claims_better
@@ -58,33 +50,26 @@ class Peer:
         entrance: JoinAddress,
         clock: Clock | None = None,
     ) -> None:
-        """Build all parts, and start none.
+        """Build all parts, and start none. Raises: UserError.
 
         The caller keeps the state directory locked, and closes `directory` after this peer.
-        `entrance` is the address of the run. Raises: UserError.
+        `entrance` is the address of the run.
         """
-        clock = clock or BootClock()
-        self._box, self._life = box, Life(clock)
         self._reports = queue.SimpleQueue[str | BaseException]()
-        """Lines for the owner, and failures of parts, which end the peer; an empty line only wakes
-        the main loop."""
-        self._news = News(box.me.peer_id, clock.now())
-        report, storage = self._reports.put, run_storage(box, member)
-        self._reach = reach = Reach(
-            box, member, directory, storage, entrance, clock, report, self._news
-        )
-        line = reach.transport.bandwidth
+        """Reports of all parts; an empty line only wakes the main loop."""
+        context = PeerContext(box, member, clock or BootClock(), self._reports.put)
+        self._box, self._life = box, Life(context.clock)
+        self._news, storage = News(box.me.peer_id, context.clock.now()), run_storage(box, member)
+        self._reach = reach = Reach(context, directory, storage, entrance, self._news)
         self._training = training = Training(
-            box, member, storage, reach.transport, reach.inbox, clock, entrance.head, report,
-            self._change,
-        )  # fmt: skip
-        self._status = Status(box, member, training, reach.outreach, self._life)
-        self._traffic = TrafficCounter(box.state.traffic, line.total_bytes, clock)
-        self._pauses = Pauses(training.worker.gate, box.events, box.state.paused)
-        self._wishes = OwnersWishes(box.peer, self._pauses.wish, report)
-        self._settings = Settings(
-            box.peer_file, box.peer, self._wishes, line, training.worker.submit, box.options
+            context, storage, reach.transport, reach.inbox, entrance.head, self._change
         )
+        self._status = Status(box, member, training, reach.outreach, self._life)
+        line, submit = reach.transport.bandwidth, training.worker.submit
+        self._traffic = TrafficCounter(box.state.traffic, line.total_bytes, context.clock)
+        self._pauses = Pauses(training.worker.gate, box.events, box.state.paused)
+        self._wishes = OwnersWishes(box.peer, self._pauses.wish, context.report)
+        self._settings = Settings(box.peer_file, box.peer, self._wishes, line, submit, box.options)
 
     # ---- the main loop
 
@@ -104,7 +89,7 @@ class Peer:
         except PeerRefused:  # asked to leave during the rebuilding; no work is counted yet
             return self._say_goodbye(Ending.LEFT)
         self._say(greeting)
-        with noted_signals() as signals:
+        with lifecycle.noted_signals() as signals:
             self._enter_rounds(digest)
             while True:
                 self._take_reports()
@@ -180,7 +165,7 @@ class Peer:
             name = Signals(signals.pop(0)).name
             insists = self._life.insists(name)
             if self._life.stands_by or not self._life.leaves:
-                again = "" if name == HANG_UP else " (repeat the signal to leave at once)"
+                again = "" if name == lifecycle.HANG_UP else " (repeat the signal to leave at once)"
                 self._say(f"{name}: leaving{again}")
                 self.leave(None)
             elif insists:
@@ -216,7 +201,7 @@ class Peer:
             self._say(line)
         if math.isfinite(view.seen_at) and not facts.started:
             self._arrive(head.round, ahead)
-        return ending(facts)
+        return lifecycle.ending(facts)
 
     def _arrive(self, ours: int, ahead: Sequence[Lease]) -> None:
         """Begin to work if no peer claims a better head, or no such claim proved true in time."""
@@ -239,7 +224,7 @@ class Peer:
         head = self._training.machine.head if digest else self._training.shared.storage.journal.head
         end = {"round": head.round, "head": head.digest.hex(), "digest": digest.hex()}
         self._box.events.emit("left", ending=verdict.value, **end)
-        self._say(ending_note(verdict, head.round))
+        self._say(lifecycle.ending_note(verdict, head.round))
         return verdict
 
     # ---- commands of the control API, from any thread
@@ -298,7 +283,7 @@ class Peer:
     def _leave(self, deadline_s: float | None) -> str:
         if self._life.leaves:
             return self._leave_sooner(deadline_s)
-        seconds = LEAVE_S if deadline_s is None else deadline_s
+        seconds = lifecycle.LEAVE_S if deadline_s is None else deadline_s
         self._life.leave(seconds)
         needs_no_state = self._training.leave()
         self._pauses.end()

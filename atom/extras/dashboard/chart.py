@@ -1,15 +1,9 @@
-"""Chart of losses by round: lines in SVG, labels and values in HTML. Pure.
-
-The picture stretches to its panel, so nothing in it may be text or round: labels are HTML beside
-it, and dots are lines of no length with round ends. Above the picture lies one invisible column
-per point of the curve; the style sheet shows the values of the column under the pointer. Colours
-come from the style sheet, too.
-"""
+"""Chart of losses by round: its scale, and the figures that templates/chart.html draws. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import accumulate
+from typing import Any
 
 from atom.swarm.chain.commit_chain import Round
 
@@ -58,8 +52,8 @@ def label(value: float, step: float) -> str:
 
 def loss_chart(
     rounds: Sequence[Round], validations: Mapping[int, float], samples: Mapping[int, str]
-) -> str:
-    """Return the chart as HTML.
+) -> dict[str, Any]:
+    """Return what templates/chart.html draws. The picture is 1000 units wide, and 100 high.
 
     Args:
         rounds: All rounds so far, two at least.
@@ -79,11 +73,6 @@ def loss_chart(
         x = (number - first) / (last - first)
         return f"{1000 * x:.1f},{100 * (high - value) / (high - low):.2f}"
 
-    line = " ".join(at(each.number, each.loss) for each in drawn)
-    dots = "".join(f"M{at(number, value)}h0" for number, value in held_back.items())
-    marks = "".join(f"M{at(number, low)}h0" for number in samples if first <= number <= last)
-    grid = "".join(f"M0,{100 * n / steps:.2f}h1000" for n in range(steps + 1))
-    ticks = [label(high - n * step, step) for n in range(steps + 1)]
     columns, before = list[str](), first - 1
     for place, each in zip(places, drawn, strict=True):
         since = range(before + 1, each.number + 1)
@@ -91,17 +80,15 @@ def loss_chart(
         said += [f"validation {held_back[n]:.4f}" for n in since if n in held_back]
         said += [f"{trained[place]:,} samples"]
         said += [f"wrote: {samples[n]}" for n in since if n in samples]
-        columns.append(f"<li><p>{escape(', '.join(said))}</p></li>")
+        columns.append(", ".join(said))
         before = each.number
-    return (
-        f'<div class="chart"><div class="ys">{"".join(f"<span>{t}</span>" for t in ticks)}'
-        '</div><div class="plot"><svg viewBox="0 0 1000 100" preserveAspectRatio="none" role="img"'
-        f' aria-label="loss by round"><path class="grid" d="{grid}"/>'
-        f'<polygon class="area" points="{line} 1000,100 0,100"/>'
-        f'<polyline class="line" points="{line}"/><path class="held-back" d="{dots}"/>'
-        f'<path class="texts" d="{marks}"/></svg><ol>{"".join(columns)}</ol></div>'
-        f'<div class="xs"><span>round {first:,}</span>'
-        f"<span>round {last:,}, {trained[-1]:,} samples</span></div></div>"
-        '<p class="quiet keys"><span class="line">training loss</span>'
-        '<span class="held-back">validation</span><span class="texts">sample text</span></p>'
-    )
+    return {
+        "line": [at(each.number, each.loss) for each in drawn],
+        "held_back": [at(number, value) for number, value in held_back.items()],
+        "texts": [at(number, low) for number in samples if first <= number <= last],
+        "columns": columns,
+        "grid": [f"{100 * n / steps:.2f}" for n in range(steps + 1)],
+        "ticks": [label(high - n * step, step) for n in range(steps + 1)],
+        "first": f"round {first:,}",
+        "last": f"round {last:,}, {trained[-1]:,} samples",
+    }

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from atom.base.errors import AtomError
@@ -58,28 +58,23 @@ class Seen:
     """Sample texts by round, as far as this feed saw them."""
 
 
-def _keep(by_round: dict[int, T], number: int, value: T) -> None:
-    by_round[number] = value
-    if len(by_round) > MOST_REMEMBERED:
-        del by_round[min(by_round)]
+def _with(by_round: Mapping[int, T], number: int, value: T) -> dict[int, T]:
+    """Return the newest values, with one more."""
+    return dict(sorted({**by_round, number: value}.items())[-MOST_REMEMBERED:])
 
 
 class SwarmFeed:
     """Latest state of one run. Belongs to one event loop."""
 
     def __init__(self, swarm: Swarm, first: SwarmView, rounds: int | None = None) -> None:
-        self._swarm, self._view, self._rounds = swarm, first, rounds
-        self._validations, self._samples = dict[int, float](), dict[int, str]()
-        self._remember()
-        self._problem = ""
+        self._swarm, self._last = swarm, Seen(first, rounds, swarm.ledger)
+        self._remember(first)
         self._news = asyncio.Event()
 
     @property
     def seen(self) -> Seen:
         """Latest state of the swarm."""
-        swarm = self._swarm
-        told = self._problem, swarm.note, self._validations, self._samples
-        return Seen(self._view, self._rounds, swarm.ledger, *told)
+        return replace(self._last, ledger=self._swarm.ledger, ledger_note=self._swarm.note)
 
     async def news(self) -> None:
         """Wait until the next view was read, or the DHT failed to answer."""
@@ -88,20 +83,23 @@ class SwarmFeed:
     async def look(self) -> None:
         """Read the view once; if the DHT does not answer, keep the last view and note it."""
         try:
-            self._view = await self._swarm.view()
-            self._problem = ""
-            self._remember()
+            self._remember(await self._swarm.view())
         except AtomError as unavailable:
-            self._problem = f"the DHT does not answer, trying again ({unavailable})"
+            problem = f"the DHT does not answer, trying again ({unavailable})"
+            self._last = replace(self._last, problem=problem)
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _remember(self) -> None:
-        """Keep the view's validation and sample text, because leases hold only the newest ones."""
-        if losses := self._view.validation:
-            _keep(self._validations, losses["round"], losses["loss"])
-        if sample := self._view.sample:
-            _keep(self._samples, sample.round, sample.text)
+    def _remember(self, view: SwarmView) -> None:
+        """Keep a view, with its validation and sample text: leases hold only the newest ones."""
+        validations, samples = self._last.validations, self._last.samples
+        if losses := view.validation:
+            validations = _with(validations, losses["round"], losses["loss"])
+        if sample := view.sample:
+            samples = _with(samples, sample.round, sample.text)
+        self._last = replace(
+            self._last, view=view, problem="", validations=validations, samples=samples
+        )
 
     async def follow(self, every_s: float = LOOK_EVERY_S) -> None:
         """Read views and the chain until cancelled.
@@ -109,14 +107,10 @@ class SwarmFeed:
         Two tasks do so, because reading a long chain must not delay the views.
         """
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.follow_views(every_s))
             group.create_task(self._follow_chain())
-
-    async def follow_views(self, every_s: float = LOOK_EVERY_S) -> None:
-        """Read views until cancelled."""
-        while True:
-            await asyncio.sleep(every_s)
-            await self.look()
+            while True:
+                await asyncio.sleep(every_s)
+                await self.look()
 
     async def _follow_chain(self) -> None:
         while True:

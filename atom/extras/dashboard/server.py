@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from importlib.resources import files
 
 from aiohttp import web
@@ -79,16 +78,11 @@ def _application(feed: SwarmFeed, where: ListenAddress) -> web.Application:
 
     application = web.Application(middlewares=[own_name_only])
     application.on_response_prepare.append(_add_headers)
-    application.add_routes(
-        [
-            web.get("/", _serving(lambda: page(feed.seen), "text/html")),
-            web.get("/content", _serving(lambda: content(feed.seen), "text/html")),
-            *(
-                web.get(f"/{name}", _serving(partial(_STATIC.joinpath(name).read_text), kind))
-                for name, kind in _STATIC_KINDS.items()
-            ),
-        ]
-    )
+    add = application.router.add_get
+    add("/", _serving(lambda: page(feed.seen), "text/html"))
+    add("/content", _serving(lambda: content(feed.seen), "text/html"))
+    for name, kind in _STATIC_KINDS.items():
+        add(f"/{name}", _serving(_STATIC.joinpath(name).read_text, kind))
     return application
 
 

@@ -16,7 +16,7 @@ from atom.config.peer_file import PeerFile
 from atom.config.places import base_folder, default_state_directory, named_state_directory
 from atom.config.sources import text_sources
 from atom.daemon.model.pinning import agreed_run
-from atom.daemon.model.recipe import open_source, source_errors, trace_run, version_here
+from atom.daemon.model.recipe import open_source, trace_run, version_here
 from atom.daemon.model.texts import check_copies, comes_through_the_swarm, total_bytes, what_comes
 from atom.daemon.peer.box import check_member, kept_peer
 from atom.daemon.state_directory import StateDirectory, own_identity
@@ -68,11 +68,8 @@ async def look(address: str, state: Path) -> Sight | Finding:
             leases = await directory.read_leases()
         finally:
             await directory.close()
-    except UserError as problem:
-        fix = problem.hint or "ask for the run's current address"
-        return failure("Swarm", problem.message, fix)
-    except AtomError as problem:
-        return failure("Swarm", str(problem), "try again in a moment")
+    except AtomError as problem:  # the address is wrong, or the DHT does not answer
+        return failure("Swarm", problem.message, problem.hint or "try again in a moment")
     alive = {peer: lease for peer, lease in leases.items() if lease.state is not PeerState.LEFT}
     return Sight(manifest, own, alive)
 
@@ -170,10 +167,8 @@ def fit(sight: Sight, peer: PeerFile, folder: Path, trains: bool) -> Iterator[Fi
             said = "unknown: the run's model is code of its owner, which needs --trust"
             yield unchecked(topic, said)
             return
-        with source_errors(run):
-            graph = trace_run(run, open_source(run, None))
-        text_bytes = 0 if manifest.text is None else total_bytes(manifest.text)
-        sizes = StateDirectory(folder).room_bytes, text_bytes
+        graph = trace_run(run, open_source(run, None))
+        sizes = StateDirectory(folder).room_bytes, total_bytes(manifest.text)
         leases = sight.alive.values()
         offer = Offer.of(run, graph, peer, manifest, leases, sight.own or "", *sizes)
         require_room(offer.plan)

@@ -20,7 +20,7 @@ from atom.config.peer_file import Device, PeerFile
 from atom.config.places import base_folder
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.usable_memory import UsableMemory, usable_memory
-from atom.plan.devices import named_devices, require_alike
+from atom.plan.devices import require_devices
 from atom.swap import host_kernels
 from atom.swarm.addresses import listening, parse_listen
 
@@ -89,6 +89,9 @@ def kernels() -> Finding:
 def gpus(device: Device, daemon_runs: bool) -> Iterator[Finding]:
     """Yield a finding for each GPU that the peer file names, or one for its absence.
 
+    Without a GPU a machine is slower. That is a flaw only if it has a card, or if the peer file
+    wants one.
+
     Args:
         device: [device] of the peer file.
         daemon_runs: True if a daemon of this user's may be using GPUs.
@@ -96,16 +99,20 @@ def gpus(device: Device, daemon_runs: bool) -> Iterator[Finding]:
     if "cpu" in device.use:
         yield ok("GPU", "not used: the peer file says cpu")
         return
-    named = named_devices(device.use)
-    indices = [each.index or 0 for each in named]
-    if missing := next(filter(None, map(_gpu_problem, indices)), ""):
-        yield _no_gpu(missing, "auto" not in device.use, card_seen())
-        return
     try:
-        require_alike(named)
+        named = require_devices(device.use, torch.float32)
     except DeviceError as problem:
         yield failure("GPU", problem.message, problem.hint)
-    yield from (_gpu(index, daemon_runs) for index in indices)
+        return
+    if named[0].type == "cuda":
+        yield from (_gpu(each.index or 0, daemon_runs) for each in named)
+        return
+    means = "trains on the CPU, many times slower than a GPU: choose a run with a small model"
+    if card_seen():
+        lacks = "finds no driver" if torch.version.cuda else "is built without CUDA"
+        yield warning("GPU", f"none is usable: PyTorch {lacks}; {means}", _FIX_GPU)
+    else:
+        yield ok("GPU", f"none found; {means}")
 
 
 def _gpu(index: int, daemon_runs: bool) -> Finding:
@@ -120,30 +127,6 @@ def _gpu(index: int, daemon_runs: bool) -> Finding:
         fix = "end the programs that use it: nvidia-smi lists them"
         return warning("GPU", f"{said}: other programs use the rest", fix)
     return ok("GPU", said)
-
-
-def _gpu_problem(index: int) -> str:
-    """Return the reason why a GPU cannot be used; empty if it can."""
-    if torch.version.cuda is None:
-        return "this PyTorch is built without CUDA"
-    if not torch.cuda.is_available():
-        return "PyTorch finds no driver, or no device"
-    count = torch.cuda.device_count()
-    return "" if index < count else f"there are {count}, not number {index}"
-
-
-def _no_gpu(problem: str, wanted: bool, card: bool) -> Finding:
-    """Report that no GPU can be used.
-
-    This is not a problem if there is no card and the peer file wants none: the machine is slower.
-    """
-    if wanted:
-        fix = f'{_FIX_GPU}; or [device] use = "cpu"'
-        return failure("GPU", f"{problem}, and the peer file wants one", fix)
-    means = "trains on the CPU, many times slower than a GPU: choose a run with a small model"
-    if card:
-        return warning("GPU", f"none is usable: {problem}; {means}", _FIX_GPU)
-    return ok("GPU", f"none found; {means}")
 
 
 def card_seen(bus: Path = Path("/sys/bus/pci/devices"), wsl: Path = Path("/dev/dxg")) -> bool:

@@ -20,17 +20,9 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from atom.graph import traced
 from atom.graph.chain import Kernel
 from atom.graph.ir import ValueSpec
-from atom.graph.traced import (
-    FUNCTIONS,
-    arguments_of,
-    arguments_text,
-    bind,
-    nested_graph,
-    storage_of,
-    tensors_of,
-)
 
 
 @dataclass(frozen=True)
@@ -53,8 +45,8 @@ class CallCost:
 
 def form_key(node: fx.Node, given: Sequence[ValueSpec]) -> Hashable:
     """Return a key that is equal for calls of the same operator on arguments of equal form."""
-    index = {argument: number for number, argument in enumerate(arguments_of(node))}
-    return str(node.target), arguments_text(node, index), tuple(given)
+    index = {argument: number for number, argument in enumerate(traced.arguments_of(node))}
+    return str(node.target), traced.arguments_text(node, index), tuple(given)
 
 
 def dissect(node: fx.Node, given: Sequence[ValueSpec], fused: bool) -> CallCost:
@@ -91,14 +83,14 @@ def _dissect(node: fx.Node, given: Sequence[ValueSpec], fused: bool) -> CallCost
             with ledger:
                 _backward(results, leaves)
             backward, backward_peak = ledger.next_phase()
-        memory = [storage_of(inputs[argument]) for argument in arguments_of(node)]
-        created = [storage_of(tensor) for tensor in results]
-        stored = {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in kept}
+        memory = [traced.storage_of(inputs[argument]) for argument in traced.arguments_of(node)]
+        created = [traced.storage_of(tensor) for tensor in results]
+        stored = {traced.storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in kept}
         more_bytes = sum(stored[storage] for storage in stored.keys() - {*memory, *created})
-        if getattr(node.target, "namespace", "") == FUNCTIONS:
+        if getattr(node.target, "namespace", "") == traced.FUNCTIONS:
             # The function may keep tensors that autograd does not know. So all memory that it made
             # and still holds counts, except its results.
-            sizes = {storage_of(each): each.untyped_storage().nbytes() for each in results}
+            sizes = {traced.storage_of(each): each.untyped_storage().nbytes() for each in results}
             made_bytes = sum(sizes[storage] for storage in sizes.keys() - set(memory))
             more_bytes = max(more_bytes, held - made_bytes)
         return CallCost(
@@ -118,7 +110,7 @@ def _inputs(
     """Return fake arguments by node, and the leaves that require a gradient."""
     inputs, leaves = {}, []
     mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
-    for argument, spec in zip(arguments_of(node), given, strict=True):
+    for argument, spec in zip(traced.arguments_of(node), given, strict=True):
         tensor = spec.empty()
         leaves += [tensor] if spec.needs_grad else []
         # Autograd forbids changes in place of such leaves, and of some views, but not of copies.
@@ -132,13 +124,13 @@ def _forward(
     """Run the call with gradients enabled and return all tensors of its result, in order."""
 
     def given(argument: fx.Node) -> Any:
-        return inputs[argument] if argument in inputs else nested_graph(argument)
+        return inputs[argument] if argument in inputs else traced.nested_graph(argument)
 
     target: Any
     target, args, kwargs = _as_on_gpu(node) if fused else (node.target, node.args, node.kwargs)
     with torch.enable_grad():
         result = target(*map_arg(args, given), **map_arg(kwargs, given))
-    return tensors_of(result)
+    return traced.tensors_of(result)
 
 
 def _as_on_gpu(node: fx.Node) -> tuple[Any, Any, Any]:
@@ -147,10 +139,10 @@ def _as_on_gpu(node: fx.Node) -> tuple[Any, Any, Any]:
     On a GPU, dropout keeps one byte per element and attention never keeps its matrix of scores.
     """
     name = str(getattr(node.target, "_opname", ""))
-    if name == "dropout" and bind(node)["train"]:
-        return _dropout, (bind(node)["input"], bind(node)["p"]), {}
+    if name == "dropout" and traced.bind(node)["train"]:
+        return _dropout, (traced.bind(node)["input"], traced.bind(node)["p"]), {}
     if name == "scaled_dot_product_attention":
-        return node.target, (), {**bind(node), "dropout_p": 0.0}
+        return node.target, (), {**traced.bind(node), "dropout_p": 0.0}
     return node.target, node.args, node.kwargs
 
 
@@ -166,13 +158,13 @@ def _backward(results: Iterable[torch.Tensor], leaves: Sequence[torch.Tensor]) -
 
 
 def _by_results(node: fx.Node) -> CallCost:
-    tensors = tensors_of(node.meta.get("val"))
+    tensors = traced.tensors_of(node.meta.get("val"))
     made_bytes = sum(tensor.nbytes for tensor in tensors)
     kernels = tuple(Kernel(0.0, 2 * tensor.nbytes, tensor.dtype) for tensor in tensors)
     return CallCost(
         forward=kernels,
         backward=kernels,
-        keeps_arguments=frozenset(range(len(arguments_of(node)))),
+        keeps_arguments=frozenset(range(len(traced.arguments_of(node)))),
         keeps_results=frozenset(range(len(tensors))),
         forward_peak_bytes=made_bytes,
         backward_peak_bytes=2 * made_bytes,
@@ -188,7 +180,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, given: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._known = {storage_of(tensor) for tensor in given}
+        self._known = {traced.storage_of(tensor) for tensor in given}
         self._kernels: list[Kernel] = []
         self.live_bytes = self._peak = self._before = 0
 
@@ -222,7 +214,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _allocated(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
-            storage, key = tensor.untyped_storage(), storage_of(tensor)
+            storage, key = tensor.untyped_storage(), traced.storage_of(tensor)
             if key not in self._known:
                 self._known.add(key)
                 self.live_bytes += storage.nbytes()
@@ -244,8 +236,10 @@ def _is_free(func: Any, read: Iterable[torch.Tensor], written: Sequence[torch.Te
     """Return True for operators that move no data: views and uninitialised memory."""
     if _name(func) in _MEMORY_ONLY or not written:
         return True
-    memory = {storage_of(tensor) for tensor in read}
-    return not func._schema.is_mutable and all(storage_of(tensor) in memory for tensor in written)
+    memory = {traced.storage_of(tensor) for tensor in read}
+    return not func._schema.is_mutable and all(
+        traced.storage_of(tensor) in memory for tensor in written
+    )
 
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> float:
@@ -291,4 +285,4 @@ def _name(func: Any) -> str:
 
 
 def _distinct_tensors(value: Any) -> list[torch.Tensor]:
-    return list({id(tensor): tensor for tensor in tensors_of(value)}.values())
+    return list({id(tensor): tensor for tensor in traced.tensors_of(value)}.values())

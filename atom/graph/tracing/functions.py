@@ -8,8 +8,8 @@ model is traced and when the program runs. Arguments that are not tensors are pa
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any
 
@@ -33,9 +33,8 @@ _returning_tuples: set[Callable[..., Any]] = set()
 _numbers = count(1)
 
 
-@contextmanager
-def functions_as_calls() -> Iterator[None]:
-    """Trace each use of a custom `autograd.Function` as one call.
+def functions_as_calls() -> AbstractContextManager[None]:
+    """Return a context that traces each use of a custom `autograd.Function` as one call.
 
     Raises:
         ModelError: a function takes anything but tensors and plain values, uses tensors from
@@ -56,8 +55,7 @@ def functions_as_calls() -> Iterator[None]:
         finally:
             inside = False
 
-    with replaced(base, {"apply": classmethod(apply)}):
-        yield
+    return replaced(base, {"apply": classmethod(apply)})
 
 
 def _call(function: Any, args: tuple[Any, ...]) -> Any:

@@ -124,9 +124,8 @@ def refuse_untraceable_parts(model: nn.Module) -> None:
             raise Refusal.GRADIENT_HOOK.error(what=f"the parameter {name}")
 
 
-@contextmanager
-def refuse_gradient_hooks() -> Iterator[None]:
-    """Refuse `Tensor.register_hook` in forward, because tracing loses such hooks.
+def refuse_gradient_hooks() -> AbstractContextManager[None]:
+    """Return a context that refuses `Tensor.register_hook`, because tracing loses such hooks.
 
     Raises:
         ModelError: forward registers a hook on a tensor's gradient.
@@ -135,8 +134,7 @@ def refuse_gradient_hooks() -> Iterator[None]:
     def hook(*_: Any, **__: Any) -> Any:
         raise Refusal.GRADIENT_HOOK.error(what="a tensor (Tensor.register_hook in forward)")
 
-    with replaced(torch.Tensor, {"register_hook": hook}):
-        yield
+    return replaced(torch.Tensor, {"register_hook": hook})
 
 
 @contextmanager
@@ -192,9 +190,8 @@ def refuse_python_randomness() -> Iterator[None]:
         raise Refusal.RANDOMNESS.error(generator=generator)
 
 
-@contextmanager
-def marked_checkpoints() -> Iterator[None]:
-    """Mark each traced call in a checkpointed region with the region's number.
+def marked_checkpoints() -> AbstractContextManager[None]:
+    """Return a context that marks each traced call in a checkpointed region with its number.
 
     The outermost of nested regions counts. The other work of a region (saving random states,
     setting hooks) is skipped.
@@ -216,8 +213,7 @@ def marked_checkpoints() -> Iterator[None]:
         finally:
             inside = False
 
-    with replaced(torch.utils.checkpoint, {"_checkpoint_without_reentrant_generator": mark}):
-        yield
+    return replaced(torch.utils.checkpoint, {"_checkpoint_without_reentrant_generator": mark})
 
 
 @contextmanager

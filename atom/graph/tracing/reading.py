@@ -13,25 +13,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 
+from atom.graph import traced
 from atom.graph.ir import ParameterLayout, ValueSpec
 from atom.graph.layers import numbered_module
-from atom.graph.traced import (
-    CHECKPOINT_MARK,
-    Constant,
-    Graph,
-    Span,
-    bind,
-    graph_hash,
-    is_assertion,
-    is_getitem,
-    is_random,
-    is_region,
-    operator_text,
-    place_of,
-    tensor_bytes,
-    with_nested,
-    written_arguments,
-)
+from atom.graph.traced import Constant, Graph, Span
 from atom.graph.tracing.effects import Effects, observe
 from atom.graph.tracing.refusals import Refusal
 
@@ -72,7 +57,7 @@ def read_exported(
     for node in exported.graph.nodes:
         if "_functorch" in str(getattr(node.target, "__module__", "")):
             what = "torch.vmap or torch.func"
-            raise Refusal.UNFAITHFUL.error(what=what, place=place_of(node))
+            raise Refusal.UNFAITHFUL.error(what=what, place=traced.place_of(node))
     placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
     kinds = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
     owners = _first_names(model)
@@ -97,7 +82,7 @@ def read_exported(
     owned |= {node: f"the buffer {constant.name}" for node, constant in constants.items()}
     for node, call in effects.mutated_inputs.items():
         what = owned.get(node) or f"the batch's entry {names[node]}"
-        raise Refusal.CHANGED_IN_PLACE.error(what=what, place=place_of(call))
+        raise Refusal.CHANGED_IN_PLACE.error(what=what, place=traced.place_of(call))
     loss = _result(model, exported, effects.specs, gives_loss)
     calls = _calls(exported, loss, effects)
     used = _in_order_of_use(calls, parameters)
@@ -118,7 +103,7 @@ def read_exported(
         specs=effects.specs,
         several=effects.several,
         forbidden_cuts=_forbidden_cuts(calls, loss, effects, spans),
-        graph_hash=graph_hash(inputs, calls, loss, effects.specs, constants, spans),
+        graph_hash=traced.graph_hash(inputs, calls, loss, effects.specs, constants, spans),
         recomputed=spans,
     )
 
@@ -129,10 +114,10 @@ def _calls(exported: ExportedProgram, loss: fx.Node, effects: Effects) -> tuple[
     body = [
         node
         for node in exported.graph.nodes
-        if node.op == "call_function" and not is_assertion(node)
+        if node.op == "call_function" and not traced.is_assertion(node)
     ]
     for node in reversed(body):
-        if node in live or is_random(node) or node in effects.mutating:
+        if node in live or traced.is_random(node) or node in effects.mutating:
             live.add(node)
             live.update(node.all_input_nodes)
     return tuple(node for node in body if node in live)
@@ -147,8 +132,8 @@ def _check(calls: Sequence[fx.Node], constants: Iterable[Constant]) -> None:
     functions: dict[str, Any] = {}
     for node in calls:
         _refuse_unfaithful(node)
-        for inner in with_nested(node):
-            name = operator_text(inner.target)
+        for inner in traced.with_nested(node):
+            name = traced.operator_text(inner.target)
             if functions.setdefault(name, inner.target) is not inner.target:
                 raise Refusal.CUSTOM_BACKWARD.error(function=name)
     sizes = {_identity(each.tensor): (each.tensor.nbytes, each.name) for each in constants}
@@ -159,7 +144,7 @@ def _check(calls: Sequence[fx.Node], constants: Iterable[Constant]) -> None:
 
 
 def _identity(constant: torch.Tensor) -> tuple[object, ...]:
-    return constant.dtype, constant.shape, sha256(tensor_bytes(constant)).digest()
+    return constant.dtype, constant.shape, sha256(traced.tensor_bytes(constant)).digest()
 
 
 def _parameter_dtype(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
@@ -185,13 +170,13 @@ def _refuse_unfaithful(node: fx.Node) -> None:
         ModelError: the call is an unknown region, returns something else than tensors, has results
             that are not picked one by one, or gives sparse gradients. The message names its line.
     """
-    place, target, value = place_of(node), node.target, node.meta.get("val")
+    place, target, value = traced.place_of(node), node.target, node.meta.get("val")
     tensors = all(each is None or isinstance(each, torch.Tensor) for each in tree_leaves(value))
-    faithful = str(target) in _REGIONS if is_region(node) else tensors
-    picked = not isinstance(value, list | tuple) or all(map(is_getitem, node.users))
+    faithful = str(target) in _REGIONS if traced.is_region(node) else tensors
+    picked = not isinstance(value, list | tuple) or all(map(traced.is_getitem, node.users))
     if not (faithful and picked):
         raise Refusal.UNFAITHFUL.error(what=target, place=place)
-    if getattr(target, "_schema", None) and bind(node).get("sparse") is True:
+    if getattr(target, "_schema", None) and traced.bind(node).get("sparse") is True:
         raise Refusal.SPARSE.error(what=f"the gradient of {target} at {place}")
 
 
@@ -214,10 +199,10 @@ def _constant_of(
     if not isinstance(found, torch.Tensor):
         raise Refusal.RANDOMNESS.error(generator=f"a {type(found).__name__} ({target})")
     if isinstance(found, FakeTensor):
-        for user in filter(written_arguments, node.users):
+        for user in filter(traced.written_arguments, node.users):
             what = f"a parameter's data ({target})"
-            raise Refusal.CHANGED_IN_PLACE.error(what=what, place=place_of(user))
-        places = ", ".join(dict.fromkeys(map(place_of, node.users)))
+            raise Refusal.CHANGED_IN_PLACE.error(what=what, place=traced.place_of(user))
+        places = ", ".join(dict.fromkeys(map(traced.place_of, node.users)))
         raise Refusal.OUTSIDE_MODULES.error(name=f"{target} (at {places})")
     if found.layout is not torch.strided:
         raise Refusal.SPARSE.error(what=f"the buffer {target}")
@@ -290,7 +275,7 @@ def _forbidden_cuts(
     """
     position = {node: index for index, node in enumerate(calls)}
     spans = [(position[first], position[last]) for first, last in effects.alias_spans]
-    picks = filter(is_getitem, calls)
+    picks = filter(traced.is_getitem, calls)
     spans += [(position[pick.all_input_nodes[0]], position[pick]) for pick in picks]
     spans += [(first, end - 1) for first, end in recomputed]
     spans.append((position[loss], len(calls)))
@@ -321,11 +306,11 @@ def _recomputed_spans(calls: Sequence[fx.Node], loss: fx.Node) -> tuple[Span, ..
 def _region_numbers(calls: Iterable[fx.Node]) -> Mapping[fx.Node, int | None]:
     marks: dict[fx.Node, int | None] = {}
     for node in calls:
-        if is_getitem(node) and node.all_input_nodes[0] in marks:
+        if traced.is_getitem(node) and node.all_input_nodes[0] in marks:
             marks[node] = marks[node.all_input_nodes[0]]
         else:
-            inner = [call for call in with_nested(node) if not is_region(call)]
-            found = {(call.meta.get("custom") or {}).get(CHECKPOINT_MARK) for call in inner}
+            inner = [call for call in traced.with_nested(node) if not traced.is_region(call)]
+            found = {(call.meta.get("custom") or {}).get(traced.CHECKPOINT_MARK) for call in inner}
             marks[node] = found.pop() if len(found) == 1 else None
     return marks
 
@@ -337,7 +322,7 @@ def _has_usable_results(nodes: Iterable[fx.Node], loss: fx.Node, calls: set[fx.N
     """
     inside = set(nodes)
     users = {user for node in inside for user in node.users if user in calls - inside}
-    return bool(users or loss in inside) and not any(map(is_getitem, users))
+    return bool(users or loss in inside) and not any(map(traced.is_getitem, users))
 
 
 def hidden_matrices(calls: Sequence[fx.Node], parameters: Mapping[fx.Node, str]) -> frozenset[str]:

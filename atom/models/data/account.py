@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atom.base.errors import ConfigError
 from atom.models.data.documents import Omission
 from atom.models.data.tokenizer import tokens_of
-from atom.models.source import DataError
 
 LOST_TEXT = 0.001
 """Share of the characters that the tokenizer may lose, unless the run file allows more."""
@@ -131,12 +131,12 @@ def check_lost(account: Account, allowed: float) -> None:
         allowed: share of the characters that may be lost.
 
     Raises:
-        DataError: the message names the share and the first lost character.
+        ConfigError: the message names the share and the first lost character.
     """
     if account.lost > allowed * account.characters:
         share = account.lost / account.characters
         enough = math.ceil(1000 * share) / 10
-        raise DataError(
+        raise ConfigError(
             f"the tokenizer has no token for {account.lost:,} of {account.characters:,} characters "
             f"({share:.2%}): the first is {account.first_lost}",
             "use a tokenizer that has tokens for them, or allow the loss: "

@@ -19,9 +19,10 @@ from itertools import accumulate, chain, repeat, takewhile
 from operator import eq
 from typing import Any
 
+from atom.base.errors import ConfigError
 from atom.models.data.tokenizer import JsonTokenizer, Tokenizer, tokens_of
 from atom.models.data.tokenizer_settings import special_tokens, templates
-from atom.models.source import DataError, needs_extra
+from atom.models.source import needs_extra
 
 MARK, BREAK = b"\xff", b"\xfe"
 """Separators of the parts of a document: bytes that never occur in UTF-8."""
@@ -34,7 +35,6 @@ _SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 
 The date is the default of Llama's templates.
 """
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _NEEDS_ITS_OWN = (
     "conversations need the model's own tokenizer and its chat template",
@@ -60,10 +60,10 @@ class ChatTemplate:
             remarks: gets the rows that were written in an unexpected way: remark → first row.
 
         Raises:
-            DataError: the tokenizer has no folder.
+            ConfigError: the tokenizer has no folder.
         """
         if not isinstance(coder, JsonTokenizer):
-            raise DataError(*_NEEDS_ITS_OWN)
+            raise ConfigError(*_NEEDS_ITS_OWN)
         self._coder, self._remarks = coder, {} if remarks is None else remarks
         self._end = "".join(map(coder.token, coder.end))
         self._templates = templates(coder.settings)
@@ -83,7 +83,8 @@ class ChatTemplate:
                 end-of-text token; the result is empty if the row has no answer.
 
         Raises:
-            DataError: the template does not fit the row; the message names `where`.
+            ConfigError: the template does not fit the row; the message names `where`.
+            UnicodeEncodeError: a text has half a character (a surrogate).
         """
         if (messages := row.get(MESSAGES)) is None:
             prompt, completion = (self._plain(row[name], where) for name in (PROMPT, COMPLETION))
@@ -105,7 +106,7 @@ class ChatTemplate:
     def answer_end(self) -> int | None:
         """Return the token with which the template ends an answer; None: it writes none."""
         trial = [{"role": role, "content": _TRIAL} for role in ("user", _ANSWERING)]
-        with suppress(DataError):
+        with suppress(ConfigError):
             *_, answer, after = self._parts(partial(self._render, None, ""), trial, "")
             found = self._special.findall(answer)[-1:] or self._special.findall(after)[:1]
             return self._added[found[0]][0] if found else None
@@ -123,9 +124,9 @@ class ChatTemplate:
         return (_MARK if marked else "").join(parts).encode("utf-8", "surrogateescape")
 
     def _chat(self, messages: Any, where: str) -> list[dict[str, Any]]:
-        """Return the messages in the form that the template takes. Raises: DataError."""
+        """Return the messages in the form that the template takes. Raises: ConfigError."""
         if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
-            raise DataError(f"{where} is not a list of messages", "each has a role and a content")
+            raise ConfigError(f"{where} is not a list of messages", "each has a role and a content")
         chat = list[dict[str, Any]]()
         for number, each in enumerate(messages, 1):
             # An answer may hold markup that is no turn, such as that of a thought.
@@ -143,7 +144,7 @@ class ChatTemplate:
         """Return a value of a row with a BREAK in each markup.
 
         Raises:
-            DataError: a text is not Unicode.
+            UnicodeEncodeError: a text has half a character (a surrogate).
         """
         if isinstance(value, Mapping):
             return {
@@ -152,9 +153,10 @@ class ChatTemplate:
             }
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [self._plain(each, where, markup) for each in value]
-        if isinstance(value, str) and _SURROGATE.search(value):
-            raise DataError(f"{where}: half of a character (a surrogate)", "repair the row's text")
-        if markup is None or not isinstance(value, str):
+        if not isinstance(value, str):
+            return value
+        value.encode()  # half a character could be taken for a separator
+        if markup is None:
             return value
         if found := markup.search(value):
             self._remarks.setdefault(CHARACTERS, f"{where}: {found[0]}")
@@ -198,7 +200,7 @@ class ChatTemplate:
             elif number < answers[-1]:
                 self._remarks.setdefault(LAST_ONLY, where)
             else:
-                raise DataError(
+                raise ConfigError(
                     f"{where}: the chat template writes message {number} differently when "
                     "more messages follow, so its tokens cannot be found",
                     "keep one answer in each row, at its end, or change the template",
@@ -219,12 +221,12 @@ class ChatTemplate:
             The text, and (start, end) of each answer if the template marks answers.
 
         Raises:
-            DataError: the template does not fit the messages.
+            ConfigError: the template does not fit the messages.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if (template := self._templates.get(name)) is None:
             what = f"the tokenizer in {self._coder.path.parent} has no chat template"
-            raise DataError(what, _HINT)
+            raise ConfigError(what, _HINT)
         library = self._library
         try:
             (text,), spans = library.render_jinja_template(
@@ -237,7 +239,7 @@ class ChatTemplate:
             )
         except Exception as error:  # a template may raise any exception
             what = f"{where}: the chat template cannot write the conversation: {error}"
-            raise DataError(what, "check its roles: they may have to alternate") from error
+            raise ConfigError(what, "check its roles: they may have to alternate") from error
         return str(text), [*chain(*spans)]
 
     @cached_property
@@ -250,7 +252,7 @@ class ChatTemplate:
     @cached_property
     def _takes_text(self) -> bool:
         """True if the template takes contents as text, False if it needs lists of parts."""
-        with suppress(DataError):
+        with suppress(ConfigError):
             return _TRIAL in self._render(None, "", [{"role": "user", "content": _TRIAL}])[0]
         return True
 
@@ -302,7 +304,7 @@ class RowTokenizer:
         A token that overlaps an answer, if only by one character, belongs to the answer.
 
         Raises:
-            DataError: the tokenizer has no token for some text.
+            ConfigError: the tokenizer has no token for some text.
         """
         encodings = iter(self.encodings([s for piece in pieces for s in piece.stretches]))
         for piece in pieces:
@@ -367,10 +369,10 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _parsed(value: Any, kind: type | None) -> Any:
+def _parsed(value: Any, kind: type) -> Any:
     """Return the value of a JSON text if it is of this kind, else the value itself."""
     with suppress(ValueError, RecursionError):
-        if kind and isinstance(value, str) and isinstance(parsed := json.loads(value), kind):
+        if isinstance(value, str) and isinstance(parsed := json.loads(value), kind):
             return parsed
     return value
 
@@ -402,12 +404,12 @@ def _called(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _text(message: Mapping[str, Any], where: str) -> str | None:
-    """Return the content of a message as text, or None. Raises: DataError: it has other parts."""
+    """Return the content of a message as text, or None. Raises: ConfigError: it has other parts."""
     if (content := message.get("content")) is None:
         return None
     parts: list[Any] = [p.get("text") if isinstance(p, Mapping) else p for p in _listed(content)]
     if not all(isinstance(part, str) for part in parts):
-        raise DataError(f"{where}: a part of its content is not text", "remove that part")
+        raise ConfigError(f"{where}: a part of its content is not text", "remove that part")
     return "".join(parts)
 
 

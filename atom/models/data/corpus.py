@@ -16,6 +16,7 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from atom.base.errors import ConfigError
 from atom.models.data.account import Account
 from atom.models.data.documents import (
     BYTES,
@@ -26,9 +27,7 @@ from atom.models.data.documents import (
     codec_of,
     text_errors,
 )
-from atom.models.data.row_text import RowText
-from atom.models.data.rows import is_data_file
-from atom.models.source import DataError
+from atom.models.data.rows import RowText, is_data_file
 
 SURVEYING = "reading the text"
 
@@ -67,7 +66,7 @@ class Corpus:
         """Read the whole corpus once, to learn its digest and size.
 
         Raises:
-            DataError: a document cannot be read, or all documents are empty.
+            ConfigError: a document cannot be read, or all documents are empty.
         """
         reading, about = Reading(self), min(self.about_bytes, self.max_bytes or self.about_bytes)
         report = on_progress if about else silent
@@ -76,7 +75,7 @@ class Corpus:
                 report(SURVEYING, reading.done_bytes, max(about, reading.done_bytes + 1))
         if not reading.done_bytes:
             omitted = "; ".join(reading.account.omissions())
-            raise DataError("the data files are all empty", omitted)
+            raise ConfigError("the data files are all empty", omitted)
         report(SURVEYING, reading.done_bytes, reading.done_bytes)
         return reading
 
@@ -103,7 +102,7 @@ class Reading:
         No document after the corpus's size limit is opened.
 
         Raises:
-            DataError: a document is missing, cannot be read, or holds no text.
+            ConfigError: a document is missing, cannot be read, or holds no text.
         """
         for document in self._corpus.read():
             if isinstance(document, Omission):
@@ -191,7 +190,7 @@ def text_corpus(
         rows: rules for rows of data files, and the encoding of files that are not UTF-8.
 
     Raises:
-        DataError: an entry matches no file, or cannot be read.
+        ConfigError: an entry matches no file, or cannot be read.
     """
     found: dict[Path, Path] = {}
     omitted = list[Omission]()
@@ -200,7 +199,8 @@ def text_corpus(
             files = _matching(entry, omitted)
             if not files:
                 what = "is an empty folder" if Path(entry).is_dir() else "matches no file"
-                raise DataError(f"data path {str(entry)!r} {what}")
+                hint = "name the files under [data] paths, in the run file or in your peer file"
+                raise ConfigError(f"data path {str(entry)!r} {what}", hint)
         for file in files:
             if (place := file.resolve()) in found:
                 omitted.append(Omission("file named twice", str(file)))
@@ -218,13 +218,13 @@ def stdlib_corpus(max_bytes: int | None = None, root: Path | None = None) -> Cor
         root: folder of the library; None: this Python's.
 
     Raises:
-        DataError: this Python comes without its source.
+        ConfigError: this Python comes without its source.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     with text_errors(root):
         sources = _walk(root, _is_stdlib_folder, _is_stdlib_source, [])
     if not sources:
-        raise DataError(f"this Python has no source code of its standard library in {root}")
+        raise ConfigError(f"this Python has no source code of its standard library in {root}")
     return _corpus(sources, max_bytes, RowText(encoding=BYTES), ())
 
 
@@ -243,14 +243,14 @@ def file_documents(path: Path, rows: RowText) -> Iterator[Document | Omission]:
     """Yield the documents of a file: one for each row of a data file, else one.
 
     Raises:
-        DataError: the file is not text, is damaged, or has a row that cannot become text.
+        ConfigError: the file is not text, is damaged, or has a row that cannot become text.
     """
     if is_data_file(path):
         yield from rows.of_file(path)
         return
     codec = codec_of(path, rows.encoding)
     if codec is None:
-        raise DataError(
+        raise ConfigError(
             f"{path} is not text",
             'move it to another folder, or name only the text files: [data] paths = ["…/*.txt"]',
         )
@@ -282,10 +282,10 @@ def _is_file(path: Path) -> bool:
     """Return True for a file.
 
     Raises:
-        DataError: the path is a broken link, so its text may be on a disk that is not mounted.
+        ConfigError: the path is a broken link, so its text may be on a disk that is not mounted.
     """
     if path.is_symlink() and not path.exists():
-        raise DataError(f"{path} is a dangling link", "repair or remove the link")
+        raise ConfigError(f"{path} is a dangling link", "repair or remove the link")
     return path.is_file()
 
 

@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atom.models.source import DataError, needs_extra
+from atom.base.errors import ConfigError
+from atom.models.source import needs_extra
 
 BLOCK_BYTES = 1 << 20
 UTF_8, BYTES = "utf-8", "bytes"
@@ -54,20 +55,15 @@ class Document:
         """Yield the text in blocks that are not empty.
 
         Raises:
-            DataError: the text cannot be read.
+            ConfigError: the text cannot be read.
         """
         with text_errors(self.where):
             yield from filter(None, self.open())
 
 
-def row_document(where: str, content: bytes, file: str = "") -> Document:
-    """Return a document whose content is in memory, such as the text of a table row."""
-    return Document(where, lambda: iter((content,)), file)
-
-
 @contextmanager
 def text_errors(where: Path | str) -> Iterator[None]:
-    """Turn an OSError within the context into a DataError about the text `where`.
+    """Turn an OSError within the context into a ConfigError about the text `where`.
 
     This keeps errors of reading the text apart from errors of the disk to which tokens are written.
     """
@@ -75,7 +71,7 @@ def text_errors(where: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"{error.filename or where} cannot be read: {error.strerror or error}"
-        raise DataError(what, "check its path and rights, and that it is complete") from error
+        raise ConfigError(what, "check its path and rights, and that it is complete") from error
 
 
 # ---- files
@@ -85,7 +81,7 @@ def open_file(path: Path) -> Any:
     """Open a file to read its bytes, unpacked.
 
     Raises:
-        DataError: the package that unpacks the file is missing.
+        ConfigError: the package that unpacks the file is missing.
         OSError: the file cannot be opened.
     """
     packed = _PACKED.get(path.suffix.lower())
@@ -98,7 +94,7 @@ def load_pyarrow(path: Path) -> Any:
     """Return the library that reads a file.
 
     Raises:
-        DataError: the library is not installed.
+        ConfigError: the library is not installed.
     """
     with needs_extra("data", str(path)):
         import pyarrow.parquet
@@ -120,7 +116,7 @@ def codec_of(path: Path, encoding: str | None) -> str | None:
             if all are UTF-8.
 
     Raises:
-        DataError: the file cannot be read.
+        ConfigError: the file cannot be read.
     """
     if encoding == BYTES:
         return BYTES
@@ -140,7 +136,7 @@ def codec_of(path: Path, encoding: str | None) -> str | None:
 def _is_utf_8(path: Path) -> bool:
     try:
         return all(True for _ in characters(path, UTF_8))
-    except DataError:
+    except ConfigError:
         return False
 
 
@@ -148,7 +144,7 @@ def characters(path: Path, codec: str) -> Iterator[str]:
     """Yield a file's text in blocks, without a byte-order mark. Line ends are unchanged.
 
     Raises:
-        DataError: the bytes are not text in this encoding; the message names the first position.
+        ConfigError: the bytes are not text in this encoding; the message names the first position.
         OSError: the file cannot be read.
     """
     decoder = codecs.getincrementaldecoder(codec)()
@@ -163,7 +159,7 @@ def characters(path: Path, codec: str) -> Iterator[str]:
                 yield decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 place, bad = done - held + error.start, error.object[error.start]
-                raise DataError(
+                raise ConfigError(
                     f"{path} is not {codec.upper()} text: byte {place:,} is 0x{bad:02x}", _HINT
                 ) from error
             if not block:
@@ -186,7 +182,7 @@ def blocks_of(path: Path, codec: str) -> Iterator[bytes]:
         codec: its encoding, or `BYTES` for its bytes as they are.
 
     Raises:
-        DataError: the bytes are not text in this encoding.
+        ConfigError: the bytes are not text in this encoding.
         OSError: the file cannot be read.
     """
     if codec != BYTES:

@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atom.base.errors import AtomError, ConfigError
 from atom.models.data.account import Account, doubt_about
 from atom.models.data.corpus import Amount
 from atom.models.data.sampler import BLOCK_PIECES, Order, Permutation, Sampler
 from atom.models.data.token_file import TokenFile
 from atom.models.data.tokenizer import Tokenizer
 from atom.models.gpt3 import IGNORED
-from atom.models.source import Batch, DataError, SourceError
+from atom.models.module_source import own_code_errors
+from atom.models.source import Batch
 
 _ORDER = "atom-order-2"
 """Version of the order of samples, which is part of the data's digest."""
@@ -39,10 +41,10 @@ class Piece(NamedTuple):
 
 
 Need = Callable[[Collection[Piece]], None]
-"""Function that returns if these pieces are present. Raises: PiecesMissing; SourceError."""
+"""Function that returns if these pieces are present. Raises: PiecesMissing; ConfigError."""
 
 
-class PiecesMissing(SourceError):
+class PiecesMissing(AtomError):
     """Some needed pieces have not arrived yet; the caller should try again later."""
 
 
@@ -97,7 +99,7 @@ class Samples:
         """Return the samples at `positions` of the run as one batch, in this order.
 
         Raises:
-            SourceError: a sample cannot be read.
+            ConfigError: a sample cannot be read.
             PiecesMissing: a sample has not arrived yet.
         """
         places = self._places(positions)
@@ -131,7 +133,7 @@ class Samples:
             sequences: number of sequences per batch.
 
         Raises:
-            SourceError: a sample cannot be read.
+            ConfigError: a sample cannot be read.
             PiecesMissing: a sample has not arrived yet.
         """
         part = self.validation[name]
@@ -283,7 +285,7 @@ def token_samples(texts: Sequence[Text], tokenizer: Tokenizer, cut: Cut, seed: i
         seed: seed of the order of the samples.
 
     Raises:
-        DataError: a text has too few tokens, or a sequence is longer than a piece.
+        ConfigError: a text has too few tokens, or a sequence is longer than a piece.
     """
     train: dict[str, Windows] = {}
     validation: dict[str, Windows] = {}
@@ -337,18 +339,18 @@ def _held_back(text: Text, cut: Cut) -> int:
 def _windows(
     text: Text, cut: Cut, name: str, stretch: range, number: int, share: float | None
 ) -> Windows:
-    """Return a stretch of a text as windows; errors call it the `name` text. Raises: DataError."""
+    """Return a stretch of a text as windows; errors call it the `name` text."""
     tokens, sequence_tokens = text.file.tokens, cut.sequence_tokens
     piece_tokens = cut.piece_bytes // tokens.element_size()
     if sequence_tokens >= piece_tokens:
-        raise DataError(
+        raise ConfigError(
             f"a sequence of {sequence_tokens} tokens and its last target are longer than a piece "
             f"of the token file, which holds {piece_tokens}",
             f"make sequences shorter ([model] sequence_tokens): {piece_tokens - 1} at most",
         )
     windows = Windows(tokens, stretch, piece_tokens, sequence_tokens, number, share, cut.separator)
     if not len(windows):
-        raise DataError(
+        raise ConfigError(
             f"the {name} text{text.name and f' of {text.name}'} has {len(stretch)} tokens, "
             f"fewer than one sequence of {sequence_tokens} and its last target",
             "add text ([data]), or make sequences shorter ([model] sequence_tokens)",
@@ -382,7 +384,7 @@ class DatasetRows:
         """Return the samples `rows` as one batch.
 
         Raises:
-            SourceError: a sample cannot be read, or does not match the example.
+            ConfigError: a sample cannot be read, or does not match the example.
         """
         samples = [self.sample(self.indices[row]) for row in rows]
         return {name: torch.stack([sample[name] for sample in samples]) for name in self.like}
@@ -395,18 +397,13 @@ class DatasetRows:
         """Return one sample of the dataset, checked against the example batch.
 
         Raises:
-            SourceError: the dataset raises, or the sample does not match the example.
+            ConfigError: the dataset raises, or the sample does not match the example.
         """
-        try:
+        hint = "the dataset's __getitem__ raised it"
+        with own_code_errors(f"sample {index} of the dataset cannot be read", hint):
             sample = self.dataset[index]
-        # User code may raise anything; the error is reported with the number of the sample.
-        except Exception as error:
-            raise SourceError(
-                f"sample {index} of the dataset cannot be read: {type(error).__name__}: {error}",
-                "the dataset's __getitem__ raised it",
-            ) from error
         if not isinstance(sample, Mapping) or set(sample) != set(self.like):
-            raise SourceError(
+            raise ConfigError(
                 f"sample {index} of the dataset is not a dict of {', '.join(self.like)}",
                 "return the entries of the example batch, without the first dimension",
             )
@@ -415,7 +412,7 @@ class DatasetRows:
             fits = isinstance(value, Tensor) and value.shape == like.shape[1:]
             if not fits or value.dtype != like.dtype:
                 shape = list(like.shape[1:])
-                raise SourceError(
+                raise ConfigError(
                     f"sample {index} of the dataset: {name} is not {like.dtype} {shape}",
                     "return entries shaped as in the example batch, without the first dimension",
                 )
@@ -434,13 +431,13 @@ def own_samples(
         seed: seed of the order of the samples.
 
     Raises:
-        SourceError: the first sample does not match `like`, or `validation_fraction` is above 0 but
+        ConfigError: the first sample does not match `like`, or `validation_fraction` is above 0 but
             holds back no sample.
     """
     count = len(dataset)
     held_out = int(count * validation_fraction)
     if validation_fraction and not held_out:
-        raise SourceError(
+        raise ConfigError(
             f"validation_fraction {validation_fraction} of {count} samples is none",
             "raise data.validation_fraction, or remove [validation]",
         )

@@ -16,10 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
+from atom.base.errors import AddressError, ConfigError, StorageError, UserError
 from atom.models.data.corpus import Corpus, file_documents, size_of_files
 from atom.models.data.documents import Document, Omission
-from atom.models.data.row_text import RowText
-from atom.models.source import DataError, DataUnreachable, NoRoomForData, needs_extra
+from atom.models.data.rows import RowText
+from atom.models.source import needs_extra
 
 DEFAULT_SPLIT = "train"
 _SAVED = ("dataset_info.json", "dataset_dict.json")
@@ -49,11 +50,11 @@ class StoredDataset:
         """Return the table's rows as a corpus, of which at most `max_bytes` are used.
 
         Raises:
-            DataError: the folder does not exist.
+            ConfigError: the folder does not exist.
         """
         if self.folder and not self.folder.exists():
             hint = "name a folder, or OWNER/NAME on the hub"
-            raise DataError(f"no such folder: {self.path}", hint)
+            raise ConfigError(f"no such folder: {self.path}", hint)
         # The files are somewhat larger than their texts, which is good enough for a progress bar.
         files = [] if self.folder is None else [self.folder, *self.folder.rglob("*")]
         about_bytes = size_of_files(file for file in files if file.is_file())
@@ -61,7 +62,7 @@ class StoredDataset:
 
 
 def _documents(stored: StoredDataset) -> Iterator[Document | Omission]:
-    """Yield the documents of the rows, and the omitted rows and files. Raises: DataError."""
+    """Yield the documents of the rows, and the omitted rows and files. Raises: ConfigError."""
     folder = stored.folder
     if folder and folder.is_file():
         yield from file_documents(folder, stored.rows)
@@ -77,7 +78,7 @@ def _files(stored: StoredDataset) -> tuple[list[str], list[str]]:
     """Return the files of the split, and the folder's other files.
 
     Raises:
-        DataError: there is no such table or split, or it names files that are not its own.
+        ConfigError: there is no such table or split, or it names files that are not its own.
     """
     folder = stored.folder.resolve() if stored.folder else None
     is_saved = folder is not None and any((folder / name).exists() for name in _SAVED)
@@ -85,7 +86,7 @@ def _files(stored: StoredDataset) -> tuple[list[str], list[str]]:
     own = f"{folder}/" if folder else f"hf://datasets/{stored.path}@"
     _check_files(stored, chain(*splits.values()), own)
     if stored.split not in splits:
-        raise DataError(
+        raise ConfigError(
             f'{stored.path}: no split "{stored.split}"; it has {", ".join(map(repr, splits))}',
             'name an existing one: [data] split = "…" in the run file',
         )
@@ -113,16 +114,16 @@ def _library_splits(stored: StoredDataset) -> dict[str, list[str]]:
     """Return split → files of a folder or a dataset on the hub, as the library finds them.
 
     Raises:
-        DataError: the path names another kind of folder, or both a folder and a dataset.
+        ConfigError: the path names another kind of folder, or both a folder and a dataset.
     """
     folder = stored.folder
     if folder and (below := sorted(folder.rglob(_SAVED[0]))):
-        raise DataError(
+        raise ConfigError(
             f"{stored.path} is not a table, but contains tables such as {below[0].parent}",
             "name the folder of one of them: the library would merge all of them",
         )
     if not folder and Path(stored.path).exists():
-        raise DataError(
+        raise ConfigError(
             f"{stored.path} names a dataset on the hub, but also a path in the working directory",
             "start from another directory",
         )
@@ -151,27 +152,27 @@ def _fetched(stored: StoredDataset, file: str) -> Path:
 
 @contextmanager
 def _library_errors(stored: StoredDataset) -> Iterator[None]:
-    """Turn errors of the library within the context into a DataError."""
+    """Turn errors of the library within the context into a ConfigError."""
     try:
         yield
-    except DataError:
+    except UserError:
         raise
     except Exception as error:  # each file format and the network raise errors of their own
         if (number := getattr(error, "errno", None)) in (errno.ENOSPC, errno.EDQUOT):
             place = _library(stored.path).config.HF_DATASETS_CACHE
-            raise NoRoomForData(
+            raise StorageError(
                 f"{stored.path} cannot be copied to {place}: {os.strerror(number)}",
                 "free some space, or set HF_HOME to a folder on another disk",
             ) from error
         first_line = str(error).strip().partition("\n")[0] or type(error).__name__
         what = f"{stored.path} cannot be read: {first_line}"
         if isinstance(error, ValueError):
-            raise DataError(what, "see [data] split and name in the run file") from error
+            raise ConfigError(what, "see [data] split and name in the run file") from error
         if stored.folder:
             hint = "name a folder written by save_to_disk, or a folder of data files"
-            raise DataError(what, hint) from error
+            raise ConfigError(what, hint) from error
         hint = "check its name and the network, then start again; or name a local folder instead"
-        raise DataUnreachable(what, hint) from error
+        raise AddressError(what, hint) from error
 
 
 def _check_files(stored: StoredDataset, named: Iterable[str], own: str) -> None:
@@ -186,11 +187,11 @@ def _check_files(stored: StoredDataset, named: Iterable[str], own: str) -> None:
         own: Beginning of the names of its own files.
 
     Raises:
-        DataError: the message names the first file that is not its own.
+        ConfigError: the message names the first file that is not its own.
     """
     for file in named:
         if not (file.startswith(own) and "/../" not in file):
-            raise DataError(
+            raise ConfigError(
                 f"the dataset {stored.path} names a file that is not its own: {file}",
                 "use the dataset's current name on the hub, or another dataset",
             )

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from atom.base.errors import ConfigError
 from atom.models.data.account import LOST_TEXT, Account, LostText, check_lost
 from atom.models.data.corpus import Corpus, Progress, Reading, silent
 from atom.models.data.tokenizer import Tokenizer
-from atom.models.source import DataError
 
 TOKENISING = "tokenising"
 LOCK = "lock"
@@ -51,12 +51,14 @@ class TokenFile:
         """Return the fraction of the tokens that are targets.
 
         Raises:
-            DataError: there is no target.
+            ConfigError: there is no target.
         """
         parts = torch.split(self.tokens, _COUNT_TOKENS)
         share = sum(int((part >= 0).sum()) for part in parts) / len(self.tokens)
         if not share:
-            raise DataError("no row has an answer", "name another table, or remove [data] train_on")
+            raise ConfigError(
+                "no row has an answer", "name another table, or remove [data] train_on"
+            )
         return round(share, 6) or share
 
     def largest(self) -> int:
@@ -85,7 +87,7 @@ def cached_tokens(
         lost_text: share of the characters that the tokenizer may lose.
 
     Raises:
-        DataError: the text cannot be read or tokenised, or more of it is lost than is allowed.
+        ConfigError: the text cannot be read or tokenised, or more of it is lost than is allowed.
         OSError: the disk is full, or `folder` is not writable.
     """
     survey = corpus.survey(on_progress)
@@ -191,8 +193,8 @@ def _tokenised(
         lost_text: share of the characters that the tokenizer may lose.
 
     Raises:
-        DataError: the text cannot be tokenised, loses too many characters, or has changed since the
-            survey.
+        ConfigError: the text cannot be tokenised, loses too many characters, or has changed since
+            the survey.
     """
     reading, before = Reading(corpus), None
     lost = LostText(tokenizer, survey.account) if tokenizer.content else None
@@ -208,12 +210,12 @@ def _tokenised(
             before = tokens if len(tokens) else before
         on_progress(TOKENISING, reading.done_bytes, survey.done_bytes)
     if reading.digest() != survey.digest():
-        raise DataError(
+        raise ConfigError(
             "the text changed while it was tokenised", "start again when it is complete"
         )
     check_lost(survey.account, lost_text)
     if before is None:
-        raise DataError(
+        raise ConfigError(
             "the tokenizer turns the text into no tokens", "use one that knows its characters"
         )
 
@@ -227,7 +229,7 @@ def _parts(reading: Reading, tokenizer: Tokenizer) -> Iterator[_Part]:
                 yield _Part(begins, piece, reading.where, position)
                 begins, position = False, position + len(piece)
         except UnicodeDecodeError as error:
-            raise DataError(
+            raise ConfigError(
                 f"{reading.where} is not UTF-8 text: {error}",
                 'convert it, leave it out, or use tokenizer = "bytes"',
             ) from error

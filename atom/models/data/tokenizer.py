@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from atom.base.errors import ConfigError
 from atom.models.data import tokenizer_settings as declarations
 from atom.models.data.tokenizer_settings import Settings, declared, token_text
-from atom.models.source import DataError
 
 _PIECE_CHARACTERS = 1 << 18
 """Minimum number of characters per encoded piece, which also ends at the end of a line.
@@ -19,8 +19,6 @@ The cuts affect the tokens next to them, so this number is part of a `JsonTokeni
 _LINE_CHARACTERS = 1 << 23
 """Maximum length of a piece: a longer line is cut anywhere, so that memory stays bounded."""
 _HINT = "name a tokenizer.json: [data] tokenizer, in the run file or in your peer file"
-_MAX_VOCABULARY = 1 << 31
-"""Maximum vocabulary size: token files store large vocabularies as int32."""
 _FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 _SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """Known end-of-text tokens, in order of preference, for a folder that declares no other one."""
@@ -109,12 +107,14 @@ class JsonTokenizer:
         """Load the file, and its settings from the same content or from the folder beside it.
 
         Raises:
-            DataError: a file is missing, malformed or unusable.
+            ConfigError: a file is missing, malformed or unusable.
         """
         try:
             packed = path.read_bytes()
         except OSError as error:
-            raise DataError(f"tokenizer {path} cannot be read: {error.strerror}", _HINT) from error
+            raise ConfigError(
+                f"tokenizer {path} cannot be read: {error.strerror}", _HINT
+            ) from error
         self.content, settings = declarations.unpack(packed, str(path))
         self.settings = declarations.read_settings(path.parent) if settings is None else settings
         self._tokenizer = _parse_tokenizer(self.content, path)
@@ -123,12 +123,9 @@ class JsonTokenizer:
             _add_declared(self._tokenizer, self.settings)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
-            raise DataError(f"tokenizer {path} has an empty vocabulary", _HINT)
+            raise ConfigError(f"tokenizer {path} has an empty vocabulary", _HINT)
         # Token numbers may have gaps, so the size follows from the highest one.
         self.vocabulary_size = max(vocabulary.values()) + 1
-        if self.vocabulary_size > _MAX_VOCABULARY:
-            what = f"tokenizer {path} has a token numbered {self.vocabulary_size - 1:,}: too high"
-            raise DataError(what, _HINT)
         self.path, self._vocabulary = path, vocabulary
         self.packed = declarations.pack(self.content, self.settings)
         self.digest = hashlib.sha256(f"{_PIECE_CHARACTERS}:".encode() + self.packed).hexdigest()
@@ -186,7 +183,7 @@ class JsonTokenizer:
         """Yield the tokens of each piece, computed in the library's threads.
 
         Raises:
-            DataError: the tokenizer has no token for some text.
+            ConfigError: the tokenizer has no token for some text.
         """
         for encoding in self.encodings(pieces):
             yield encoding.ids
@@ -195,7 +192,7 @@ class JsonTokenizer:
         """Return the library's encodings, with `ids` and their `offsets` in the piece.
 
         Raises:
-            DataError: the tokenizer has no token for some text.
+            ConfigError: the tokenizer has no token for some text.
         """
         hint = "use one that has a token for unknown characters, or for every byte"
         with _library_errors(f"tokenizer {self.path} cannot encode the text", hint):
@@ -212,7 +209,7 @@ def load_tokenizer(tokenizer: str | Path) -> Tokenizer:
     """Load the tokenizer "bytes", or a tokenizer.json by its path.
 
     Raises:
-        DataError: the file cannot be used.
+        ConfigError: the file cannot be used.
     """
     return ByteTokenizer() if tokenizer == "bytes" else JsonTokenizer(Path(tokenizer))
 
@@ -266,7 +263,7 @@ def _parse_tokenizer(content: bytes, path: Path) -> Any:
 
 @contextmanager
 def _library_errors(what: str, hint: str) -> Iterator[None]:
-    """Turn the library's errors into DataError(f"{what}: {error}", hint).
+    """Turn the library's errors into ConfigError(f"{what}: {error}", hint).
 
     The library raises a bare Exception for any problem. On unexpected ones it panics, which is a
     BaseException whose class cannot be imported.
@@ -278,7 +275,7 @@ def _library_errors(what: str, hint: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise DataError(f"{what}: {error}", hint) from error
+        raise ConfigError(f"{what}: {error}", hint) from error
 
 
 def _disable_batching(tokenizer: Any) -> None:

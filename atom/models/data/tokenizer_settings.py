@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from atom.models.source import DataError
+from atom.base.errors import ConfigError
 
 CONFIG, GENERATION = "tokenizer_config.json", "generation_config.json"
 _MAP = "special_tokens_map.json"
@@ -34,7 +34,7 @@ def read_settings(folder: Path) -> Settings:
     """Return the settings that a tokenizer's folder declares; empty if it has none.
 
     Raises:
-        DataError: a file cannot be read, or is malformed or too large.
+        ConfigError: a file cannot be read, or is malformed or too large.
     """
 
     def read() -> dict[str, Any]:
@@ -68,7 +68,7 @@ def unpack(content: bytes, where: str) -> tuple[bytes, Settings | None]:
         The settings are None if the content has none.
 
     Raises:
-        DataError: the settings are malformed or too large.
+        ConfigError: the settings are malformed or too large.
     """
     tokenizer_json, border, text = content.partition(_BORDER)
     is_small = len(text) <= MOST_BYTES
@@ -113,8 +113,6 @@ def _in_config(found: Any) -> dict[str, str]:
     """Return the templates in tokenizer_config.json by name. Raises: ValueError: malformed."""
     if isinstance(found, list) and all(isinstance(each, dict) for each in found):
         pairs = [(each.get("name"), each.get("template")) for each in found]
-    elif isinstance(found, dict):
-        pairs = [*found.items()]
     else:
         pairs = [] if found is None else [("default", found)]
     for pair in pairs:
@@ -143,7 +141,11 @@ def _kind_of(name: str) -> type | None:
 
 
 def _checked(read: Callable[[], Any], where: str) -> Settings:
-    """Return the settings that a function reads, without keys of one machine. Raises: DataError."""
+    """Return the settings that a function reads, without keys of one machine.
+
+    Raises:
+        ConfigError: they are malformed or too large.
+    """
     try:
         found = read()
         if not isinstance(found, dict) or len(found) > 32 or len(pack(b"", found)) > MOST_BYTES:
@@ -155,7 +157,7 @@ def _checked(read: Callable[[], Any], where: str) -> Settings:
             template.encode()
     except (OSError, ValueError, RecursionError) as error:
         hint = "correct the file, or move the tokenizer.json into a folder of its own"
-        raise DataError(f"{where}: the tokenizer's settings: {error}", hint) from error
+        raise ConfigError(f"{where}: the tokenizer's settings: {error}", hint) from error
     config = found.get(CONFIG, {})
     kept = {key: value for key, value in config.items() if not _DROPPED.fullmatch(key)}
     return found | {CONFIG: kept} if config else found

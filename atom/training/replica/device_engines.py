@@ -14,15 +14,14 @@ from atom.graph.ir import Program
 from atom.graph.program import load
 from atom.optim.adamw import AdamW
 from atom.optim.optimizer import Optimizer
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
 from atom.swap.engine_group import EngineGroup
-from atom.swap.host_store import HostStore
+from atom.swap.host_store import HostStore, StateForm
 from atom.swap.host_sums import AdditionOrder
-from atom.swap.neighbours import Neighbours
-from atom.swap.state_form import StateForm
+from atom.swap.running_pass import Neighbours
+from atom.swap.schedule import Arrangement
 
 MAX_MICRO_BATCHES_PER_PASS = 8
 

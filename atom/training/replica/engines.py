@@ -15,7 +15,6 @@ from atom.base.clock import Clock
 from atom.base.errors import AtomError
 from atom.graph.ir import Program
 from atom.optim.optimizer import optimizer_state
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import Device
 from atom.swap.device_kernels import device_kernels
 from atom.swap.device_slots import users_of_parameters
@@ -23,7 +22,7 @@ from atom.swap.engine import Engine, PassCancelled
 from atom.swap.engine_group import EngineGroup
 from atom.swap.host_store import HostStore
 from atom.swap.host_sums import AdditionOrder, HostSum
-from atom.swap.schedule import Observer
+from atom.swap.schedule import Arrangement, Observer
 from atom.swap.voided import is_out_of_memory
 from atom.training.replica.data_parallel import DataParallel
 from atom.training.replica.device_engines import DeviceEngines, EngineSettings

@@ -38,8 +38,7 @@ from atom.optim.gradients import FlatNumbers
 from atom.optim.optimizer import Part, StepTerms
 from atom.optim.rate import learning_rate
 from atom.swap.host_memory import allocate_host_memory
-from atom.swap.host_store import weights_of
-from atom.swap.state_form import MASTER, WEIGHTS, StateArena, round_to_bfloat16
+from atom.swap.host_store import MASTER, WEIGHTS, StateArena, round_to_bfloat16, weights_of
 from atom.swarm.exchange.contribution import Contribution, all_finite
 from atom.training.replica.update_rule import UpdateRule
 

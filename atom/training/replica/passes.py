@@ -16,7 +16,7 @@ import torch
 from atom.base.clock import Clock
 from atom.base.errors import DeviceError
 from atom.optim.rate import RateSettings
-from atom.swap.pass_shares import PassShares
+from atom.swap import pass_shares
 from atom.swap.schedule import Observed, Observer
 from atom.swap.timeline import Recording, Span, Timeline
 from atom.swap.voided import Cause, PassVoided
@@ -162,12 +162,12 @@ class PassWatch:
         self._steps.append(Span(event, start_s, end_s, device))
 
     def figures(self) -> dict[str, Any] | None:
-        """Return the figures of the latest recorded pass: see `PassShares.to_json`.
+        """Return the figures of the latest recorded pass: see `pass_shares.figures`.
 
         None: no pass has been recorded yet.
         """
         latest = self._latest
-        return None if latest is None else PassShares.of(latest).to_json()
+        return None if latest is None else pass_shares.figures(latest)
 
     def _with_steps(self, spans: list[Span]) -> Timeline:
         began = min((span.start_s for span in spans), default=0.0)

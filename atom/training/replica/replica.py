@@ -19,9 +19,8 @@ from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
 from atom.swap.engine import PassCancelled
-from atom.swap.host_store import FROZEN
+from atom.swap.host_store import FROZEN, StateArena
 from atom.swap.schedule import Observer
-from atom.swap.state_form import StateArena
 from atom.swap.voided import PassVoided, finite_answers
 from atom.swarm.exchange.contribution import Contribution
 from atom.training.replica.engines import DeviceTaken, ReplicaEngines

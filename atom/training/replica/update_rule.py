@@ -22,9 +22,8 @@ from atom.optim.gradients import FlatNumbers, GradientArena
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.host_memory import allocate_host_memory
-from atom.swap.host_store import HostStore
+from atom.swap.host_store import HostStore, StateArena
 from atom.swap.host_sums import add
-from atom.swap.state_form import StateArena
 from atom.swarm.exchange.contribution import Contribution, Sums
 
 

@@ -16,9 +16,8 @@ from enum import StrEnum
 import torch
 
 from atom.base.clock import Clock
-from atom.base.errors import AtomError, ModelError, ShortageError
+from atom.base.errors import ShortageError
 from atom.models.data.samples import PiecesMissing, Samples
-from atom.models.source import SourceError
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided, is_out_of_memory
 from atom.swarm.chain.commit import Head
@@ -162,7 +161,7 @@ class BatchLoader:
 
         Raises:
             PiecesMissing: Some text is not here yet; nothing is drawn.
-            SourceError: The dataset failed.
+            ConfigError: The dataset failed.
         """
         stop = self._drawn + micro_batches * self.micro_batch
         draws = range(self._drawn, stop)
@@ -185,7 +184,7 @@ class BatchLoader:
 
         Raises:
             PiecesMissing: Some text is not here yet.
-            SourceError: The dataset failed.
+            ConfigError: The dataset failed.
         """
         sets, missing = dict[str, list[Batch]](), None
         for name in self._samples.validation:  # try all sets, so all missing text is requested now
@@ -380,19 +379,12 @@ class Worker:
 
 
 def _named(failure: BaseException) -> BaseException:
-    """Return a failure that the user can fix as an error with a hint; any other failure as it is.
-
-    Such failures are mistakes in the user's own dataset, and exhausted memory between passes.
-    """
-    named: AtomError
-    if isinstance(failure, SourceError):
-        named = ModelError(failure.message, failure.hint)
-    elif any(map(is_out_of_memory, (failure, failure.__cause__))):
-        named = ShortageError(
-            f"memory ran out between two passes: {str(failure) or type(failure).__name__}",
-            "free host memory, then start again; what was committed is on disk",
-        )
-    else:
+    """Return exhausted memory as an error with a hint, and any other failure as it is."""
+    if not any(map(is_out_of_memory, (failure, failure.__cause__))):
         return failure
+    named = ShortageError(
+        f"memory ran out between two passes: {str(failure) or type(failure).__name__}",
+        "free host memory, then start again; what was committed is on disk",
+    )
     named.__cause__ = failure
     return named

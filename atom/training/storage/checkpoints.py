@@ -16,7 +16,7 @@ from torch import Tensor
 from atom.base.errors import StorageError
 from atom.base.files import remove_leftover
 from atom.config import peer_file
-from atom.swap.state_form import WEIGHTS
+from atom.swap.host_store import WEIGHTS
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.disk import PARTIAL_SUFFIX
 from atom.training.storage.run_storage import RunStorage, Snapshot, list_snapshots, write_snapshot

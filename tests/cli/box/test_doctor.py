@@ -32,7 +32,7 @@ def test_a_page_is_as_wide_as_its_terminal(width: int) -> None:
     text = shown(LONG, width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
-    assert lines[0].startswith("✗ Port of data_port ")
+    assert lines[0].lstrip().startswith("✗ Port of data_port ")
     assert lines[-1].strip() == "1 failed, 1 to review, 1 not checked"
     assert lines[-2].strip() == "this machine cannot train yet"
     assert "".join(text.split()).count("nvidia-smi") == 12, "nothing is cut off"

@@ -9,41 +9,42 @@ import psutil
 import pytest
 
 from atom.base.errors import StorageError
-from atom.cli.demo.peer import DemoPeer, PeerFailed, Stage, read_events, run_text
+from atom.cli.demo.peer import DemoPeer, PeerFailed, prepare, read_events, run_text
 from atom.config.load import load_peer_file, load_run_file
 
 REPOSITORY = Path(__file__).parents[3]
 
 PARENT = """
-import os, signal, sys
+import signal, sys
 from pathlib import Path
 from atom.cli.demo.peer import DemoPeer
 
-said = Path(sys.argv[1]) / "peer-1.out"
-os.mkfifo(said)
-pipe = os.open(said, os.O_RDWR)
-peer = DemoPeer("peer 1", Path(sys.argv[1]) / "peer-1")
-peer.start("bootstrap", "--listen", "127.0.0.1:0", "--state", str(peer.state))
-os.read(pipe, 1)
-print(peer.process_id, flush=True)
+(Path(sys.argv[1]) / "peer.toml").touch()
+peer = DemoPeer(Path(sys.argv[1]), 1)
+peer.start("bootstrap", "--listen", "127.0.0.1:0")
+assert peer.join_address()
+print(peer.process.pid, flush=True)
 signal.pause()
 """
 
 
 def looked_at_once_it_has_ended(peer: DemoPeer) -> None:
-    os.waitid(os.P_PID, peer.process_id, os.WEXITED | os.WNOWAIT)
+    assert peer.process is not None
+    os.waitid(os.P_PID, peer.process.pid, os.WEXITED | os.WNOWAIT)
     peer.look()
 
 
 def test_a_daemon_that_ends_early_shows_its_log(tmp_path: Path) -> None:
-    peer = DemoPeer("peer 1", tmp_path / "peer-1")
+    (tmp_path / "peer.toml").touch()
+    peer = DemoPeer(tmp_path, 1)
     peer.start("start", str(tmp_path / "none.toml"))
     with pytest.raises(PeerFailed, match="peer 1 ended with exit code 3") as failure:
         looked_at_once_it_has_ended(peer)
+    with pytest.raises(PeerFailed, match="peer 1 ended with exit code 3"):
+        peer.join_address()
     peer.remove()
     assert "none.toml: no such file" in failure.value.hint
     assert str(peer.log) in failure.value.hint
-    assert peer.join_address == ""
 
 
 def test_a_killed_demo_leaves_no_daemon(tmp_path: Path) -> None:
@@ -70,35 +71,32 @@ def test_the_packaged_run_file_is_the_one_in_peers() -> None:
 
 
 def test_a_prepared_folder_holds_valid_files(tmp_path: Path) -> None:
-    stage = Stage(tmp_path / "demo")
-    stage.prepare(2)
-    first = stage.state(1)
-    run = load_run_file(stage.run_file)
+    root = tmp_path / "demo"
+    first, second = prepare(root, 2)
+    run = load_run_file(root / "run.toml")
     assert run.run.name == "demo"
-    ids = tuple(DemoPeer("peer", stage.state(number)).peer_id for number in (1, 2))
-    assert run.swarm.trusted == ids
-    assert load_peer_file(stage.peer_file).device.cpu_threads == 1
-    (first / "tokens" / "x").write_text("shared")
-    assert (stage.state(2) / "tokens" / "x").read_text() == "shared"
+    assert run.swarm.trusted == (first.peer_id, second.peer_id)
+    assert load_peer_file(root / "peer.toml").device.cpu_threads == 1
+    (first.state / "tokens" / "x").write_text("shared")
+    assert (second.state / "tokens" / "x").read_text() == "shared"
 
 
 def test_our_own_folder_is_emptied_and_no_link_is_followed(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
+    precious, root = tmp_path / "precious", tmp_path / "demo"
     precious.mkdir()
     (precious / "thesis.tex").write_text("years of work")
-    stage = Stage(tmp_path / "demo")
-    stage.prepare(1)
-    old = stage.state(1) / "events.jsonl"
+    (peer,) = prepare(root, 1)
+    old = peer.state / "events.jsonl"
     old.touch()
-    (stage.root / "link").symlink_to(precious)
-    stage.prepare(1)
+    (root / "link").symlink_to(precious)
+    prepare(root, 1)
     assert not old.exists()
-    assert stage.run_file.exists()
+    assert (root / "run.toml").exists()
     assert (precious / "thesis.tex").exists()
 
 
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(StorageError, match="is not empty"):
-        Stage(tmp_path).prepare(1)
+        prepare(tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

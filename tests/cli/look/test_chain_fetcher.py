@@ -1,14 +1,16 @@
 """A stranger asks real peers for their chain, over TCP."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from atom.base.events import EventFan
-from atom.cli.look import chain_reader
-from atom.cli.look.chain_reader import ChainFetcher, LedgerReader
+from atom.cli.look import onlooker
+from atom.cli.look.onlooker import Onlooker
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit_chain import Share
 from atom.swarm.identity import Identity
@@ -59,20 +61,22 @@ def served(
     )
 
 
-def reader(
+def read(
     stack: ExitStack, manifest: Manifest, lease: Lease, asker: Identity | None = None
-) -> LedgerReader:
-    entrance = f"/ip4/127.0.0.1/tcp/1/p2p/{lease.peer_id}"
-    fetcher = ChainFetcher(manifest, asker, [entrance])
-    stack.callback(fetcher.close)
-    fetcher.know({lease.peer_id: lease})
-    return LedgerReader(first_head(manifest), fetcher)
+) -> Onlooker:
+    """Return an onlooker that has read the chain of the peer once."""
+    directory: Any = None
+    looking = Onlooker(directory, manifest, asker, [f"/ip4/127.0.0.1/tcp/1/p2p/{lease.peer_id}"])
+    stack.callback(looking.close)
+    looking.leases = {lease.peer_id: lease}
+    asyncio.run(looking.read())
+    return looking
 
 
 def test_a_strangers_sums_come_from_the_chain(stack: ExitStack) -> None:
     manifest = a_manifest(OWNER, founder_incarnation=FOUNDER_INCARNATION)
     lease = served(stack, manifest, 3)
-    ledger = reader(stack, manifest, lease).read([lease])
+    ledger = read(stack, manifest, lease).ledger
     assert ledger.head.digest == lease.head
     assert ledger.shares == {OWNER.peer_id: Share(24, 3, 1, 3)}
 
@@ -80,11 +84,11 @@ def test_a_strangers_sums_come_from_the_chain(stack: ExitStack) -> None:
 def test_who_never_comes_to_the_end_of_its_chain_is_not_waited_for(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain_reader, "UNCHECKED_PACE", Pace(slack_s=0.5, bytes_per_s=1e9))
+    monkeypatch.setattr(onlooker, "UNCHECKED_PACE", Pace(slack_s=0.5, bytes_per_s=1e9))
     manifest = a_manifest(OWNER, founder_incarnation=FOUNDER_INCARNATION)
     lease = served(stack, manifest, 2, Trickle(100.0, 10))
-    looking = reader(stack, manifest, lease)
-    assert looking.read([lease]).head.round == 0
+    looking = read(stack, manifest, lease)
+    assert looking.ledger.head.round == 0
     assert "timeout" in looking.problem
 
 
@@ -92,8 +96,8 @@ def test_listed_peers_answer_each_other_and_a_stranger_is_told_so(stack: ExitSta
     text = normalised_run_text(parse_run_text(LISTED))
     manifest = a_manifest(OWNER, founder_incarnation=FOUNDER_INCARNATION, run_file=text)
     lease = served(stack, manifest, 2)
-    stranger = reader(stack, manifest, lease)
-    assert stranger.read([lease]).head.round == 0
+    stranger = read(stack, manifest, lease)
+    assert stranger.ledger.head.round == 0
     assert "on the owner's list" in stranger.problem
     assert stranger.shut_out
-    assert reader(stack, manifest, lease, MEMBER).read([lease]).head.round == 2
+    assert read(stack, manifest, lease, MEMBER).ledger.head.round == 2

@@ -2,6 +2,7 @@ import asyncio
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -15,7 +16,6 @@ from atom.swarm.addresses import JoinAddress
 from atom.swarm.dht.directory import Directory
 from atom.swarm.identity import short_id
 from atom.swarm.records.lease import PeerState, RoundUse, Validation
-from atom.swarm.records.view import SwarmView
 from tests.cli.swarm_sights import DIGEST, Sight, Village, sight
 from tests.swarm.directory_memory import MemoryDht
 
@@ -71,10 +71,10 @@ def test_on_a_terminal_only_what_is_copied_goes_beyond_its_edge(
     seen, amount = sight(), (9_599_052, 149_985, 1_066_561)
     seen = replace(seen, view=replace(seen.view, owner="o" * 60, data_amount=amount))
 
-    async def look(address: str, state: Path | None) -> tuple[SwarmView, int | None]:
-        return seen.view, seen.rounds
+    async def look(address: str, state: Path | None) -> SimpleNamespace:
+        return SimpleNamespace(latest=seen.view, rounds=seen.rounds)
 
-    monkeypatch.setattr("atom.cli.look.status._look", look)
+    monkeypatch.setattr("atom.cli.look.status.looked_at", look)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
     show_status("the address", None, as_json=False)

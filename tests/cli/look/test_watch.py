@@ -1,14 +1,12 @@
-import asyncio
 import io
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from atom.cli.look.watch import _watch_plain, screen
+from atom.cli.look import watch
+from atom.cli.look.watch import screen
 from atom.cli.shell.terminal import THEME, draws
 from atom.extras.dashboard.feed import Seen
 from atom.swarm.chain.commit import Head
@@ -28,30 +26,6 @@ def lines(renderable: object, width: int, height: int) -> list[str]:
 def drawn(shown: Sight, width: int, height: int, problem: str = "") -> list[str]:
     seen = Seen(shown.view, shown.rounds, LEDGER, problem)
     return lines(screen(seen, width, height), width, height)
-
-
-def test_a_line_of_the_log() -> None:
-    """One line for each round, and for each peer that comes or goes."""
-    seen = [*[sight()] * 2, sight(3)]
-    file = io.StringIO()
-
-    class Feed:
-        @property
-        def seen(self) -> Seen:
-            return Seen(seen[0].view, 30, LEDGER)
-
-        async def news(self) -> None:
-            del seen[0]
-            if not seen:
-                raise BrokenPipeError
-
-    with pytest.raises(BrokenPipeError):
-        asyncio.run(_watch_plain(Feed(), Console(file=file)))  # type: ignore[arg-type]
-    lines = [line.partition("  ")[2] for line in file.getvalue().splitlines()]
-    assert lines == [
-        f"tiny   round 7 of 30   {peers} peers   {tokens} tokens/s   loss 2.5000"
-        for peers, tokens in ((2, 200), (3, 300))
-    ]
 
 
 @pytest.mark.parametrize("height", [12, 40])
@@ -126,32 +100,8 @@ def test_a_dumb_terminal_is_written_to_as_a_file(kind: str) -> None:
     assert draws(console) == (kind == "xterm")
 
 
-def test_a_reader_that_goes_ends_the_lines_quietly() -> None:
-    """Case of `atom watch | head`; another exception of a group of tasks would be a bug."""
-    program = """
-import asyncio, contextlib, sys
-from atom.cli.look import watch
-from atom.cli.shell.failures import run_guarded
-
-class Onlooker:
-    rounds = None
-    async def first_view(self): ...
-    async def view(self): ...
-
-@contextlib.asynccontextmanager
-async def onlooking(*_):
-    yield Onlooker()
-
-class Feed:
-    def __init__(self, *_): ...
-    async def follow_views(self):
-        await asyncio.sleep(0)
-
-async def said(*_):
-    raise BrokenPipeError
-
-watch.onlooking, watch.SwarmFeed, watch._watch_plain = onlooking, Feed, said
-sys.exit(run_guarded(lambda: watch.watch_swarm("an address", None)))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_in_a_pipe_the_swarm_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(watch, "show_status", lambda *given, **options: asked.append(given))
+    watch.watch_swarm("an address", None)
+    assert asked == [("an address", None)]

@@ -9,6 +9,7 @@ import typer
 
 from atom.base.errors import DeviceError
 from atom.cli.shell.console import TerminalConsole
+from atom.cli.shell.terminal import print_plainly
 from atom.cli.train import join_screen
 from atom.config.load import parse_peer_text
 from atom.config.peer_file import PeerFile
@@ -86,9 +87,10 @@ def test_of_a_model_that_does_not_fit_nothing_is_asked(asked: Ask) -> None:
 
 
 def test_limits_of_the_peer_file_are_on_the_line(
-    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = '[network]\nupload = "10 Mbit/s"\ndownload = "1.5 Gbit/s"\n'
-    table = join_screen.screen(OFFER, parse_peer_text(text, tmp_path))
-    said = " ".join(str(cell) for cell in table.columns[1].cells)
+    monkeypatch.setenv("COLUMNS", "200")
+    print_plainly(join_screen.screen(OFFER, parse_peer_text(text, tmp_path)))
+    said = capsys.readouterr().out
     assert "at most 10 Mbit/s up; at most 1,500 Mbit/s down" in said

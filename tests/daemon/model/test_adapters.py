@@ -64,14 +64,6 @@ def test_a_joiner_makes_the_adapters_and_fetches_the_base(folder: Folder) -> Non
     assert folder.found(LLAMA, weights=path, more=ADAPTERS).weights == path, "for a damaged file"
 
 
-def test_a_state_directory_with_adapters_is_no_beginning(folder: Folder) -> None:
-    path, _ = a_base(folder)
-    folder.found(LLAMA, weights=path, more=ADAPTERS)
-    with pytest.raises(ConfigError, match="holds adapters and a frozen model") as caught:
-        folder.found(LLAMA, "b", folder.root / "a", ADAPTERS)
-    assert "`atom export FOLDER`" in caught.value.hint
-
-
 def test_a_run_of_the_whole_model_exports_no_adapters(folder: Folder) -> None:
     folder.snapshot(folder.found(LLAMA))
     with pytest.raises(ConfigError, match="trains no adapters"):

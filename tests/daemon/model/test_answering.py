@@ -10,12 +10,11 @@ import torch
 import transformers
 
 from atom.base.errors import ConfigError, DeviceError, ModelError, StorageError
-from atom.daemon.model import answering as placed
-from atom.daemon.model.answering import answering
+from atom.daemon.model import sampled as placed
 from atom.daemon.model.exporting import export_run
-from atom.daemon.model.sampled import Sampled, sampled_folder
+from atom.daemon.model.sampled import Sampled, answering, sampled_folder
 from atom.models.sampling import Sampling, continuations, question
-from atom.models.source import SourceError, materialised
+from atom.models.source import materialised
 from tests.daemon.model.kept_runs import CODE, CONFIG, WORDS, Folder, folder_in
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import GPT3, LLAMA
@@ -140,7 +139,7 @@ def test_own_modules_without_logits_are_refused(tmp_path: Path) -> None:
     with folder_in(tmp_path) as folder:
         folder.snapshot(folder.found(WORDS))
         sampled = sampled_folder(folder.root / "a", None, note)
-        with pytest.raises(SourceError, match="gives no logits") as refused:
+        with pytest.raises(ConfigError, match="gives no logits") as refused:
             greedy(sampled)
         assert "logits(tokens)" in refused.value.hint
 

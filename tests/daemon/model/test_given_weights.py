@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from atom.base.errors import ConfigError, MismatchError, StorageError
+from atom.base.errors import ConfigError, MismatchError
 from atom.config.load import run_from_text
 from atom.config.peer_file import PeerFile
 from atom.daemon.model.exporting import export_run
@@ -20,7 +20,7 @@ from atom.daemon.model.recipe import open_source
 from atom.daemon.model.weight_files import given_values
 from atom.daemon.peer.founding import Membership
 from atom.models.huggingface import HuggingFaceSource
-from atom.models.source import ModelSource, SourceError
+from atom.models.source import ModelSource
 from atom.swarm.state.arenas import state_digest
 from atom.training.storage.run_storage import list_snapshots
 from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in, round_zero
@@ -87,59 +87,23 @@ def test_how_a_run_begins_cannot_change(folder: Folder) -> None:
     assert "--from FOLDER" in caught.value.hint
 
 
-def continued(folder: Folder, model: str, **more: str) -> Membership:
-    """A run that is founded from the state directory of another one."""
-    return folder.found(model, "next", weights=folder.root / "a", **more)
-
-
-def test_a_run_continues_another_from_its_state_directory(folder: Folder) -> None:
-    """The old run's chain may be unreadable: an upgrade can change the protocol version."""
-    model = WORDS
-    _, wanted = trained(folder, model)
-    (folder.root / "a" / "chain.bin").write_bytes(b"of another protocol version")
-    member = continued(folder, model)
-    found = weights_of(member)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(value, wanted[name]) for name, value in found.items())
-    state = member.replica.state_arenas()
-    assert not state["exp_avg"].any(), "moments begin at zero"
-    assert state_digest(state) == member.manifest.initial_state_digest
-    assert run_from_text(member.manifest.run_file).model.weights == "given"
-    (snapshot,) = list_snapshots(folder.root / "next" / "snapshots")
-    assert state_digest(snapshot.load()) == member.manifest.initial_state_digest
-    shutil.rmtree(folder.root / "a")
-    assert continued(folder, model).manifest == member.manifest, "the same command takes it up"
-
-
-def test_a_state_of_16_bits_keeps_every_bit(folder: Folder) -> None:
+def test_an_export_in_32_bits_keeps_every_bit_of_a_state_of_16(folder: Folder) -> None:
     model, more = f'{GPT3}\nprecision = "bfloat16"', 'state = "split"'
     member = folder.found(model, more=more)
     seeded = torch.Generator().manual_seed(9)
     member.replica.initialise(lambda name, shape: torch.randn(shape, generator=seeded))
     folder.as_first_state(member)
-    wanted, found = weights_of(member), weights_of(continued(folder, model, more=more))
+    export_run(folder.root / "weights", folder.root / "a", Silence(), "float32")
+    begun = folder.found(model, "next", weights=folder.root / "weights", more=more)
+    wanted, found = weights_of(member), weights_of(begun)
     assert all(torch.equal(value, wanted[name]) for name, value in found.items())
 
 
-def test_a_state_of_another_model_or_a_damaged_one_is_refused(folder: Folder) -> None:
+def test_a_state_directory_holds_no_exported_weights(folder: Folder) -> None:
     trained(folder, GPT3)
-    for sizes in (
-        ("dim = 16", "dim = 32"),
-        ("layers = 2", "layers = 1"),
-        ("layers = 2", "layers = 3"),
-    ):
-        with pytest.raises(ConfigError, match="holds another model"):
-            continued(folder, GPT3.replace(*sizes))
-    for path in (folder.root / "a" / "snapshots").iterdir():
-        raw = bytearray(path.read_bytes())
-        raw[-1] ^= 1
-        path.write_bytes(bytes(raw))
-    with pytest.raises(StorageError, match="is damaged"):
-        continued(folder, GPT3)
-    for path in (folder.root / "a" / "snapshots").iterdir():
-        path.unlink()
-    with pytest.raises(StorageError, match="holds no snapshot yet"):
-        continued(folder, GPT3)
+    with pytest.raises(ConfigError, match="is the state directory of a peer") as caught:
+        folder.found(GPT3, "next", weights=folder.root / "a")
+    assert "atom export" in caught.value.hint
 
 
 # ---- what the loss does not use
@@ -284,7 +248,7 @@ def test_what_does_not_fit_is_named(
 def test_another_model_of_the_same_shapes_is_refused(tuned: Tuned, key: str, value: object) -> None:
     config = json.loads((tuned.path / "config.json").read_text())
     (tuned.path / "config.json").write_text(json.dumps({**config, key: value, "head_dim": 8}))
-    with pytest.raises(SourceError, match=f"the folder's model has {key} = "):
+    with pytest.raises(ConfigError, match=f"the folder's model has {key} = "):
         tuned.values()
 
 
@@ -320,5 +284,5 @@ def test_the_library_reads_what_it_converts(folder: Folder, tmp_path: Path) -> N
         if said == "the config":
             weights[lost] = edit
         save_file(weights, path / "model.safetensors", {"format": "pt"})
-        with pytest.raises(SourceError, match=said):
+        with pytest.raises(ConfigError, match=said):
             given_values(source, path)

@@ -16,7 +16,6 @@ from atom.daemon.model.exporting import export_run
 from atom.daemon.model.weight_files import given_values
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.huggingface_config import read_config
-from atom.models.source import SourceError
 from tests.architectures.configs import Config, config_of
 from tests.daemon.model.kept_runs import Folder, folder_in, round_zero
 from tests.daemon.silence import Silence
@@ -168,7 +167,7 @@ def test_weights_of_8_bits_are_dequantized(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         place = "transformers.quantizers.quantizer_finegrained_fp8.is_accelerate_available"
         patch.setattr(place, lambda: False)
-        with pytest.raises(SourceError, match="which need a package") as caught:
+        with pytest.raises(ConfigError, match="which need a package") as caught:
             read(tmp_path, wanted)
         assert "pip install accelerate" in caught.value.hint
     for name, value in read(tmp_path, wanted).items():
@@ -209,7 +208,7 @@ def test_weights_of_4_bits_are_dequantized(tmp_path: Path) -> None:
 def test_other_quantization_is_named(method: str, said: str, hint: str, tmp_path: Path) -> None:
     wanted = parameters(saved(tmp_path, config_of("llama")))
     quantized(tmp_path, method, load_in_4bit=True)
-    with pytest.raises(SourceError, match=said) as caught:
+    with pytest.raises(ConfigError, match=said) as caught:
         read(tmp_path, wanted)
     assert hint in caught.value.hint
     assert caught.value.message.isprintable()

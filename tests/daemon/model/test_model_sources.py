@@ -15,7 +15,6 @@ from atom.daemon.model.pinning import pin_for_plan
 from atom.daemon.peer.founding import Membership, enter_run
 from atom.daemon.peer.own_code import ask_for_code, blob_name, check_trust
 from atom.models.module_source import MAX_CODE_BYTES
-from atom.models.source import SourceError
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import PackageVersion
 from atom.swarm.state.arenas import state_digest
@@ -183,7 +182,7 @@ def test_a_model_that_cannot_be_validated(folder: Folder, name: str, said: str) 
 
 def test_a_sample_that_cannot_be_had_is_its_author_s_mistake(folder: Folder) -> None:
     loader = at_genesis(folder.found(CIRCLE, data='source = "module"'))
-    with pytest.raises(SourceError, match="sample 19 of the dataset cannot be read: KeyError"):
+    with pytest.raises(ConfigError, match="sample 19 of the dataset cannot be read: KeyError"):
         loader.draw(5)
 
 
@@ -196,9 +195,9 @@ def test_a_text_with_a_token_beyond_the_model_is_named(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("model", "what", "hint"),
     [
-        ('huggingface = "nothing.json"', "nothing.json cannot be read", "relative to the run file"),
-        ('huggingface = "text.txt"', "the config is not JSON", "check its commas and quotes"),
-        ('huggingface = "."', "Is a directory", "name the config.json in it"),
+        ('huggingface = "nothing.json"', "nothing.json cannot be read", "check its path"),
+        ('huggingface = "text.txt"', "the config.json is not JSON", "check its commas and quotes"),
+        ('huggingface = "."', "Is a directory", "check its path"),
         ('module = "no_such_module_here:make"', "cannot be imported", "Atom searches "),
         (own("Words"), "own_models:Words returned", "return module, example_batch"),
     ],
@@ -206,7 +205,7 @@ def test_a_text_with_a_token_beyond_the_model_is_named(folder: Folder) -> None:
 def test_a_source_that_cannot_be_used_is_named(
     folder: Folder, model: str, what: str, hint: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"^model\.{model.split()[0]}: .*{what}") as caught:
+    with pytest.raises(ConfigError, match=what) as caught:
         folder.found(model)
     assert hint in caught.value.hint
 

@@ -19,13 +19,19 @@ from atom.config.run_file import PinnedRun, RunFile
 from atom.config.sources import text_sources
 from atom.daemon.model import texts
 from atom.daemon.model.pinning import agreed_run, pin, pin_for_plan
-from atom.daemon.model.texts import check_data, described, open_store, pinned_tables, shared_texts
+from atom.daemon.model.texts import (
+    check_data,
+    described,
+    open_samples,
+    open_store,
+    pinned_tables,
+    shared_texts,
+)
 from atom.daemon.peer.founding import enter_run
 from atom.models.data.corpus import silent, text_corpus
 from atom.models.data.samples import Cut, Text, token_samples
 from atom.models.data.token_file import cached_tokens
 from atom.models.data.tokenizer import ByteTokenizer, byte_level_tokenizer
-from atom.models.source import DataUnreachable, NoRoomForData, SourceError
 from atom.swarm.identity import Identity
 from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in
 from tests.daemon.silence import Notes
@@ -131,7 +137,7 @@ def test_tokens_that_occur_count_and_not_the_declared_ones(folder: Folder) -> No
     assert member.replica.run_pass([batch]) == 4
     (file,) = member.samples.files
     file.tokens.fill_(128)  # as a stranger's text may have
-    with pytest.raises(SourceError, match="the model has 128 tokens, and the text the token 128"):
+    with pytest.raises(ConfigError, match="the model has 128 tokens, and the text the token 128"):
         member.samples.batch([0])
 
 
@@ -147,14 +153,14 @@ def test_only_what_is_of_the_hub_gets_a_revision(folder: Folder) -> None:
     assert pinned(table, folder.root).revision is None
 
 
-def test_a_hub_that_cannot_be_asked_is_told_with_the_key(
+def test_a_hub_that_cannot_be_asked_is_told(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(path: str, kind: str) -> str:
-        raise DataUnreachable(f"{path} is not there", "look")
+        raise AddressError(f"{path} is not there", "look")
 
     monkeypatch.setattr(texts, "newest_revision", gone)
-    with pytest.raises(AddressError, match=r"data\.path: owner/name is not there") as caught:
+    with pytest.raises(AddressError, match=r"owner/name is not there") as caught:
         pinned(folder.run(GPT3, TABLE), folder.root)
     assert caught.value.hint == "look"
 
@@ -162,8 +168,8 @@ def test_a_hub_that_cannot_be_asked_is_told_with_the_key(
 @pytest.mark.parametrize(
     ("problem", "error", "said", "hint"),
     [
-        (DataUnreachable("the stream broke", "again"), AddressError, "the stream broke", "again"),
-        (NoRoomForData("no copy", "set HF_HOME"), StorageError, "no copy", "set HF_HOME"),
+        (AddressError("the stream broke", "again"), AddressError, "the stream broke", "again"),
+        (StorageError("no copy", "set HF_HOME"), StorageError, "no copy", "set HF_HOME"),
         (OSError(ENOSPC, "full"), StorageError, "into .*: the disk is full", "--state DIR"),
     ],
 )
@@ -252,7 +258,8 @@ def test_a_run_whose_documents_are_apart(tmp_path: Path) -> None:
             assert member.replica.run_pass([batch]) == 4
         assert member.run.data.end_token == 258
         store = open_store(described(member.samples), tmp_path / "store")
-        shared = shared_texts(member.run, described(member.samples), store).samples(member.run)
+        arriving = shared_texts(member.run, described(member.samples), store)
+        shared = open_samples(member.run, member.recipe.source, arriving)
         assert shared.digest == member.samples.digest
         assert shared.train[""].batch([0])["positions"].shape == (1, 8)
         endless = member.run.data.model_copy(update={"end_token": None})

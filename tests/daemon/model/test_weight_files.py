@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from atom.base.errors import ConfigError
-from atom.daemon.model.weight_files import ADAPTER, Piece, WeightFiles, write_weights
+from atom.daemon.model.weight_files import ADAPTER, WeightFiles, write_weights
 from atom.models.hub import INDEX, WHOLE
 
 ARENA = torch.arange(24.0)
@@ -23,10 +22,6 @@ VALUES = {
     "turned": ARENA[10:16].view(2, 3).t(),
     "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
 }
-
-
-def pieces(values: dict[str, Tensor]) -> list[Piece]:
-    return [Piece(name, v.nbytes, lambda v=v: v) for name, v in values.items()]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -39,14 +34,14 @@ def pieces(values: dict[str, Tensor]) -> list[Piece]:
 )
 def test_what_is_written_is_read(tmp_path: Path, shard_bytes: int, files: list[str]) -> None:
     told: list[tuple[int, int]] = []
-    write_weights(tmp_path, pieces(VALUES), lambda *at: told.append(at), shard_bytes)
+    total = sum(value.nbytes for value in VALUES.values())
+    write_weights(tmp_path, VALUES.items(), total, lambda *at: told.append(at), shard_bytes)
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     read = WeightFiles.open(tmp_path)
     assert read.shapes == {name: tuple(value.shape) for name, value in VALUES.items()}
     for name, value in VALUES.items():
         assert torch.equal(read.value(name), value)
         assert read.value(name).dtype == value.dtype
-    total = sum(value.nbytes for value in VALUES.values())
     assert told[0] == (0, total)
     assert told[-1] == (total, total)
 

@@ -147,7 +147,7 @@ def test_a_peer_whose_month_is_used_up_leaves_in_order(tmp_path: Path, owner: st
             peer.leave(None)
         elif owner == "signals":
             peer._obey([signal.SIGTERM])
-            assert (peer._life.facts.leave_by or 0.0) > peer._life.now(), "in order"
+            assert (peer._life.facts.leave_by or 0.0) > peer._life.update().now, "in order"
         ended = peer.run()
         assert peer.info()["traffic"]["per_month_bytes"] == 1000
         published: list[Any] = peer._reach._directory.published  # type: ignore[attr-defined]

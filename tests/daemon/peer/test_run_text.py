@@ -10,7 +10,7 @@ import torch
 
 from atom.daemon.model.texts import content_of
 from atom.daemon.peer.founding import Membership, enter_run
-from atom.daemon.peer.run_text import RunText
+from atom.daemon.peer.training import RunText
 from atom.models.data.samples import PiecesMissing
 from atom.models.data.tokenizer import byte_level_tokenizer
 from atom.swarm.records.lease import PeerState

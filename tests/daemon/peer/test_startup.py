@@ -13,7 +13,7 @@ import pytest
 from atom.base.errors import ControlError
 from atom.cli.box.info_page import rows
 from atom.daemon.control import ControlServer, ask
-from atom.daemon.peer import startup
+from atom.daemon.peer import setup
 from atom.daemon.peer.box import Box, open_box
 from tests.daemon.silence import Notes
 
@@ -22,7 +22,7 @@ from tests.daemon.silence import Notes
 def starting(tmp_path: Path) -> Iterator[tuple[Box, ControlServer]]:
     with ExitStack() as stack:
         box = open_box("tiny", None, tmp_path / "state", Notes())
-        yield startup.answering(stack, box, "tiny", "/ip4/…")
+        yield setup.answering(stack, box, "tiny", "/ip4/…")
 
 
 def asked(box: Box, command: str, *arguments: object) -> Any:
@@ -74,7 +74,7 @@ def test_a_daemon_that_leaves_answers_before_it_ends(
         ended.set()
 
     monkeypatch.setattr(os, "kill", kill)
-    monkeypatch.setattr(startup, "_ANSWER_S", 0.0)
+    monkeypatch.setattr(setup, "_ANSWER_S", 0.0)
     assert "leaving now" in asked(starting[0], "leave", None)
     assert ended.wait(10)
     assert killed == [(os.getpid(), signal.SIGTERM)]

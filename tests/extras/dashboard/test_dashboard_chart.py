@@ -2,19 +2,30 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from atom.extras.dashboard.chart import drawable, label, loss_chart, readable_scale, thinned
+from atom.extras.dashboard.page import TEMPLATES
 from atom.swarm.chain.commit_chain import Round
 from atom.swarm.records.lease import MAX_LOSS
 
 
 def rounds(losses: Sequence[float], first: int = 1) -> list[Round]:
     return [Round(number, loss, 64, 2, 0, 0) for number, loss in enumerate(losses, first)]
+
+
+def drawn(
+    rounds: Sequence[Round],
+    validations: Mapping[int, float] = MappingProxyType({}),
+    samples: Mapping[int, str] = MappingProxyType({}),
+) -> str:
+    chart = loss_chart(rounds, validations, samples)
+    return TEMPLATES.get_template("chart.html").render(chart=chart)
 
 
 def parsed(html: str) -> ElementTree.Element:
@@ -49,7 +60,7 @@ def test_an_axis_contains_its_values_and_has_short_numbers(a: float, b: float, m
     "losses", [[5.5, 5.5], [5.0, 0.001], [1 / n for n in range(1, 999)], [-MAX_LOSS, MAX_LOSS]]
 )
 def test_the_curve_stays_inside_its_picture(losses: list[float]) -> None:
-    html = loss_chart(rounds(losses, first=900_000), {900_001: 4.0, 1: 9.0}, {})
+    html = drawn(rounds(losses, first=900_000), {900_001: 4.0, 1: 9.0})
     assert not re.search("inf|nan", html)
     (line,) = parsed(html).iter("polyline")
     places = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
@@ -60,7 +71,7 @@ def test_the_curve_stays_inside_its_picture(losses: list[float]) -> None:
 
 def test_the_pointer_finds_loss_validation_samples_and_text() -> None:
     told = {2: 2.75, 900: 9.0}, {3: "def <x>", 901: "too early"}
-    chart = parsed(loss_chart(rounds([3.0, 2.5, 2.0]), *told))
+    chart = parsed(drawn(rounds([3.0, 2.5, 2.0]), *told))
     assert texts(chart, ".//li/p") == [
         "round 1, loss 3.0000, 64 samples",
         "round 2, loss 2.5000, validation 2.7500, 128 samples",
@@ -79,7 +90,7 @@ def test_a_peer_that_lies_about_its_validation_does_not_flatten_the_curve(claime
 
 def test_of_a_thinned_curve_no_validation_is_lost() -> None:
     held_back = {n: 2.0 + n / 1e4 for n in range(3, 5000, 7)}
-    said = " ".join(texts(parsed(loss_chart(rounds([2.0] * 5000), held_back, {})), ".//li/p"))
+    said = " ".join(texts(parsed(drawn(rounds([2.0] * 5000), held_back)), ".//li/p"))
     assert said.count("validation") == len(held_back)
 
 
@@ -95,6 +106,6 @@ def test_of_a_thinned_curve_no_validation_is_lost() -> None:
 def test_the_axes_have_readable_numbers(
     losses: list[float], labels: list[str], ends: list[str]
 ) -> None:
-    chart = parsed(loss_chart(rounds(losses), {}, {}))
+    chart = parsed(drawn(rounds(losses)))
     assert texts(chart, "./div/div[@class='ys']/span") == labels
     assert texts(chart, "./div/div[@class='xs']/span") == ends

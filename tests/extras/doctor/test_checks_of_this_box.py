@@ -2,6 +2,7 @@
 
 import os
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
 from atom.extras.doctor import this_box
 from atom.extras.doctor.this_box import Finding, Level
-from atom.swap import host_kernels
+from atom.swap import host_kernels, streams
 
 GIB = 2**30
 
@@ -42,7 +43,7 @@ def test_what_this_box_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cpu", True, Level.OK, "the peer file says cpu"),
         ("auto", False, Level.OK, "none found; trains on the CPU, many times slower"),
         ("auto", True, Level.WARNING, "none is usable: "),
-        ("cuda:0", False, Level.FAILURE, ", and the peer file wants one"),
+        ("cuda:0", False, Level.FAILURE, "no usable CUDA GPU"),
     ],
 )
 def test_without_a_gpu(
@@ -50,8 +51,8 @@ def test_without_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(this_box, "card_seen", lambda: card)
-    fix = "" if level is Level.OK else "until nvidia-smi lists it"
-    told(*this_box.gpus(Device(use=(kind,)), False), level, said, fix)
+    fixes = {Level.WARNING: "until nvidia-smi lists it", Level.FAILURE: 'use = "cpu"'}
+    told(*this_box.gpus(Device(use=(kind,)), False), level, said, fixes.get(level, ""))
 
 
 @pytest.mark.parametrize(
@@ -65,33 +66,38 @@ def test_without_a_gpu(
 def test_with_a_gpu(
     free: int, daemon_runs: bool, level: Level, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(streams, "has_code", lambda *capability: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     seen = {"is_available": True, "device_count": 1, "mem_get_info": (free, 24 * GIB)}
     seen |= {"get_device_name": "A card", "is_bf16_supported": False}
-    seen |= {"get_device_capability": (8, 6)}
+    seen |= {"get_device_capability": (8, 6), "get_arch_list": []}
     for name, value in seen.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
     [finding] = this_box.gpus(Device(), daemon_runs)
     told(finding, level, said, "nvidia-smi" if level is Level.WARNING else "")
     assert "no bfloat16" in finding.said
     [finding] = this_box.gpus(Device(use=("cuda:1",)), False)
-    told(finding, Level.FAILURE, "there are 1, not number 1")
+    told(finding, Level.FAILURE, "no GPU 1; number of GPUs: 1")
 
 
 def test_with_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(streams, "has_code", lambda *capability: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     seen = {"is_available": True, "device_count": 2, "mem_get_info": (22 * GIB, 24 * GIB)}
-    seen |= {"get_device_name": "A card", "is_bf16_supported": True}
+    seen |= {"get_device_name": "A card", "is_bf16_supported": True, "get_arch_list": []}
     for name, value in seen.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9 * device.index))
-    one, *others = this_box.gpus(Device(use=("all",)), False)
-    told(one, Level.FAILURE, "(compute capabilities: cuda:0 8.0, cuda:1 8.9)", "each is a peer")
-    assert [each.level for each in others] == [Level.OK] * 2
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_capability",
+        lambda device: (8, 9 * device.index if isinstance(device, torch.device) else 0),
+    )
+    [finding] = this_box.gpus(Device(use=("all",)), False)
+    told(finding, Level.FAILURE, "(compute capabilities: cuda:0 8.0, cuda:1 8.9)", "each is a peer")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     assert [each.level for each in this_box.gpus(Device(use=("all",)), False)] == [Level.OK] * 2
     [finding] = this_box.gpus(Device(use=("cuda:1", "cuda:2")), False)
-    told(finding, Level.FAILURE, "there are 2, not number 2")
+    told(finding, Level.FAILURE, "no GPU 2; number of GPUs: 2")
 
 
 def test_a_card_on_the_bus_is_seen_whatever_drives_it(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ class Outcome:
     """The exception that the machine raised."""
     ballots: int = 0
     """Ballots begun here."""
+    facts: int | None = None
+    """Bits of all that it adds to a state (`World`); None: nobody asked yet."""
 
 
 class Automaton:

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from atom.base.errors import PeerRefused, Reason
 from atom.swarm.chain.commit import Ballot, MemberCount, Value, Voter, is_quorum
@@ -12,7 +12,7 @@ from atom.swarm.chain.succession import follows
 from . import actors
 from .actors import Place, mean_of, norm_of, offered, voter
 from .automaton import Voted, Vouching
-from .world import Applied, Finished, Froze, Holds, Started, Step, World, certifiable
+from .world import Applied, Finished, Froze, Holds, Started, State, Step, World, certifiable
 
 
 def _raised(world: World, step: Step) -> str | None:
@@ -54,16 +54,10 @@ def _believed(world: World, step: Step) -> Iterator[tuple[str, Value]]:
 
 def _untrue(world: World, step: Step) -> str | None:
     """Return a statement of a value that each voter can know to be false."""
-    facts = frozenset(world.known(step.after.facts)) if _is_about_values(step) else frozenset()
     for verb, value in _believed(world, step):
-        if (found := _false_statement(world, value, facts)) is not None:
+        if (found := _false_statement(world, value, step.after)) is not None:
             return f"{verb} {found}"
     return None
-
-
-def _is_about_values(step: Step) -> bool:
-    assert step.outcome is not None
-    return bool(step.outcome.voted or step.outcome.applied)
 
 
 def _other_electorate(world: World, step: Step) -> str | None:
@@ -78,13 +72,13 @@ def _not_our_exchange(world: World, step: Step) -> str | None:
     """Return how a value differs from the exchange that its voter was in."""
     assert step.outcome is not None
     for voted in step.outcome.voted:
-        facts = frozenset(world.known(step.after.facts))
+        facts = [*world.known(step.after.facts)]
         if (found := _against_own_view(voted, facts)) is not None:
             return f"voted for {found}"
     return None
 
 
-def _against_own_view(voted: Voted, facts: frozenset[object]) -> str | None:
+def _against_own_view(voted: Voted, facts: Sequence[object]) -> str | None:
     """Return how the value differs from the exchange that the voter was in."""
     value, me = voted.value, voter(voted.number, voted.life)
     entered = {
@@ -196,7 +190,7 @@ def _against_its_vote(
     return None
 
 
-def _false_statement(world: World, value: Value, facts: frozenset[object]) -> str | None:
+def _false_statement(world: World, value: Value, after: State) -> str | None:
     if value.gradient_norm != norm_of(value.result_digest):
         return "a norm that differs from its result's"
     members = [part.peer_id for part in value.contributions]
@@ -204,16 +198,16 @@ def _false_statement(world: World, value: Value, facts: frozenset[object]) -> st
         return "a member that counts twice"
     liars = {world.liar.me.peer_id} if world.liar else set()
     for part in value.contributions:
-        if part.peer_id not in liars and not _promised(part, value, facts):
+        if part.peer_id not in liars and not _promised(world, part, value, after):
             return "a contribution that no peer promised"
     return None
 
 
-def _promised(part: MemberCount, value: Value, facts: frozenset[object]) -> bool:
+def _promised(world: World, part: MemberCount, value: Value, after: State) -> bool:
     number = actors.NUMBERS[part.peer_id]
     frozen = offered(number, value.origin)
     counts = part.sequences, part.loss_sum
-    froze = Froze(number, part.incarnation[0], value.origin) in facts
+    froze = world.is_true(after, Froze(number, part.incarnation[0], value.origin))
     return froze and counts == (frozen.sequences, frozen.loss_sum)
 
 

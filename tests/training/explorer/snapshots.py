@@ -7,6 +7,7 @@ hashes can merge two machines; it leaves out times (see `TIMELESS`).
 import functools
 import random
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from types import MethodType
 from typing import Any
@@ -21,8 +22,6 @@ Key = Any
 """A hashable value."""
 
 _ATOMS = (str, bytes, int, float, type(None), Enum, random.Random, _NoJitter)
-_PLAIN = {str, bytes, int, bool, type(None)}
-"""The most frequent types, looked up first."""
 _SHARED = {"terms", "patience", "sign", "_context", "_participant", "_at_our_head"}
 """Attributes that never change, or that are part of the key elsewhere."""
 TIMELESS = {
@@ -42,28 +41,29 @@ def is_frozen(kind: type) -> bool:
     return parameters is not None and parameters.frozen
 
 
+@functools.cache
+def _is_shared(kind: type) -> bool:
+    """Return True if no copy of such a thing is made: it never changes, or is a lock or the
+    function that signs."""
+    if is_frozen(kind) or issubclass(kind, (*_ATOMS, tuple, frozenset)):
+        return True
+    changing = dict, set, list, deque, MethodType
+    return kind not in changing and not kind.__module__.startswith(("atom.", __package__))
+
+
 def copy_of(thing: Any, memo: dict[int, Any]) -> Any:
     """Return a copy that shares nothing that can change. `memo`: empty at first."""
     kind = type(thing)
-    if (
-        kind in _PLAIN
-        or isinstance(thing, _ATOMS)
-        or is_frozen(kind)
-        or isinstance(thing, tuple | frozenset)
-    ):
+    if _is_shared(kind):
         return thing
     if id(thing) in memo:
         return memo[id(thing)]
     if kind is dict:
         return {key: copy_of(value, memo) for key, value in thing.items()}
-    if kind in (set, list):
+    if kind in (set, list, deque):
         return kind(thing)
-    if kind is deque:
-        return deque(thing)
     if kind is MethodType:
         return MethodType(thing.__func__, copy_of(thing.__self__, memo))
-    if not kind.__module__.startswith(("atom.", __package__)):
-        return thing  # a lock, or the function that signs
     made = memo[id(thing)] = kind.__new__(kind)
     for name, value in vars(thing).items():
         made.__dict__[name] = copy_of(value, memo)
@@ -72,25 +72,29 @@ def copy_of(thing: Any, memo: dict[int, Any]) -> Any:
 
 def key_of(thing: Any) -> Key:
     """Return the key of a machine or of one of its parts."""
-    kind = type(thing)
-    if kind in _PLAIN:
-        return thing
+    return _key_maker(type(thing))(thing)
+
+
+@functools.cache
+def _key_maker(kind: type) -> Callable[[Any], Key]:
+    """Return the function that makes the key of a thing of this type."""
     if kind is Voter:
-        return thing.peer_id, thing.incarnation, thing.absences
+        return lambda voter: (voter.peer_id, voter.incarnation, voter.absences)
     if kind is Head:
-        return thing.digest
-    if isinstance(thing, View):
-        return id(thing)  # the explorer makes each view once
-    if isinstance(thing, float):
-        return 0.0  # until when a penalty lasts: longer than the search
-    if isinstance(thing, _ATOMS) or is_frozen(kind):
-        return thing
-    if isinstance(thing, tuple | list | deque):
-        return tuple(map(key_of, thing))
-    if isinstance(thing, set | frozenset):
-        return frozenset(thing)
-    if isinstance(thing, dict):
-        return frozenset((name, key_of(value)) for name, value in thing.items())
-    skipped = _SHARED - {"_context"} if kind is RoundMachine else _SHARED
-    items = [item for item in vars(thing).items() if item[0] not in skipped | TIMELESS]
-    return tuple((name, key_of(value)) for name, value in items)
+        return lambda head: head.digest
+    if issubclass(kind, View):
+        return id  # the explorer makes each view once
+    if issubclass(kind, float):
+        return lambda number: 0.0  # until when a penalty lasts: longer than the search
+    if is_frozen(kind) or issubclass(kind, _ATOMS):
+        return lambda thing: thing
+    if issubclass(kind, (tuple, list, deque)):
+        return lambda things: tuple(map(key_of, things))
+    if issubclass(kind, (set, frozenset)):
+        return frozenset
+    if issubclass(kind, dict):
+        return lambda values: frozenset((name, key_of(each)) for name, each in values.items())
+    left_out = TIMELESS | (_SHARED - {"_context"} if kind is RoundMachine else _SHARED)
+    return lambda thing: tuple(
+        (name, key_of(value)) for name, value in vars(thing).items() if name not in left_out
+    )

@@ -119,6 +119,8 @@ class World:
             else None
         )
         self._lies: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._heard: dict[tuple[int, int], Outcome] = {}
+        """Outcomes of letters by local state and bit: a letter's own hash is slow."""
 
     def start(self) -> State:
         locals_ = [self.automaton.begin(n, 0, self.first) for n in range(self.bounds.peers)]
@@ -179,7 +181,10 @@ class World:
             coming ^= bit
             letter = self.facts[bit.bit_length() - 1]
             act = "hear", letter.sender, letter.message
-            step = self.step(state, number, act)
+            outcome = self._heard.get((at, bit))
+            if outcome is None:
+                outcome = self._heard[at, bit] = self.automaton.step(at, act)
+            step = self._step_to(state, number, act, outcome)
             if step is None:
                 self._inert[at] = self._inert.get(at, 0) | bit
             else:
@@ -330,7 +335,14 @@ class World:
     def step(self, state: State, number: int, act: tuple[Any, ...]) -> Step | None:
         """Return the step; None if it changes nothing."""
         outcome = self.automaton.step(state.locals[number], act)
-        facts = self._facts_of(number, state, outcome)
+        return self._step_to(state, number, act, outcome)
+
+    def _step_to(
+        self, state: State, number: int, act: tuple[Any, ...], outcome: Outcome
+    ) -> Step | None:
+        if outcome.facts is None:
+            outcome.facts = self._facts_of(number, state, outcome)
+        facts = outcome.facts
         if outcome.after == state.locals[number] and not facts & ~state.facts:
             told = outcome.trouble is not None or outcome.offences
             return Step((number, *act), state, outcome) if told else None

@@ -13,10 +13,10 @@ from atom.graph.layers import layer_ends, layers_of
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.swap.host_sums import Gate, HostSum
+from atom.swap.schedule import Arrangement
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
 from tests.training.small_replica import FIRST_VALUE, RATE, batches, config, program, same

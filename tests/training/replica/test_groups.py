@@ -4,7 +4,7 @@ import pytest
 import torch
 from device_rig import WAIT_S, Moody, NewRig, alike, together, twin
 
-from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Arrangement
 from atom.swap.voided import Cause, PassVoided
 from tests.training.small_replica import batches
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atom.optim import clipping
 from atom.optim.clipping import gradient_norm
-from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Arrangement
 from atom.swap.voided import PassVoided
 from atom.training.replica import local_steps
 from atom.training.replica.local_steps import LocalSteps

@@ -16,7 +16,7 @@ from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
 from atom.plan.footprint import Footprint
 from atom.swap.engine import PassCancelled
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import StateForm
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.local_steps import WARM_UP_STEPS, LocalSteps
 from atom.training.replica.replica import Replica

@@ -10,10 +10,10 @@ import torch
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
 from atom.optim.adamw import AdamW
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
-from atom.swap.state_form import StateForm
+from atom.swap.host_store import StateForm
+from atom.swap.schedule import Arrangement
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.replica.update_rule import EveryStep

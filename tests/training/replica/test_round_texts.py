@@ -10,8 +10,7 @@ from atom.graph.layers import ends_alike, layer_ends, layers_of
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.data.tokenizer import ByteTokenizer
-from atom.models.gpt3 import GPT3
-from atom.models.gpt3_source import GPT3Source
+from atom.models.gpt3 import GPT3, GPT3Source
 from atom.models.sampling import MOST_TOKENS, Prompts, example_question, next_token_model
 from atom.swap.device import CpuDevice
 from atom.swarm.records.lease import SampleText

@@ -15,8 +15,8 @@ from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.plan.choice import Choice
 from atom.plan.choosing import Question, choose, enough_bytes
-from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
+from atom.swap.schedule import Arrangement
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from tests.slot_bytes import slot_bytes

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from atom.base.errors import ModelError, ShortageError
+from atom.base.errors import ConfigError, ShortageError
 from atom.models.data.sampler import Order, Sampler
 from atom.models.data.samples import PiecesMissing
-from atom.models.source import SourceError
 from atom.swap.host_store import StepFailed
 from atom.training.replica import worker as worker_module
 from atom.training.replica.engines import DeviceTaken
@@ -218,7 +217,7 @@ def test_a_device_that_others_took_is_tried_for_now_and_then(
     [
         (MemoryError(), ShortageError, "free host memory"),
         (StepFailed(MemoryError("in the step's thread")), ShortageError, "free host memory"),
-        (SourceError("sample 19 cannot be read", "look at it"), ModelError, "look at it"),
+        (ConfigError("sample 19 cannot be read", "look at it"), ConfigError, "look at it"),
         (RuntimeError("a bug"), RuntimeError, ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""Thousands of rounds full of faults: nothing false is ever committed, and in the end all agree.
+"""Histories full of faults: nothing false is ever committed, and in the end all agree.
 
 Run one again by its seed: `histories.history(seed)`. More of them: `soak.py`.
 """
@@ -11,9 +11,9 @@ import atom.training.round.attempt
 from atom.training.round.attempt import Attempt
 from atom.training.round.coordinator import Coordinator
 
-BLOCKS, SEEDS_PER_BLOCK = 4, 40
-ROUNDS = 2_500
-TRIGGERS = 1_250
+BLOCKS, SEEDS_PER_BLOCK = 2, 40
+ROUNDS = 1_250
+TRIGGERS = 625
 
 
 @pytest.mark.timeout(240)
@@ -27,9 +27,8 @@ def test_realistic_faults(block: int) -> None:
     assert triggers >= TRIGGERS // BLOCKS, "none of them early, or a promise were broken"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_one_seed_is_one_history(seed: int) -> None:
-    assert history(seed).story() == history(seed).story()
+def test_one_seed_is_one_history() -> None:
+    assert history(1).story() == history(1).story()
 
 
 # ---- promises that are really broken are found, and told with their story

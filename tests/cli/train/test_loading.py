@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-from atom.cli.shell.loading import load_torch
+from atom.cli.train_commands import load_torch
 
 
 @pytest.mark.parametrize("fails", [False, True])
