@@ -89,7 +89,8 @@ def test_commands_and_their_options() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert set(documented) == set(commands)
     for name, command in commands.items():
-        wanted = {option for p in command.params for option in p.opts if option.startswith("--")}
+        options = [option for p in command.params for option in (*p.opts, *p.secondary_opts)]
+        wanted = {option for option in options if option.startswith("--")}
         named = set(re.findall(r"(?<!-)--[a-z][a-z-]*", documented[name]))  # an anchor may have ---
         assert named == wanted - {"--help"}, name
 
@@ -105,7 +106,7 @@ def returned_keys(path: str, function: str) -> set[object]:
 
 def test_keys_of_info() -> None:
     """Compare the keys of the peer, and of the status and the reach whose keys it includes."""
-    sources = (("peer", "info"), ("status", "info"), ("reach", "figures"))
+    sources = (("peer", "info"), ("reach", "info"), ("reach", "figures"))
     found = (returned_keys(f"atom/daemon/peer/{file}.py", name) for file, name in sources)
     keys = set[object]().union(*found)
     assert first_cells(section_of("reference.md", "## Keys of `atom info --json`")) == keys

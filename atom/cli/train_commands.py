@@ -101,7 +101,7 @@ def join(
         ),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Join without a question, as without a terminal.")
+        bool, typer.Option("--yes", help="Join without questions, as without a terminal.")
     ] = False,
     options: Any = None,
 ) -> int:
@@ -125,7 +125,7 @@ def join(
 
     given = peer, state, trust, base, options
     return in_foreground(
-        lambda console: run_join(address, console, *given, partial(ask, console, yes))
+        lambda console: run_join(address, console, *given, partial(ask, console)), asks=not yes
     )
 
 
@@ -232,13 +232,13 @@ def plan(
         from atom.cli.look.onlooker import looked_at
         from atom.cli.look.status import headline
         from atom.daemon.model.pinning import agreed_run
-        from atom.swarm.records.view import is_dialable
+        from atom.swarm.records.view import owners_among
 
         swarm = run_to_the_end(looked_at(run))
         if not as_json:
             print_plainly(headline(swarm.latest, swarm.rounds))
         its, text, listed = agreed_run(swarm.manifest), swarm.manifest.text, swarm.latest.peers
-        reach = dialable or max(1, sum(map(is_dialable, listed)))
+        reach = dialable or max(1, owners_among(listed))
         count = peers or sum(each.state != "left" for each in listed) + 1
         request = replace(request, run=its, text=text, peers=count, dialable=reach)
     show_plan(request, as_json)

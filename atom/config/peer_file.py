@@ -115,9 +115,9 @@ class Network(Section):
     reachable: str = Field(default="auto", pattern=r"^(auto|yes|no)$")
     """Reachability of the data port for other peers: "auto" asks some of them to try; "no" opens no
     port, and this machine only connects to others."""
-    map_ports: bool = False
+    map_ports: bool | None = None
     """True: ask the home router to open both ports of this peer while it runs, so that other peers
-    can dial it (PCP, NAT-PMP or UPnP)."""
+    can dial it (PCP, NAT-PMP or UPnP). Omitted: a terminal asks at the first start."""
     lan: bool = False
     """True: connect to private addresses of other peers although this machine announces a public
     one."""

@@ -24,6 +24,14 @@ class Console(Protocol):
             total: the whole step, in any unit; 0 if the step was broken off.
         """
 
+    def ask(self, question: str, default: bool) -> bool | None:
+        """Return the owner's answer to a question; None if nobody is there to answer.
+
+        Args:
+            question: the question, with a question mark.
+            default: answer of an owner who only presses Enter.
+        """
+
 
 def hang_up() -> tuple[signal.Signals, ...]:
     """Return SIGHUP; empty if it is ignored, because `nohup` must keep the daemon running."""

@@ -66,6 +66,8 @@ class StateDirectory:
         """DHT addresses of peers met before, to enter the swarm again after a restart."""
         self.traffic = root / "traffic.json"
         """Bytes sent and received, by day."""
+        self.map_ports = root / "map_ports"
+        """The owner's answer, "yes" or "no", to the question whether the router may open ports."""
         self.paused = root / "paused"
         """File that exists from `atom pause` until `atom resume`, also across restarts."""
         self.control_address = root / "control.address"

@@ -15,7 +15,7 @@ from atom.plan.footprint import Footprint
 from atom.plan.planning import Plan, PlanRequest, plan_traced
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import Manifest
-from atom.swarm.records.view import SwarmView, is_dialable, trained_on, view_swarm
+from atom.swarm.records.view import SwarmView, owners_among, trained_on, view_swarm
 from atom.training.run_optimizer import ReplicaTerms
 
 LITTLE = 0.1
@@ -66,7 +66,7 @@ class Offer:
         view = view_swarm(manifest, leases, batch, time.time(), me, run.data)
         others = sum(p.state != PeerState.LEFT and p.peer_id != me for p in view.peers)
         footprint = Footprint.of_run(run, graph.layout, peer, disk_bytes, text_bytes, others + 1)
-        dialable = max(1, sum(map(is_dialable, view.peers)))
+        dialable = max(1, owners_among(view.peers))
         request = PlanRequest(run, peers=others + 1, dialable=dialable, guesses=True)
         plan = plan_traced(request, run, graph, graph.model_name, peer, footprint, note)
         terms = ReplicaTerms.of(run, graph.layout)

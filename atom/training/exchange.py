@@ -10,6 +10,7 @@ from atom.base.errors import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Channels, SpeedBook, all_reduce, open_exchange
+from atom.swarm.exchange.choice import HANDSHAKES_S
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.reduction import ExchangeBroken, Terms
@@ -19,11 +20,9 @@ from atom.swarm.transport.transport import Transport
 from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
 
-OPEN_S = 2.0
-"""Seconds to open all channels: enough for two handshakes between continents.
-
-An exchange by parts opens all its channels at once.
-"""
+OPEN_S = 4.0
+"""Seconds to open one channel: enough for an introduction and a punched connection on one
+continent, or for four handshakes between continents."""
 PROGRESS_S = 1.3
 """Seconds without any bytes after which a neighbour counts as frozen or cut off.
 
@@ -57,6 +56,16 @@ def start_task(
         threading.Thread(target=run, name=name, daemon=True).start()
     except RuntimeError as fault:
         post(failed(fault))
+
+
+def opening_s(members: int) -> float:
+    """Return the seconds to open all channels of an exchange.
+
+    A member opens its channels at the same time, so it waits for their round trips once. But their
+    handshakes share its processor: with 64 members and as many owners, 126 channels. On a machine
+    that is busy with passes they take three times as long.
+    """
+    return OPEN_S + 3 * HANDSHAKES_S * max(members - 2, 0)
 
 
 @dataclass(eq=False)
@@ -135,7 +144,7 @@ class Exchange:
         Raises: ExchangeBroken.
         """
         terms = self._terms(start)
-        with closing(open_exchange(self.transport, terms, OPEN_S)) as channels, reading:
+        with closing(open_exchange(self.transport, terms, terms.opening_s)) as channels, reading:
             if cancelled.is_set():
                 raise ExchangeBroken(None, Reason.SUPERSEDED)
             return self._average(start, cancelled, terms, channels)
@@ -173,6 +182,6 @@ class Exchange:
             codec=self.results.codec,
             shares=start.shares,
             progress_timeout_s=PROGRESS_S,
-            opening_s=OPEN_S,
+            opening_s=opening_s(len(members)),
             pace=self.speeds.pace(),
         )

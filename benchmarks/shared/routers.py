@@ -15,10 +15,11 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 PUBLIC = "11.22.33"
+PUBLIC_IPV6 = "2001:db8"
 LAN = "192.168.1"
 PROVIDER = "100.64.0"
 _TABLE = """
@@ -90,7 +91,8 @@ class Internet:
     folder: Path
     mark: str = field(default_factory=lambda: f"atom{os.getpid() % 10_000}")
     spaces: list[str] = field(default_factory=list)
-    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """Process that opens ports, by the namespace of its router."""
     _count: int = 10
 
     def host(self) -> Host:
@@ -98,6 +100,29 @@ class Internet:
         space, address = self._space("host"), self._next(PUBLIC)
         outer = self._plug(space, "eth0", self.hub, address, f"{PUBLIC}.1")
         return Host(space, address, address, self.hub, outer)
+
+    def host_without_ipv4(self) -> Host:
+        """Add a machine with only an IPv6 address of its own on the internet."""
+        space, address = self._space("host"), f"{PUBLIC_IPV6}::{len(self.spaces):x}"
+        outer = f"v{os.getpid() % 10_000}x{len(self.spaces)}"
+        _run(*f"ip -n {self.hub} link add {outer} type veth peer name eth0 netns {space}".split())
+        _run(*f"ip -n {self.hub} link set {outer} master lan up".split())
+        _run(*f"ip -n {space} address add {address}/64 dev eth0 nodad".split())
+        _run(*f"ip -n {space} link set eth0 up".split())
+        return Host(space, address, address)
+
+    def move(self, host: Host) -> Host:
+        """Restart the router of a home: it has another address, and has forgotten all ports."""
+        self._stop(host.router)
+        enter = "ip", "netns", "exec", host.router
+        for chain in ("miniupnpd", "prerouting_miniupnpd", "postrouting_miniupnpd"):
+            _run(*enter, "nft", "flush", "chain", "inet", "filter", chain)
+        address = self._next(PUBLIC)
+        _run(*f"ip -n {host.router} address flush dev wan".split())
+        _run(*f"ip -n {host.router} address add {address}/24 dev wan".split())
+        _run(*f"ip -n {host.router} route replace default via {PUBLIC}.1".split())
+        self._serve(host.router, "yes")
+        return replace(host, public=address)
 
     def home(
         self, kind: str = "steady", hosts: int = 1, opens: bool = False, upnp: bool = True
@@ -143,9 +168,8 @@ class Internet:
 
     def close(self) -> None:
         """End the routers' daemons and remove all namespaces."""
-        for daemon in self.daemons:
-            daemon.terminate()
-            daemon.wait(10)
+        for router in list(self.daemons):
+            self._stop(router)
         for space in reversed(self.spaces):
             _run("ip", "netns", "delete", space)
 
@@ -191,7 +215,12 @@ class Internet:
         daemon = "miniupnpd", "-d", "-f", str(settings), "-P", str(self.folder / f"{router}.pid")
         log = (self.folder / f"{router}.log").open("wb")
         enter = "ip", "netns", "exec", router
-        self.daemons.append(subprocess.Popen([*enter, *daemon], stdout=log, stderr=log))
+        self.daemons[router] = subprocess.Popen([*enter, *daemon], stdout=log, stderr=log)
+
+    def _stop(self, router: str) -> None:
+        daemon = self.daemons.pop(router)
+        daemon.terminate()
+        daemon.wait(10)
 
 
 @contextlib.contextmanager

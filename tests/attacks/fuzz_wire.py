@@ -27,7 +27,7 @@ from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import pages_beyond
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease, Link, Reached, SampleText, Validation
+from atom.swarm.records.lease import HowReached, Lease, Link, Reached, SampleText, Validation
 from atom.swarm.records.manifest import (
     LEASE_DOMAIN,
     SignedRecord,
@@ -261,6 +261,7 @@ def record_samples() -> list[bytes]:
         validation=Validation.of(3, (1.5, 2.5)),
         sample=SampleText(3, "To be, or not"),
         name="ann",
+        reach=HowReached.CALLED,
     )
     leases = [encode_lease(each, "shakespeare", me.peer_id, me, 1.8e9) for each in (plain, full)]
     return [*leases, encode_manifest(a_manifest(me), me)]
@@ -308,7 +309,8 @@ def welcome_samples() -> list[bytes]:
 def frame_samples() -> list[bytes]:
     refused = wire.Refused(reason="busy", detail="no room").SerializeToString()
     kinds = [frame(Kind.REFUSED, refused), frame(Kind.PING, b""), frame(Kind.CALL, bytes(16))]
-    return [frame(Kind.MESSAGE, raw) + kinds[n % 3] for n, raw in enumerate(message_samples())]
+    kinds.append(frame(Kind.SEEN, bytes(6)))
+    return [frame(Kind.MESSAGE, raw) + kinds[n % 4] for n, raw in enumerate(message_samples())]
 
 
 def tls_samples() -> list[bytes]:

@@ -13,6 +13,9 @@ class Silence:
     def progress(self, what: str, done: int, total: int) -> None:
         pass
 
+    def ask(self, question: str, default: bool) -> bool | None:
+        return None
+
 
 class Notes(Silence):
     """Console that keeps the notes."""

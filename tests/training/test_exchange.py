@@ -14,6 +14,7 @@ from atom.base.clock import BootClock
 from atom.base.errors import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot, MemberCount
+from atom.swarm.exchange.choice import HANDSHAKES_S
 from atom.swarm.exchange.codec import Codec, codec_named
 from atom.swarm.exchange.contribution import Contribution, Sums
 from atom.swarm.exchange.encoded import MeanNumbers
@@ -23,7 +24,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Channel
 from atom.swarm.transport.transport import Transport
 from atom.training import exchange
-from atom.training.exchange import Exchange
+from atom.training.exchange import OPEN_S, Exchange, opening_s
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
 from tests.event_list import EventList
@@ -344,3 +345,10 @@ def test_a_fault_voids_this_ring_only_and_names_who_was_seen(
     assert other.failed().reason == "ring-broken", "hung up on, not kept waiting"
     faulty.fault = None
     circle.averaged(1, 1, attempt=2)
+
+
+def test_many_members_have_longer_to_open_their_channels() -> None:
+    """A member opens 126 channels in an exchange of 64; the handshakes share its processor."""
+    assert opening_s(1) == opening_s(2) == OPEN_S
+    assert opening_s(4) < 1.1 * OPEN_S
+    assert opening_s(64) > OPEN_S + 2 * 62 * HANDSHAKES_S

@@ -34,8 +34,8 @@ from atom.swarm.records.view import (
 _BAR_COLUMNS = 40
 _WORDS = ("peer", "state", "digest")
 _FIRST_TO_GO = (
-    "received", "sent", "seq/s", "lease age", "tokens/s", "digest", "utilisation", "round",
-    "sequences",
+    "received", "sent", "seq/s", "lease age", "tokens/s", "digest", "reach", "utilisation",
+    "round", "sequences",
 )  # fmt: skip
 _SHARE_COLUMNS = ("peer", "sequences", "share", "rounds", "first", "last")
 _STATE_STYLES = {
@@ -73,8 +73,6 @@ def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
         console.print(f"data  {data}", style="dim", soft_wrap=not console.is_terminal)
     if by_text := validation_by_text(view.validation):
         console.print(f"validation  {by_text}", style="dim", soft_wrap=not console.is_terminal)
-    if lines := dialable_text(view.peers):
-        console.print(f"lines {lines}", style="dim", soft_wrap=not console.is_terminal)
     if not view.peers:
         stderr_console().print("[hint]hint:[/]  the run is known, but none of its peers is alive")
 
@@ -100,7 +98,8 @@ def swarm(
         first_to_go=_FIRST_TO_GO,
     )
     more = len(view.peers) - len(listed)
-    below = [Text(f"and {more:,} more", "quiet")] if more else []
+    notes = f"and {more:,} more" * bool(more), dialable_text(view.peers)
+    below = [Text(note, "quiet") for note in notes if note]
     return Group(headline(view, rounds), Text(), batch_bar(view), Text(), table, *below)
 
 

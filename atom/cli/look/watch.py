@@ -30,8 +30,8 @@ _LEAST_CURVE_ROWS, _MOST_CURVE_ROWS = 10, 24
 _LABEL_COLUMNS, _LABEL_ROWS, _TICK_COLUMNS = 24, 4, 10
 _MARGIN_NATS = 1e-6
 """Space above the highest loss: the library draws no point on the upper edge."""
-_OTHER_ROWS = 9
-"""Rows of headline, bar, table head, last line and blank lines."""
+_OTHER_ROWS = 10
+"""Rows of headline, bar, table head, line about dialable peers, last line and blank lines."""
 
 
 def watch_swarm(address: str | None, state: Path | None) -> None:

@@ -5,7 +5,6 @@ any time, and a daemon that trains, votes or leaves must not wait for the termin
 """
 
 import errno
-import ipaddress
 import os
 import queue
 import select
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -27,6 +27,7 @@ from rich.progress import (
 )
 
 from atom.cli.shell.terminal import draws, lead_nowhere, stderr_console
+from atom.swarm.dial_rules import AddressClass, class_of
 
 MOST_WAITING = 1000
 """Capacity of the queue of outputs. More are dropped; the daemon's journal has all events."""
@@ -41,12 +42,14 @@ _STDOUT, _STDERR = 1, 2
 class TerminalConsole:
     """The daemon's `Console` on a terminal. Thread-safe; only `close` waits for the terminal."""
 
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, patience_s: float = PATIENCE_S, asks: bool = True) -> None:
         """Open the console; the writer's thread starts with the first output.
 
         Args:
             patience_s: Longest time that `close` waits, in seconds.
+            asks: False: ask no questions, as without a terminal.
         """
+        self._asks = asks
         self._console = stderr_console()
         with suppress(OSError):  # a stream in memory has no file number
             # A blocked write holds the lock of its stream. So the console gets a separate stream:
@@ -64,7 +67,8 @@ class TerminalConsole:
     def join_address(self, address: str) -> None:
         """Print the join address on stdout, and warn if other networks cannot reach it."""
         self.data(f"join: {address}")
-        if host := private_host(address):
+        host = address.split("/")[2]
+        if class_of(host) is not AddressClass.PUBLIC:
             self.note(
                 f"{host} can be reached only from this machine or its network. For other peers, "
                 "name the public address: [network] announce in the peer file"
@@ -82,6 +86,13 @@ class TerminalConsole:
     def progress(self, what: str, done: int, total: int) -> None:
         """Show the progress of one step on stderr: see `Console.progress`."""
         self._give(_STDERR, partial(self._steps.show, what, done, total))
+
+    def ask(self, question: str, default: bool) -> bool | None:
+        """Ask on the terminal, if there is one: see `Console.ask`."""
+        if not (self._asks and sys.stdin.isatty() and sys.stderr.isatty()):
+            return None
+        self.close()
+        return typer.confirm(question, default=default, err=True)
 
     def close(self) -> None:
         """Write everything that waits, then remove the bars. Later calls may draw again.
@@ -176,15 +187,6 @@ class Steps:
         self._progress.remove_task(self._rows.pop(what))
         if not self._rows and draws(self._console):
             self._progress.stop()
-
-
-def private_host(address: str) -> str:
-    """Return the host in a join address if it is a private IP address, else an empty text."""
-    host = address.removeprefix("/").split("/")[1]
-    try:
-        return host if ipaddress.ip_address(host).is_private else ""
-    except ValueError:  # a name
-        return ""
 
 
 def _write(text: bytes) -> None:

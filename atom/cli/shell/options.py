@@ -125,7 +125,7 @@ MACHINE_OPTIONS: dict[str, Any] = {
         list[str] | None, option("WHEN", 'Work only then: "sat,sun 00:00-24:00"; repeatable.')
     ],
     "map_ports": Annotated[
-        bool | None, typer.Option("--map-ports", help="Let the home router open this peer's ports.")
+        bool | None, typer.Option(help="Let the home router open this peer's ports, or not.")
     ],
 }
 """Options that replace keys of the peer file: parameter name → annotation."""

@@ -31,16 +31,17 @@ has a code as well, because a start before the next month is refused.
 """
 
 
-def in_foreground(daemon: Callable[[TerminalConsole], Ending]) -> ExitCode:
+def in_foreground(daemon: Callable[[TerminalConsole], Ending], asks: bool = True) -> ExitCode:
     """Run a daemon, and block until it ends.
 
     Args:
         daemon: `run_start` or `run_join` with its arguments.
+        asks: False: ask the owner no questions (`--yes`).
 
     Raises:
         UserError: The daemon cannot start or go on, for any reason.
     """
-    with contextlib.closing(TerminalConsole()) as console:
+    with contextlib.closing(TerminalConsole(asks=asks)) as console:
         return _CODES.get(daemon(console), ExitCode.OK)
 
 

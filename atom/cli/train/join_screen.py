@@ -1,6 +1,5 @@
 """Screen before a machine joins a run: its use for the swarm, the price, and the question."""
 
-import sys
 from collections.abc import Mapping
 
 import typer
@@ -30,7 +29,6 @@ _ROWS_FOR_ALL = (
 
 def ask(
     console: TerminalConsole,
-    agreed: bool,
     recipe: Recipe,
     manifest: Manifest,
     leases: Mapping[str, Lease],
@@ -43,7 +41,6 @@ def ask(
 
     Args:
         console: The daemon's console, which prints its notes before the screen.
-        agreed: True if the command line already agrees (`--yes`).
         recipe: The run and its traced model.
         manifest: Manifest of the run.
         leases: Leases of the swarm.
@@ -60,11 +57,8 @@ def ask(
         return
     console.close()
     stderr_console().print(screen(offer, box.peer))
-    if agreed or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return
-    if not typer.confirm("Join this run?", default=True, err=True):
-        fetched = "no text or state was fetched from the swarm"
-        typer.echo(f"not joined: {fetched}; the same command asks again", err=True)
+    if console.ask("Join this run?", default=True) is False:
+        typer.echo("not joined: no text or state was fetched; the command asks again", err=True)
         raise typer.Exit
 
 

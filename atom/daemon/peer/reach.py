@@ -23,6 +23,7 @@ from atom.swarm.records.lease import (
     MAX_LINKS,
     PROTOCOL_VERSION,
     SHOWN,
+    HowReached,
     Lease,
     PeerState,
     Reached,
@@ -80,6 +81,17 @@ class Status:
         bound = transport.address
         return data_addresses(network, bound, self.box.ports.outside(bound[1]))
 
+    @property
+    def reach(self) -> HowReached:
+        """Way in which other peers connect to this peer, as far as it knows."""
+        transport, reached = self.training.executor.transport, self.outreach.reached
+        if reached is Reached.NO:
+            return HowReached.PUNCHED if transport.is_steady else HowReached.CALLED
+        if reached is Reached.UNKNOWN:
+            return HowReached.UNKNOWN
+        mapped = transport.listens and self.box.ports.outside(transport.address[1])
+        return HowReached.MAPPED if mapped else HowReached.OPEN
+
     def lease(self, serial: int) -> Lease:
         """Return our current lease, unsigned.
 
@@ -114,6 +126,7 @@ class Status:
             validation=stats.validation,
             sample=stats.sample,
             name=self.box.peer.network.name or "",
+            reach=self.reach,
         )
 
     def info(self) -> Mapping[str, Any]:
@@ -163,6 +176,7 @@ class Status:
             "peer_names": {peer: each.name for peer, each in view.fresh.items() if each.name},
             "data_addresses": list(self.addresses),
             "reachable": self.outreach.reached.value or "unknown",
+            "reach": self.reach.value or "unknown",
             "links": self._links(),
         }
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from atom.daemon.peer.heartbeat import DirectoryThread, enter_dht
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from atom.daemon.peer.peer import Peer
+from atom.daemon.state_directory import write_atomically
 from atom.plan.devices import require_devices
 from atom.swarm.addresses import (
     JoinAddress,
@@ -56,6 +57,8 @@ from atom.training.run_optimizer import load_run
 
 __all__ = ["run_join", "run_start"]
 
+MAY_OPEN = "May the home router open two ports while Atom runs, so that other peers can dial it?"
+"""Question to an owner whose machine has a private address."""
 Agree = Callable[[Recipe, Manifest, Mapping[str, Lease], Box], None]
 """Function that shows what joining means, and raises if the owner of this machine declines."""
 
@@ -84,6 +87,9 @@ class Startup:
     def progress(self, what: str, done: int, total: int) -> None:
         self._step = f"{what}, {done / total:.0%}" if total > 1 else what
         self._console.progress(what, done, total)
+
+    def ask(self, question: str, default: bool) -> bool | None:
+        return self._console.ask(question, default)
 
     # ---- commands of the control API, from any thread
 
@@ -187,8 +193,7 @@ def run_start(
         address = replace(address, bootstrap=tuple(entrance[:1]))
         peer = Peer(box, member, thread, address)
         stack.callback(peer.close)
-        hand_over(control, peer, box)
-        begin_metrics(peer.info)
+        begin_metrics(hand_over(control, peer, box))
         contacts = thread.directory.contacts()
         console.join_address(format_join_address(with_entrances(address, contacts)))
         if member.code is not None:
@@ -252,15 +257,18 @@ def run_join(
         ours = replace(address, bootstrap=entrance)
         peer = Peer(box, member, thread, ours)
         stack.callback(peer.close)
-        hand_over(control, peer, box)
-        begin_metrics(peer.info)
+        begin_metrics(hand_over(control, peer, box))
         return peer.run(f"others may join through this peer: {format_join_address(ours)}")
 
 
-def hand_over(control: ControlServer, peer: Peer, box: Box) -> None:
-    """Let the peer answer commands; a pause or its end may have come a moment ago."""
+def hand_over(control: ControlServer, peer: Peer, box: Box) -> Info:
+    """Let the peer answer commands, and return its figures.
+
+    A pause or its end may have come a moment ago.
+    """
     control.target = peer
     (peer.pause if box.state.paused.exists() else peer.resume)()
+    return peer.info
 
 
 def _opened(
@@ -323,11 +331,11 @@ def with_open_ports(box: Box, stack: ExitStack) -> Box:
         The same machine, with port numbers that are fixed now if the router opened the ports.
     """
     network, listen = box.peer.network, parse_listen(box.peer.network.listen)
-    if not network.map_ports:
+    is_private = class_of(own_hosts(listen.host)[0]) in LOCAL
+    if not wants_ports(box, is_private):
         return box
-    if class_of(own_hosts(listen.host)[0]) not in LOCAL:
-        why = "this machine's address is not private"
-        box.console.note(f"map_ports: the router is not asked, because {why}")
+    if not is_private:
+        box.console.note("map_ports: the router is not asked: this machine's address is public")
         return box
     listen, data = free_port(listen), free_port(replace(listen, port=network.data_port))
     try:
@@ -339,10 +347,32 @@ def with_open_ports(box: Box, stack: ExitStack) -> Box:
     stack.callback(box.ports.close)
     for port in opened:
         leads = f"{port.opened.address} leads to port {port.request.inside} of this machine"
-        box.console.note(f"the router opened a port ({port.protocol}): {leads}, until Atom ends")
+        until = datetime.now() + timedelta(seconds=port.opened.lasts_s)
+        leads += f", until {until:%H:%M}, and is renewed while Atom runs"
+        box.console.note(f"the router opened a port ({port.protocol}): {leads}")
     fixed = network.model_copy(update={"listen": str(listen), "data_port": data.port})
     peer = box.peer.model_copy(update={"network": fixed})
     return replace(box, peer=peer)
+
+
+def wants_ports(box: Box, is_private: bool) -> bool:
+    """Return True if the owner wants the router to open ports.
+
+    If the settings do not say it, the owner is asked on the terminal. The answer is kept in the
+    state directory, so the question is asked once.
+
+    Args:
+        box: this machine.
+        is_private: True if this machine has a private address; otherwise the question is not asked.
+    """
+    wish, kept = box.peer.network.map_ports, box.state.map_ports
+    if wish is None and kept.exists():
+        wish = kept.read_bytes() == b"yes"
+    elif wish is None and is_private:
+        wish = box.console.ask(MAY_OPEN, default=False)
+        if wish is not None:
+            write_atomically(kept, b"yes" if wish else b"no")
+    return bool(wish)
 
 
 def _raise_file_limit() -> None:

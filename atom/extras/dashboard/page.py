@@ -13,6 +13,7 @@ from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.view import (
     SwarmView,
     batch_text,
+    dialable_text,
     loss_meaning,
     loss_unit,
     remaining,
@@ -74,8 +75,8 @@ TEMPLATES.filters |= {"thousands": "{:,}".format, "loss": "{:.4f}".format}
 TEMPLATES.globals |= {
     each.__name__: each
     for each in (
-        agreement, batch_text, loss_meaning, loss_unit, remaining, trained_on, void_text,
-        what_happened,
+        agreement, batch_text, dialable_text, loss_meaning, loss_unit, remaining, trained_on,
+        void_text, what_happened,
     )
 }  # fmt: skip
 
@@ -91,6 +92,6 @@ def _rendered(template: str, seen: Seen) -> str:
         ledger=ledger,
         newest=ledger.rounds[: -MAX_ROUNDS - 1 : -1],
         shares=ledger.by_share(),
-        words=("peer", "state", "digest"),
+        words=("peer", "state", "reach", "digest"),
         most_rows=MAX_ROWS,
     )

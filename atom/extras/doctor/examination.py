@@ -205,6 +205,7 @@ def examine(
         this_box.memory(),
         this_box.disk(folder),
         *this_box.ports(peer, is_ours),
+        this_box.router(peer),
     ]
     if address is None:
         said = "no address was given: atom doctor ADDRESS checks a swarm as well"

@@ -1,11 +1,12 @@
 """Findings, and the checks of this machine.
 
-Each check ends within a second, changes nothing, and raises nothing.
+Each check changes nothing and raises nothing. A check ends within a second, except that of the
+router, which takes a few if the router does not answer.
 """
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +24,9 @@ from atom.daemon.usable_memory import UsableMemory, usable_memory
 from atom.plan.devices import require_devices
 from atom.swap import host_kernels
 from atom.swarm.addresses import listening, parse_listen
+from atom.swarm.dial_rules import LOCAL, class_of, own_hosts
+from atom.swarm.router.ports import find_router
+from atom.swarm.router.requests import PortRefused
 
 
 class Level(StrEnum):
@@ -199,6 +203,26 @@ def port(setting: str, host: str, number: int, is_ours: bool) -> Finding:
     if number:
         return ok(setting, f"{number} is free")
     return ok(setting, "any free port; behind a router, choose a number")
+
+
+def router(peer: PeerFile, find: Callable[[], tuple[str, str]] = find_router) -> Finding:
+    """Report whether the home router would open this peer's ports; open nothing.
+
+    Args:
+        peer: Peer file.
+        find: Returns the protocol that the router answers, and its outside address.
+    """
+    listen = parse_listen(peer.network.listen)
+    if class_of(own_hosts(listen.host)[0]) not in LOCAL:
+        return ok("Router", "not needed: this machine's address is not private")
+    try:
+        protocol, host = find()
+    except PortRefused as none:
+        return unchecked("Router", none.message)
+    if class_of(host) in LOCAL:
+        return ok("Router", "your provider uses NAT: other peers must be reachable")
+    numbers = " and ".join(str(port) for port in (listen.port, peer.network.data_port) if port)
+    return ok("Router", f"it supports {protocol}: --map-ports would open {numbers or 'two ports'}")
 
 
 def daemon_runs(state: Path) -> bool:

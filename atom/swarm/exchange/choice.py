@@ -4,9 +4,11 @@ Let there be N members, B bytes of an average on the wire, a line of r(i) bytes 
 member in each direction, a one-way latency l, c seconds of computing for the handshakes of one more
 connection, and let w(i) be the share of the arena that member i owns (all shares add up to 1). A
 member sends the owners all but its own share, and N - 1 others the sum of the share that it owns.
-It receives as much. So
+It receives as much. A ring reduces b buckets of 16 MiB one after the other, each in 2 (N - 1) hops
+of a segment, which takes s = B / (b N min r(i)) seconds. A hop lasts until the segment is sent, or,
+if that is later, until the first of its four chunks has arrived. So
 
-    ring  = 2 (N - 1) / N · B / min r(i)                   +  2 (N - 1) · l
+    ring  = 2 (N - 1) · b · max(s, s / 4 + l)
     parts = max over i of B · (1 + (N - 2) · w(i)) / r(i)  +  2 · l  +  (N - 2) · c
 
 Shares are best if all lines are busy for the same time T, and if a member owns nothing that needs T
@@ -20,14 +22,16 @@ cannot be dialled, or if the codec cannot encode again at every hop, parts are c
 member that cannot be dialled owns nothing, and dials the owners itself.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atom.swarm.exchange.plans import BUCKET_BYTES, CHUNKS
+
 MOST_MEMBERS = 64
 """Bound of members of an exchange. In parts, an owner has two connections, each with a thread, for
-each other member; in a ring, a transfer passes through all members."""
-MOST_OWNERS = 16
+each other member; in a ring, a transfer passes through all members. All members may own a part."""
 HANDSHAKES_S = 0.01
 """Computing time of the handshakes of one more outgoing and one more incoming connection; measured
 on one core, rounded up."""
@@ -92,7 +96,10 @@ def choose(
         average_bytes * averages_moved(shares, rank) / rate for rank, rate in enumerate(rates)
     )
     parts_s = busiest_s + 2 * latency_s + max(members - 2, 0) * HANDSHAKES_S
-    ring_s = 2 * (members - 1) * (average_bytes / members / min(rates) + latency_s)
+    buckets = max(math.ceil(average_bytes / BUCKET_BYTES), 1)
+    segment_s = average_bytes / buckets / members / min(rates)
+    hop_s = max(segment_s, segment_s / CHUNKS + latency_s)
+    ring_s = 2 * (members - 1) * buckets * hop_s
     if members > 1 and not all(may_own):
         return Choice(shares, ring_s, parts_s, "some members may not own a part")
     if members > 1 and not ring_possible:
@@ -119,7 +126,7 @@ def part_shares(rates: Sequence[float], may_own: Sequence[bool]) -> tuple[int, .
     """
     members = len(rates)
     able = [rank for rank in range(members) if may_own[rank]]
-    owners = sorted(able, key=lambda rank: (-rates[rank], rank))[:MOST_OWNERS]
+    owners = sorted(able, key=lambda rank: (-rates[rank], rank))
     if members < 3:
         return tuple(int(rank in owners) for rank in range(members))
     slowest_s = 1 / min(rates)

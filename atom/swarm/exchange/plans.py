@@ -31,6 +31,8 @@ all processors."""
 BUCKET_BYTES = 16 * 1024 * 1024
 """Bytes of a bucket on the wire, with every codec. While a chunk is decoded, added and encoded, the
 other chunks of its segment have to keep the line busy."""
+CHUNKS = 4
+"""Number of chunks in a usual segment."""
 WINDOW = 2
 """Number of buckets whose contributions an owner holds at a time."""
 MOST_ELEMENTS = 512 * 1024
@@ -190,13 +192,13 @@ def connected(shares: Sequence[int], rank: int) -> list[int]:
 
 
 def chunk_elements(segment_elements: int) -> int:
-    """Return the size of a chunk: a quarter of a segment, within bounds.
+    """Return the size of a chunk: a fraction of a segment (`CHUNKS`), within bounds.
 
     Larger chunks save the fixed cost of a chunk, which matters on fast links. But with fewer chunks
     per segment a member would have to wait for its neighbours.
     """
-    quarter = segment_elements // 4 // _CHUNK_UNIT * _CHUNK_UNIT
-    return min(max(quarter, _CHUNK_UNIT), MOST_ELEMENTS)
+    part = segment_elements // CHUNKS // _CHUNK_UNIT * _CHUNK_UNIT
+    return min(max(part, _CHUNK_UNIT), MOST_ELEMENTS)
 
 
 def chunk_header(tag: bytes, step: Step) -> bytes:

@@ -33,7 +33,7 @@ from atom.swarm.chain.commit import (
     rank,
 )
 
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 """Version of everything that peers send each other. Peers of different versions do not connect, and
 do not count each other; a lease keeps its old fields in later versions, so that they can tell."""
 LEASE_SECONDS = 8.0
@@ -94,6 +94,20 @@ class Reached(StrEnum):
     def of(cls, answer: bytes) -> "Reached":
         """Return the answer in a frame; UNKNOWN if the frame holds none."""
         return next((each for each in cls if each.encode() == answer), cls.UNKNOWN)
+
+
+class HowReached(StrEnum):
+    """Way in which other peers connect to a peer, by its own word."""
+
+    OPEN = "open"
+    """They dial it."""
+    MAPPED = "mapped"
+    """They dial a port that its router opened on request."""
+    PUNCHED = "punched"
+    """It is *steady*: other peers that cannot be dialled connect to it by punching."""
+    CALLED = "called"
+    """They call it over lines: two such peers cannot connect to each other."""
+    UNKNOWN = ""
 
 
 @dataclass(frozen=True)
@@ -202,6 +216,8 @@ class Lease:
     """Newest sample of this process, if its owner asks for samples."""
     name: PeerName = ""
     """Name that its owner chose. For display: two peers may have one name."""
+    reach: HowReached = HowReached.UNKNOWN
+    """Way in which other peers connect to this peer, as far as it knows."""
 
 
 class SignedLease(NamedTuple):

@@ -12,6 +12,7 @@ from atom.swarm.chain.commit import rank
 from atom.swarm.identity import short_id
 from atom.swarm.records.lease import (
     LEASE_SECONDS,
+    HowReached,
     Lease,
     PeerState,
     Reached,
@@ -135,38 +136,41 @@ def trained_on(data_amount: tuple[int, int, int] | None) -> str:
     return "samples" if data_amount and not data_amount[0] else "tokens"
 
 
-def is_dialable(peer: Lease) -> bool:
-    """Return True if a peer is present, and says that others can dial it or does not know."""
-    return peer.state is not PeerState.LEFT and peer.reached is not Reached.NO
+def owners_among(peers: Iterable[Lease]) -> int:
+    """Return the number of present peers that may own parts of an exchange, by their own words.
+
+    These are the peers that others can dial. If each other peer is steady, all of them may.
+    """
+    present = [peer for peer in peers if peer.state is not PeerState.LEFT]
+    hidden = [peer for peer in present if peer.reached is Reached.NO]
+    all_steady = all(peer.reach is HowReached.PUNCHED for peer in hidden)
+    return len(present) if all_steady else len(present) - len(hidden)
 
 
 def dialable_text(peers: Iterable[Lease]) -> str:
     """Return the load of the peers that can be dialled, and the value of one more.
 
-    Of N peers k can be dialled; they own the parts of an exchange, and the line of each carries
-    1 + (N - 2) / k averages in each direction.
+    Of N peers k own the parts of an exchange, and the line of each carries 1 + (N - 2) / k averages
+    in each direction.
 
     Args:
         peers: Leases of the peers at the head.
 
     Returns:
-        Text such as "1 of 8 peers can be dialled: its line carries 7.0 averages per round; one
-        more makes it 4.0"; empty if all can, or there are fewer than three.
+        Text such as "1 of 8 peers is dialable: its line carries 7 averages; one more makes it 4";
+        empty if all own parts, or there are fewer than three.
     """
-    reached = [is_dialable(peer) for peer in peers if peer.state is not PeerState.LEFT]
-    members, able = len(reached), sum(reached)
+    present = [peer for peer in peers if peer.state is not PeerState.LEFT]
+    members, able = len(present), owners_among(present)
     if members < 3 or able in (0, members):
         return ""
-    loads = [f"{1 + (members - 2) / owners:.1f}" for owners in (able, able + 1)]
-    each = "its line carries" if able == 1 else "each of their lines carries"
-    return (
-        f"{able} of {members} peers can be dialled: {each} {loads[0]} averages per round; one more "
-        f"makes it {loads[1]}"
-    )
+    load, less = (f"{1 + (members - 2) / owners:.3g}" for owners in (able, able + 1))
+    each = "is dialable: its line carries" if able == 1 else "are dialable: each line carries"
+    return f"{able} of {members} peers {each} {load} averages; one more makes it {less}"
 
 
 _COLUMNS = (
-    "peer", "state", "round", "sequences", "seq/s", "tokens/s", "utilisation", "sent",
+    "peer", "state", "reach", "round", "sequences", "seq/s", "tokens/s", "utilisation", "sent",
     "received", "digest", "lease age",
 )  # fmt: skip
 
@@ -229,6 +233,7 @@ class SwarmView:
         cells = (
             self.name(peer.peer_id),
             peer.state,
+            peer.reach or "-",
             f"{peer.round:,}",
             f"{peer.sequences:,}",
             f"{peer.sequences_per_s:,.1f}",
@@ -297,6 +302,7 @@ class SwarmView:
             "digest": lease.state_digest.hex(),
             "lease_age_s": self.age_s(lease),
             "reachable": lease.reached.value or "unknown",
+            "reach": lease.reach.value or "unknown",
             "void_passes": lease.void_passes,
             "void_cause": lease.void_cause,
             "last_round": lease.last_round and lease.last_round._asdict(),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from atom.base.events import EventSink
 from atom.swarm.dial_rules import AddressClass, class_of
 from atom.swarm.router.gateway import by_nat_pmp, by_pcp, default_gateway
-from atom.swarm.router.requests import PortRefused, PortRequest, PublicPort
+from atom.swarm.router.requests import UNKNOWN_HOST, PortRefused, PortRequest, PublicPort
 from atom.swarm.router.upnp import by_upnp
 
 LASTS_S = 600
@@ -24,6 +24,8 @@ LEAST_S = 60
 RETRY_S = 20.0
 """Pause after a failed renewal."""
 LEAST_PORT = 1024
+NEVER_OPEN = PortRequest(9, 9, 0)
+"""Request to close a port that Atom never opens."""
 
 Protocol = Callable[[str, PortRequest], PublicPort]
 """Function (router's address, port to open) → opened port; raises PortRefused."""
@@ -85,6 +87,24 @@ def close_port(gateway: str, port: PortMapping, protocols: Mapping[str, Protocol
         protocols[port.protocol](gateway, replace(port.request, lasts_s=0))
 
 
+def find_router(protocols: Mapping[str, Protocol] = PROTOCOLS) -> tuple[str, str]:
+    """Return the protocol that the home router answers, and the router's outside address.
+
+    Nothing is opened: the router is asked to close a port that Atom never opens. The address is
+    0.0.0.0 if the router does not say it.
+
+    Raises:
+        PortRefused: No protocol was answered.
+    """
+    answers = dict[str, str]()
+    for name, ask in protocols.items():
+        with suppress(PortRefused):
+            answers[name] = ask(default_gateway(), NEVER_OPEN).host
+    if not answers:
+        raise PortRefused(f"no router answers by {', '.join(protocols)}")
+    return next(iter(answers)), max(answers.values(), key=lambda host: host != UNKNOWN_HOST)
+
+
 class PortKeeper:
     """Keeper of this peer's open ports. Call `open`, then `start`, and `close` at the end."""
 
@@ -115,8 +135,7 @@ class PortKeeper:
         """
         try:
             for inside in ports:
-                request = PortRequest(inside, inside, LASTS_S, secrets.token_bytes(12))
-                self._ports[inside] = open_port(self._gateway(), request, self._protocols)
+                self._open(PortRequest(inside, inside, LASTS_S, secrets.token_bytes(12)))
         except PortRefused:
             self.close()
             raise
@@ -143,9 +162,7 @@ class PortKeeper:
         is_renewed = True
         for inside, before in list(self._ports.items()):
             try:
-                port = self._ports[inside] = open_port(
-                    self._gateway(), before.request, self._protocols
-                )
+                port = self._open(before.request)
             except PortRefused as refused:
                 is_renewed = False
                 self._events.emit("port-refused", port=inside, detail=refused.message)
@@ -153,6 +170,12 @@ class PortKeeper:
                 if port.opened.address != before.opened.address:
                     self._events.emit("port-opened", port=inside, outside=port.opened.address)
         return is_renewed
+
+    def _open(self, wish: PortRequest) -> PortMapping:
+        """Open or renew a port. The protocol that succeeds is the first one to try from then on."""
+        port = self._ports[wish.inside] = open_port(self._gateway(), wish, self._protocols)
+        self._protocols = {port.protocol: self._protocols[port.protocol], **self._protocols}
+        return port
 
     def close(self) -> None:
         """Close all ports. Idempotent."""

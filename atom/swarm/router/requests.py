@@ -14,6 +14,8 @@ from atom.base.errors import AtomError
 
 MAX_ANSWER_BYTES = 1100
 """Largest answer of PCP, as its specification says."""
+UNKNOWN_HOST = "0.0.0.0"
+"""Stands for an outside address that a router does not say."""
 _ANSWER, _TCP = 0x80, 6
 _PCP, _PCP_MAP, _PCP_HEAD_BYTES, _PCP_MAP_BYTES = 2, 1, 24, 60
 _NAT_PMP, _PMP_HOST, _PMP_TCP, _PMP_HOST_BYTES, _PMP_TCP_BYTES = 0, 0, 2, 12, 16
@@ -84,7 +86,7 @@ def read_pcp(answer: bytes, request: PortRequest) -> PublicPort | None:
         return None
     lasts_s, outside = *struct.unpack_from("!I", answer, 4), *struct.unpack_from("!H", answer, 42)
     host = ipaddress.IPv6Address(answer[44:60]).ipv4_mapped
-    return PublicPort(str(host or "0.0.0.0"), outside, lasts_s)
+    return PublicPort(str(host or UNKNOWN_HOST), outside, lasts_s)
 
 
 def read_pmp_host(answer: bytes) -> str | None:

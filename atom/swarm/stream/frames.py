@@ -17,6 +17,10 @@ from typing import Protocol
 from atom.base.errors import PeerRefused, Reason
 from atom.swarm.stream.bandwidth import Bandwidth, Precedence, Rank
 
+Address = tuple[str, int]
+"""A numeric IP address and a port."""
+NO_ADDRESS: Address = ("0.0.0.0", 0)
+"""Unknown address: no rule allows to dial it."""
 _HEADER = struct.Struct(">IB")
 _SMALL_BYTES = 4096
 _SLICE_S = 0.05  # how soon a set `stop` is noticed
@@ -34,11 +38,15 @@ class Purpose(IntEnum):
     LINE = 4
     """Connection that a peer keeps open if it cannot be dialled: over it, other peers ask the peer
     to dial them."""
+    INTRODUCE = 5
+    """ "Introduce me to the peer in the tag": see `punching`."""
     PROBE = 6
     """ "Can you dial me?" """
     TEXT = 7
     """Blobs of a run's text, with a separate limit of connections, so that a peer that needs a
     result never waits for peers that fetch text."""
+    MEET = 8
+    """ "Another peer asks me to introduce it to you." """
 
 
 _RANKS = {Purpose.RING: Rank.EXCHANGE, Purpose.BLOBS: Rank.STATE, Purpose.TEXT: Rank.TEXT}
@@ -64,6 +72,8 @@ class Kind(IntEnum):
     """Line: sign of life."""
     REACHED = 66
     """Probe: the answer (see `Reached`)."""
+    SEEN = 67
+    """Introduction: the address at which the introducer sees the other peer."""
 
 
 class Interrupted(ConnectionError):
@@ -155,8 +165,8 @@ class Channel:
         """Caps of the volunteer; None until the handshake is over: no caps."""
         self.peer_id = ""
         self.incarnation = b""
-        self.remote = ("", 0)
-        """IP address and port at the other end; the port is 0 for an incoming connection."""
+        self.local, self.remote = NO_ADDRESS, NO_ADDRESS
+        """Addresses of this end, and of the other end as seen here."""
         self.purpose = Purpose.MESSAGES
         self.tag = b""
         self.round_trip_s = 0.0

@@ -34,7 +34,7 @@ from cryptography.x509.oid import NameOID
 
 from atom.base.errors import PeerRefused, Reason
 from atom.swarm.identity import Identity, peer_id_of
-from atom.swarm.stream.frames import Patience
+from atom.swarm.stream.frames import NO_ADDRESS, Address, Patience
 
 MAX_CERTIFICATE_BYTES = 4096
 _OPTIONS: tuple[tuple[int, int, int | bytes], ...] = (
@@ -109,11 +109,11 @@ class SocketStream:
         if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))
 
-    def remote_host(self) -> str:
-        """Return the IP address of the other end; empty if there is none."""
+    def ends(self) -> tuple[Address, Address]:
+        """Return the addresses of this end and of the other end; unknown ones if it is gone."""
         with contextlib.suppress(OSError):
-            return str(self._socket.getpeername()[0])
-        return ""
+            return self._socket.getsockname()[:2], self._socket.getpeername()[:2]
+        return NO_ADDRESS, NO_ADDRESS
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
         """Send all bytes.

@@ -25,6 +25,7 @@ from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience, Purpo
 from atom.swarm.stream.tls import SocketStream, TlsStream, peer_of_certificate
 from atom.swarm.transport import limits
 from atom.swarm.transport.limits import Endpoint, Unreachable
+from atom.swarm.transport.punching import Punches, shared_port
 from atom.swarm.transport.reverse_connections import ReverseConnections
 
 MOST_KNOWN = 8192
@@ -32,7 +33,7 @@ MOST_KNOWN = 8192
 Route = tuple[str, int]
 """One route to a peer: a host and a port of that peer, or `CALL`."""
 CALL: Route = ("", 0)
-"""A call over the line that the peer keeps to us."""
+"""A call over the line that the peer keeps to us; without such a line, a punched connection."""
 MOST_ADDRESSES = 8
 """Bound on addresses of one host name that are tried."""
 MOST_LOOKUPS = 16
@@ -103,6 +104,7 @@ class Dialer:
         self,
         endpoint: Endpoint,
         reverse: ReverseConnections,
+        punches: Punches,
         dialled: Callable[[], frozenset[AddressClass]],
     ) -> None:
         """Create a dialer without contacts.
@@ -110,6 +112,7 @@ class Dialer:
         Args:
             endpoint: Shared parts of the transport.
             reverse: Lines over which peers can be called.
+            punches: Way to peers that can neither be dialled nor called.
             dialled: Returns the classes of addresses that this peer dials at the moment.
         """
         self.contacts = ContactBook()
@@ -117,6 +120,7 @@ class Dialer:
         """Returns the peer ids in our own network: their local addresses are dialled, too."""
         self._endpoint = endpoint
         self._reverse = reverse
+        self._punches = punches
         self._dialled = dialled
 
     def dial(
@@ -148,7 +152,7 @@ class Dialer:
         """
         failures = list[OSError | PeerRefused]()
         if routes is None:
-            called = self._reverse.has_line(peer_id)
+            called = self._reverse.has_line(peer_id) or self._punches.may_ask(peer_id)
             routes = self.contacts.routes(peer_id) if called else self.addresses(peer_id)
         patience = Patience(seconds, time.monotonic() + seconds, stop)
         for route in routes:
@@ -187,17 +191,18 @@ class Dialer:
         """
         deadline = min(patience.deadline, time.monotonic() + limits.HANDSHAKE_S)
         within = replace(patience, deadline=deadline)
-        if route == CALL:
+        if route == CALL and self._reverse.has_line(peer_id):
             below = self._reverse.call(peer_id, within.left_s())
             return self._shake_hands(below, peer_id, purpose, tag, within)
+        if route == CALL:
+            with self._punches.to(peer_id, within) as below:
+                return self._shake_hands(below, peer_id, purpose, tag, within)
         targets = self._targets(peer_id, route, within.left_s())
         while True:
             share, target = _share(within, len(targets)), targets.pop(0)
             try:
                 below = _connect(target, b"", share)
-                channel = self._shake_hands(below, peer_id, purpose, tag, share)
-                channel.remote = target[4][:2]
-                return channel
+                return self._shake_hands(below, peer_id, purpose, tag, share)
             except Interrupted:
                 raise
             except (OSError, PeerRefused):
@@ -234,7 +239,8 @@ class Dialer:
         except BaseException:
             channel.close()
             raise
-        end.known.seen_at(host_group(below.remote_host()), peer_id)
+        channel.local, channel.remote = below.ends()
+        end.known.seen_at(host_group(channel.remote[0]), peer_id)
         channel.bandwidth = end.bandwidth
         return channel
 
@@ -245,8 +251,8 @@ def _connect(target: AddressInfo, opening: bytes, patience: Patience) -> SocketS
     Without an opening, the connection is only begun: it is complete, or fails, at the first use.
     Raises: OSError.
     """
-    family, kind, protocol, _, address = target
-    connecting = SocketStream(socket.socket(family, kind, protocol))
+    family, _, _, _, address = target
+    connecting = SocketStream(shared_port(family))
     try:
         connecting.connect(address)
         connecting.send_all(memoryview(opening), patience)

@@ -28,7 +28,8 @@ MAX_CONNECTIONS_PER_PEER = 12
 """A ring has up to four to a neighbour, and two attempts may meet; the rest is for messages and
 blobs."""
 MAX_HANDSHAKES, MAX_HANDSHAKES_PER_HOST = 64, 16
-"""Connections that have not yet proven a peer id: in all, and from one host group."""
+"""Connections that have not yet proven a peer id: in all, and from one host group. In an exchange
+of 64 dialable members each owner is dialled by 63 others at once."""
 UNCLAIMED_RING_S = 10.0
 MAX_DESTINATIONS = 512
 """Destinations that messages are under way to, each with a thread."""
@@ -73,22 +74,26 @@ class KnownPeers:
     """
 
     def __init__(self) -> None:
+        self.voters: frozenset[str] = frozenset()
         self._of_head: frozenset[str] = frozenset()
         self._of_ring: frozenset[str] = frozenset()
         self._hosts: tuple[str, ...] = ()
         """Host groups where known peers were, the newest last."""
 
-    def at_head(self, peer_ids: Iterable[str]) -> None:
-        """Replace the voters of our head and the members of its round."""
-        self._of_head = frozenset(peer_ids)
+    def at_head(self, peer_ids: Iterable[str], voters: Iterable[str] = ()) -> None:
+        """Replace the voters of our head, and all peers that it knows (`Head.known`)."""
+        self._of_head, self.voters = frozenset(peer_ids), frozenset(voters)
 
     def in_ring(self, peer_ids: Iterable[str]) -> None:
         """Replace the members of the latest exchange; no head knows a newcomer among them yet."""
         self._of_ring = frozenset(peer_ids)
 
     def has_room(self, peer_id: str, holders: Collection[str], places: int) -> bool:
-        """Return True if `peer_id` may take one of `places`, of which `holders` have one each."""
-        if len(holders) >= places:
+        """Return True if `peer_id` may take one of `places`, of which `holders` have one each.
+
+        A place is kept for each voter that has none, because no round is decided without voters.
+        """
+        if len(holders) + len(self.voters.difference(holders, [peer_id])) >= places:
             return False
         return peer_id in self or sum(other not in self for other in holders) < places // 2
 

@@ -203,7 +203,8 @@ class Listener:
 
     def _channel(self, below: SocketStream, host: str) -> Channel:
         channel = Channel(below, self._left)
-        channel.remote = host, 0
+        channel.local, (_, port) = below.ends()
+        channel.remote = host, port
         self._endpoint.keep(channel)
         return channel
 

@@ -18,6 +18,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.swarm.dial_rules import AddressClass, class_of
 from atom.swarm.records.lease import Lease, PeerState, Reached
+from atom.swarm.transport.limits import KnownPeers
 from atom.swarm.transport.transport import Transport
 
 WITNESSES = 3
@@ -147,15 +148,18 @@ def witness_of(others: Mapping[str, Lease], asked: int, known: Container[str]) -
     return able[asked % len(able)]
 
 
-def lines_to(me: str, others: Mapping[str, Lease], known: Container[str]) -> frozenset[str]:
+def lines_to(me: str, others: Mapping[str, Lease], known: KnownPeers) -> frozenset[str]:
     """Return the peers to which a peer that cannot be dialled keeps lines.
 
-    These are all peers that can be dialled. If they are too many, known peers come first, then an
-    arbitrary choice that stays the same.
+    These are all peers that can be dialled. If they are too many, voters come first, because they
+    call for rounds, then known peers, then an arbitrary choice that stays the same.
     """
+
+    def order(peer: str) -> tuple[bool, bool, bytes]:
+        return peer not in known.voters, peer not in known, blake3(f"{me}{peer}".encode()).digest()
+
     able = [peer for peer in _dialable(others) if others[peer].addresses]
-    able.sort(key=lambda peer: (peer not in known, blake3(f"{me}{peer}".encode()).digest()))
-    return frozenset(able[:MAX_LINES])
+    return frozenset(sorted(able, key=order)[:MAX_LINES])
 
 
 def _dialable(others: Mapping[str, Lease]) -> list[str]:

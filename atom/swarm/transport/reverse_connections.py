@@ -21,13 +21,10 @@ from functools import partial
 from blake3 import blake3
 
 from atom.base.errors import PeerRefused
-from atom.swarm.stream.frames import Channel, Kind, Patience
+from atom.swarm.stream.frames import Address, Channel, Kind, Patience
 from atom.swarm.stream.tls import SocketStream
 from atom.swarm.transport import limits
 from atom.swarm.transport.limits import Endpoint
-
-Address = tuple[str, int]
-"""A numeric IP address and a port."""
 
 ANSWER = b"atomcall"
 """First bytes of a connection that answers a call; TLS begins with another byte."""
@@ -157,6 +154,12 @@ class OwnLines:
         self._lines: dict[str, Channel | None] = {}
         """Own lines by peer id, each with a thread; None while the line is being dialled."""
         self._answers = threading.BoundedSemaphore(_MOST_ANSWERS)
+
+    def standing(self) -> list[str]:
+        """Return the peers to which a line stands now. Thread-safe."""
+        with self._lock:
+            lines = [*self._lines.items()]
+        return [peer for peer, line in lines if line and not line.closed.is_set()]
 
     def keep(self, peer_ids: Iterable[str]) -> None:
         """Keep a line to each of these peers, and to no other.

@@ -19,9 +19,10 @@ from atom.swarm.records.lease import Reached
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.dialer import Dialer, Lanes
+from atom.swarm.transport.dialer import CALL, Dialer, Lanes
 from atom.swarm.transport.limits import Endpoint, Handlers, KnownPeers, ThreadGroup
 from atom.swarm.transport.listener import Listener
+from atom.swarm.transport.punching import Punches
 from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
 
 _JOIN_S = 10.0
@@ -85,10 +86,19 @@ class Transport:
         self.listens = False
         self._reverse = ReverseConnections(self._endpoint)
         dialled = dialled or (lambda: dialled_classes(own))
-        self._dialer = dialer = Dialer(self._endpoint, self._reverse, dialled)
+        self._punches = Punches(
+            self._endpoint,
+            self._reverse.has_line,
+            lambda: self._lines.standing(),
+            self._dial_to_introduce,
+            lambda stream, host: self._listener.serve_called(stream, host),
+        )
+        self._dialer = dialer = Dialer(self._endpoint, self._reverse, self._punches, dialled)
         served: dict[Purpose, Callable[[Channel], None]] = {
             Purpose.LINE: self._reverse.serve_line,
             Purpose.PROBE: self._answer_probe,
+            Purpose.INTRODUCE: self._punches.introduce,
+            Purpose.MEET: self._punches.meet,
         }
         if self._endpoint.handlers.on_blobs is not None:
             for purpose in (Purpose.BLOBS, Purpose.TEXT):
@@ -110,6 +120,11 @@ class Transport:
         """Host and port on which the transport listens, after `start`."""
         assert self._address is not None, "not started, or without a listening address"
         return self._address
+
+    @property
+    def is_steady(self) -> bool:
+        """True if punched connections to this peer work (see `Punches.is_steady`)."""
+        return self._punches.is_steady
 
     def start(self) -> None:
         """Start to listen, unless the transport listens nowhere.
@@ -223,6 +238,13 @@ class Transport:
             ConnectionError: This transport is closing.
         """
         return self._listener.rings.claim(peer_id, tag, timeout_s)
+
+    def _dial_to_introduce(
+        self, peer_id: str, purpose: Purpose, tag: bytes, seconds: float
+    ) -> Channel:
+        """Dial an introducer, or call the peer to introduce. Raises: OSError, PeerRefused."""
+        routes = [CALL] if purpose is Purpose.MEET else self._dialer.addresses(peer_id)
+        return self._dialer.dial(peer_id, purpose, tag, seconds, routes=routes)
 
     def _answer_probe(self, channel: Channel) -> None:
         """Answer whether the asking peer can be dialled, `_PROBE_S` after it asked.

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from atom.swarm.records.lease import PeerState
-from atom.training.round.electorate import ACTIVE_STATES, counted_leases, counted_sequences
+from atom.training.round.electorate import ACTIVE_STATES, batch_of, believed, counted_leases
 from atom.training.round.events import View
 from atom.training.round.machine import RoundMachine
 
@@ -59,9 +59,11 @@ def count_swarm(machine: RoundMachine, view: View) -> SwarmCount:
     sharing = sum(each.state in (_WORKS if each.sequences else _BEGINS) for each in mates.values())
     beginning = [lease for lease in view.fresh.values() if lease.state in _BEGINS]
     behind = {lease.peer_id for lease in beginning if lease.round < head.round}
-    sequences = counted_sequences(head, mates, machine.global_batch, machine.counted_peers)
+    most, own = machine.counted_peers, view.sequences
+    counts = believed(head, mates, machine.global_batch, most)
+    sequences = batch_of(head, {machine.me.peer_id: own} | counts, most) - own
     per_s = sum([lease.sequences_per_s for lease in mates.values()])
-    peers = min(1 + sharing + len(behind.intersection(head.members)), machine.counted_peers)
+    peers = min(1 + sharing + len(behind.intersection(head.members)), most)
     return SwarmCount(sequences, peers, view.seen_at, per_s)
 
 

@@ -336,8 +336,9 @@ def choose_exchange(
     """Choose whether the members of an attempt average in a ring or by parts, and the parts' sizes.
 
     A member without tenure is in no ring and owns no part, so it cannot change the contributions of
-    other members. Leases describe the lines; they are hints, so the choice may be slow, never
-    wrong.
+    other members. Members that cannot be dialled own parts only if each of them is steady: other
+    members then connect to them by punching. Leases describe the lines; they are hints, so the
+    choice may be slow, never wrong.
 
     Args:
         members: Members of the exchange.
@@ -353,7 +354,8 @@ def choose_exchange(
     latency_s = statistics.median_low(round_trips) / 2 if round_trips else None
     rates = {pair: link.bytes_per_s for pair, link in links.items()}
     slow = line_rates({pair: rate for pair, rate in rates.items() if math.isfinite(rate)})
-    owners = _able_to_own(members, view.undialled, apart, tenured)
+    undialled = view.undialled if view.unsteady.intersection(peers) else set[str]()
+    owners = _able_to_own(members, undialled, apart, tenured)
     lines, may_own = [slow.get(peer) for peer in peers], [peer in owners for peer in peers]
     ring_possible = ring_possible and tenured >= set(peers)
     return choose(lines, may_own, average_bytes, latency_s, ring_possible)
@@ -367,9 +369,9 @@ def _able_to_own(
 ) -> set[str]:
     """Return the members that may own a part; all other members connect to an owner.
 
-    An owner has tenure, can be dialled, has no broken connection to another member, and has work to
-    contribute. If no member meets all conditions, the last conditions are dropped first. If no
-    member has tenure (peers without it opened a branch), tenure is not required.
+    An owner has tenure, is not `undialled`, has no broken connection to another member, and has
+    work to contribute. If no member meets all conditions, the last conditions are dropped first. If
+    no member has tenure (peers without it opened a branch), tenure is not required.
     """
     together = {member.peer_id for member in members}
     peers = together & tenured or together

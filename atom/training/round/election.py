@@ -6,8 +6,9 @@ from atom.training.round.electorate import (
     Electorate,
     Survivors,
     alive_voters,
+    batch_of,
+    believed,
     counted_leases,
-    counted_sequences,
     electorate,
     is_backed,
     objection_to_branch,
@@ -143,12 +144,12 @@ class LeaderElection:
             return True
         leases = counted_leases(context.head, context.view, peers.answered, peers.excluded)
         batch, most = context.terms.global_batch, context.terms.counted_peers
-        others = counted_sequences(context.head, leases, batch, most)
+        counts = believed(context.head, leases, batch, most)
         if trusted_peers_rest(context.head, context.view):
             leases = same_head(context.head, context.view)
-            claims = [leases[peer].sequences for peer in leases.keys() - peers.excluded]
-            others = sum(sorted(claims)[1 - most :])
-        return context.view.sequences + others >= batch
+            counts = {peer: leases[peer].sequences for peer in leases.keys() - peers.excluded}
+        counts[context.me.peer_id] = context.view.sequences
+        return batch_of(context.head, counts, most) >= batch
 
     def _report_waiting(self, chosen: Electorate | None) -> None:
         """Report once per wait that voters are missing, if we are a voter or see no voter."""

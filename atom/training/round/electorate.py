@@ -10,6 +10,7 @@ peer that lacks the head's state goes on without the round that led to the head.
 wants to leave first checks whether the remaining peers could go on (`leaves_them_stuck`).
 """
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -67,28 +68,45 @@ def counted_leases(
     return {peer: lease for peer, lease in same_head(head, view).items() if peer in heeded}
 
 
-def counted_sequences(head: Head, leases: dict[str, Lease], batch: int, most: int) -> int:
-    """Return the number of sequences that the next exchange surely takes from these peers.
+def believed(head: Head, leases: Mapping[str, Lease], batch: int, most: int) -> dict[str, int]:
+    """Return the number of sequences that is believed of each of these peers.
 
     No peer counts for more than the global batch. A peer that is no voter and has no tenure counts
-    for no more than an equal share of it. Of many peers at work, those with tenure count first,
-    then those with more sequences. So a round is due, and peers stop training for it, only when
-    the members of one exchange hold the whole batch.
+    for no more than an equal share of it.
 
     Args:
         head: Our head.
-        leases: Leases of other peers whose counts are believed.
+        leases: Leases of other peers, by peer id.
         batch: Sequences per round.
-        most: Largest number of peers that count, ourselves included.
+        most: Largest number of peers that count (`RoundTerms.counted_peers`).
     """
     trusted = head.tenured.union(voter.peer_id for voter in head.voters)
     share = batch // min(most, 1 + len(leases))
-    counts = [
-        (peer in head.tenured, min(lease.sequences, batch if peer in trusted else share))
+    return {
+        peer: min(lease.sequences, batch if peer in trusted else share)
         for peer, lease in leases.items()
-        if lease.sequences
-    ]
-    return sum(count for _, count in sorted(counts, reverse=True)[: most - 1])
+    }
+
+
+def batch_of(head: Head, counts: Mapping[str, int], most: int) -> int:
+    """Return the number of sequences that the next exchange surely takes.
+
+    This rule decides when a round is due and when peers stop training for it. If only some peers
+    get a place in an exchange, it counts those that are admitted first (`Attempt.contributors`):
+    voters, then peers with tenure, then larger counts. So the coordinator, whichever voter it is,
+    finds the whole batch among the members.
+
+    Args:
+        head: Our head.
+        counts: Sequences of each peer, ourselves included, by peer id.
+        most: Largest number of peers that count (`RoundTerms.counted_peers`).
+    """
+    voters = {voter.peer_id for voter in head.voters}
+    ranked = sorted(
+        ((peer in voters, peer in head.tenured, count) for peer, count in counts.items() if count),
+        reverse=True,
+    )
+    return sum(count for *_, count in ranked[:most])
 
 
 def trusted_peers_rest(head: Head, view: View) -> bool:

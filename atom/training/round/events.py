@@ -8,7 +8,7 @@ from typing import Any
 from atom.base.errors import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Voter
 from atom.swarm.chain.messages import Message
-from atom.swarm.records.lease import Lease, Reached
+from atom.swarm.records.lease import HowReached, Lease, Reached
 
 
 class Phase(StrEnum):
@@ -57,8 +57,15 @@ class View:
 
     @property
     def undialled(self) -> set[str]:
-        """Peers that report that they cannot be dialled; two such peers cannot connect."""
+        """Peers that report that they cannot be dialled."""
         return {peer for peer, lease in self.leases.items() if lease.reached is Reached.NO}
+
+    @property
+    def unsteady(self) -> set[str]:
+        """Peers that can neither be dialled nor punched: two undialled peers of which one is such a
+        peer cannot connect."""
+        steady = HowReached.PUNCHED
+        return {peer for peer in self.undialled if self.leases[peer].reach is not steady}
 
 
 # ---- events

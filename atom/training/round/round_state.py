@@ -87,9 +87,10 @@ class RoundTerms:
     def counted_peers(self) -> int:
         """Largest number of peers whose sequences make a round due.
 
-        An exchange has a place for each of them, and for voters that a quorum lacks.
+        An exchange has a place for each of them, and for voters that a quorum lacks. (Simulations
+        with fewer places than voters count half of the places.)
         """
-        return self.most_members - MAX_VOTERS
+        return max(self.most_members - MAX_VOTERS, self.most_members // 2)
 
 
 @dataclass

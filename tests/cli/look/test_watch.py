@@ -90,8 +90,8 @@ def test_a_crowd_is_cut_and_counted_and_who_has_left_goes_first() -> None:
     ]
     said = "".join(drawn(replace(whole, view=replace(whole.view, peers=tuple(gone))), 80, 24))
     assert [each.peer_id[-6:] in said for each in gone[25:]] == [True] * 5
-    assert said.count(" left ") == 9
-    assert "and 16 more" in said
+    assert said.count(" left ") == 8
+    assert "and 17 more" in said
 
 
 @pytest.mark.parametrize("kind", ["dumb", "xterm"])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from rich.console import Console
 
-from atom.cli.shell.console import Steps, TerminalConsole, private_host
+from atom.cli.shell.console import Steps, TerminalConsole
 
 
 def test_the_address_is_data_and_the_rest_is_not(capfd: pytest.CaptureFixture[str]) -> None:
@@ -21,8 +21,13 @@ def test_the_address_is_data_and_the_rest_is_not(capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("host", ["ip4/8.8.8.8", "dns4/example.org", "ip6/2606:4700::1"])
-def test_a_public_address_needs_no_word(host: str) -> None:
-    assert private_host(f"/{host}/tcp/1/p2p/Qm/run/tiny") == ""
+def test_a_public_address_needs_no_word(host: str, capfd: pytest.CaptureFixture[str]) -> None:
+    console = TerminalConsole()
+    console.join_address(f"/{host}/tcp/1/p2p/Qm/run/tiny")
+    console.close()
+    streams = capfd.readouterr()
+    assert host in streams.out
+    assert not streams.err
 
 
 def told(steps: Iterable[tuple[float, int, int]]) -> list[str]:

@@ -58,7 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
             monkeypatch.setattr(f"sys.{stream}.isatty", lambda: answer is not None, raising=False)
         recipe: Any = SimpleNamespace(run=None, graph=None)
         manifest: Any = SimpleNamespace(text=None)
-        join_screen.ask(TerminalConsole(), agreed, recipe, manifest, {}, box)
+        join_screen.ask(TerminalConsole(asks=not agreed), recipe, manifest, {}, box)
         return capsys.readouterr().err
 
     return ask

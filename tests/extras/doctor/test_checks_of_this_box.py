@@ -17,6 +17,7 @@ from atom.daemon.state_directory import StateDirectory
 from atom.extras.doctor import this_box
 from atom.extras.doctor.this_box import Finding, Level
 from atom.swap import host_kernels, streams
+from atom.swarm.router.requests import PortRefused
 
 GIB = 2**30
 
@@ -147,3 +148,32 @@ def test_a_daemon_of_ours_is_seen_wherever_it_runs(
         daemon.lock()
         assert this_box.daemon_runs(tmp_path)
         daemon.unlock()
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "said"),
+    [
+        (("PCP", "11.22.33.44"), Level.OK, "it supports PCP: --map-ports would open"),
+        (("UPnP", "0.0.0.0"), Level.OK, "it supports UPnP: --map-ports would open"),
+        (("UPnP", "100.64.0.9"), Level.OK, "your provider uses NAT: other peers must be"),
+        (PortRefused("no router answers"), Level.UNCHECKED, "no router answers"),
+    ],
+)
+def test_the_router_may_open_ports(
+    found: tuple[str, str] | PortRefused, level: Level, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find() -> tuple[str, str]:
+        if isinstance(found, PortRefused):
+            raise found
+        return found
+
+    text = '[network]\nlisten = "192.168.1.2:31337"\ndata_port = 31338\n'
+    finding = this_box.router(parse_peer_text(text, Path()), find)
+    told(finding, level, said)
+    assert ("31337 and 31338" in finding.said) == ("--map-ports" in said)
+
+
+def test_a_machine_with_a_public_address_needs_no_router() -> None:
+    peer = parse_peer_text('[network]\nlisten = "11.22.33.44:0"\n', Path())
+    finding = this_box.router(peer, lambda: pytest.fail("the router was asked"))
+    assert (finding.level, "not private" in finding.said) == (Level.OK, True)

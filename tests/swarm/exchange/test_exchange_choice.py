@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from atom.swarm.exchange.choice import (
     MOST_MEMBERS,
-    MOST_OWNERS,
     choose,
     line_rates,
     part_shares,
 )
 
-RATES = st.lists(st.floats(1e4, 1e9), min_size=3, max_size=MOST_OWNERS)
+RATES = st.lists(st.floats(1e4, 1e9), min_size=3, max_size=16)
 LARGE = 100e6
 
 
@@ -42,8 +41,8 @@ def test_part_shares_no_others_are_faster(rates: list[float], data: st.DataObjec
         ([5.0, 5.0], [True, False], (1, 0)),
         ([4.0, 4.0, 2.0, 1.0], [True] * 4, (429, 429, 143, 0)),
         ([4.0, 4.0, 4.0], [False, True, False], (0, 1000, 0)),
-        ([1e9] * MOST_MEMBERS, [True] * MOST_MEMBERS,
-         (62,) * MOST_OWNERS + (0,) * (MOST_MEMBERS - MOST_OWNERS)),
+        ([1e9] * MOST_MEMBERS, [True] * MOST_MEMBERS, (16,) * MOST_MEMBERS),
+        ([1e9] * MOST_MEMBERS, [False] * 63 + [True], (0,) * 63 + (1000,)),
     ],
 )  # fmt: skip
 def test_part_shares_follow_the_lines(
@@ -71,6 +70,20 @@ def test_choose_parts_where_they_save_time_or_a_ring_cannot_be(
 ) -> None:
     choice = choose(lines, **{"may_own": [True] * len(lines), "average_bytes": LARGE} | terms)
     assert choice.shares == shares, choice
+
+
+@pytest.mark.parametrize(
+    ("members", "latency_s", "ring_s"),
+    [(8, 0.02, 518), (64, 0.0005, 583), (64, 0.02, 703), (64, 0.05, 1538)],
+)
+def test_a_ring_waits_for_the_latency_in_each_bucket(
+    members: int, latency_s: float, ring_s: float
+) -> None:
+    """The round trips of few members are hidden behind the bytes; those of many are not."""
+    lines, may_own = [12.5e6] * members, [True] * members
+    choice = choose(lines, may_own, average_bytes=3.7e9, latency_s=latency_s)
+    assert round(choice.ring_s) == ring_s
+    assert bool(choice.shares) == (choice.ring_s > 600)
 
 
 @pytest.mark.parametrize(

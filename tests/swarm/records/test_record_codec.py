@@ -19,6 +19,7 @@ from atom.swarm.records.lease import (
     MAX_SAMPLE_BYTES,
     MAX_TEXT_CHARACTERS,
     SHOWN,
+    HowReached,
     Lease,
     Link,
     PeerState,
@@ -61,6 +62,7 @@ LONGEST: dict[str, Any] = {
     "state": max(PeerState, key=len),
     "addresses": ("a" * MAX_TEXT_CHARACTERS,) * MAX_ADDRESSES,
     "reached": Reached.YES,
+    "reach": HowReached.PUNCHED,
     "links": (LINK,) * MAX_LINKS,
     "branches": (Branch(MOST, 9, NAME),) * SHOWN,
     "void_cause": "a" * 32,
@@ -129,7 +131,9 @@ def test_a_lease_of_version_19_is_read_as_one_of_an_older_version() -> None:
     shown = a_lease(PEER.peer_id, **LONGEST, name="box")
     values = vars(shown) | {"ended_attempts": (EndedAttempt(3, "early"),)}
     raw = schema.encode(old(**{name: values[name] for name in VERSION_19.split()}))
-    assert schema.decode(Lease, raw, MAX_LEASE_BYTES) == replace(shown, version=0)
+    assert schema.decode(Lease, raw, MAX_LEASE_BYTES) == replace(
+        shown, version=0, reach=HowReached.UNKNOWN
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,19 @@ from swarm_samples import HEAD, a_lease, a_manifest
 from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import Branch
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease, PeerState, Reached, RoundUse, SampleText, Validation
+from atom.swarm.records.lease import (
+    HowReached,
+    Lease,
+    PeerState,
+    Reached,
+    RoundUse,
+    SampleText,
+    Validation,
+)
 from atom.swarm.records.view import (
     SwarmView,
     dialable_text,
+    owners_among,
     preferred_head,
     remaining,
     validation_by_text,
@@ -48,16 +57,25 @@ def test_the_view_is_computed_at_the_preferred_head_and_speed_also_just_behind_i
 @pytest.mark.parametrize(
     ("able", "members", "text"),
     [
-        (1, 8, "1 of 8 peers can be dialled: its line carries 7.0 averages per round; one more "
-            "makes it 4.0"),
-        (2, 8, "2 of 8 peers can be dialled: each of their lines carries 4.0 averages per round; "
-            "one more makes it 3.0"),
+        (1, 8, "1 of 8 peers is dialable: its line carries 7 averages; one more makes it 4"),
+        (4, 8, "4 of 8 peers are dialable: each line carries 2.5 averages; one more makes it 2.2"),
         (8, 8, ""), (0, 8, ""), (1, 2, ""),
     ],
 )  # fmt: skip
 def test_the_value_of_one_more_peer_that_can_be_dialled(able: int, members: int, text: str) -> None:
     reached = [Reached.YES] * able + [Reached.NO] * (members - able)
     assert dialable_text(a_lease(f"{n}", reached=can) for n, can in enumerate(reached)) == text
+
+
+def test_hidden_peers_may_own_parts_if_all_of_them_are_steady() -> None:
+    steady = {"reached": Reached.NO, "reach": HowReached.PUNCHED}
+    called = {"reached": Reached.NO, "reach": HowReached.CALLED}
+    peers = [a_lease("a", reached=Reached.YES), a_lease("b", **steady), a_lease("c", **steady)]
+    assert owners_among(peers) == 3
+    assert dialable_text(peers) == ""
+    assert owners_among([*peers, a_lease("d", **called)]) == 1
+    left = a_lease("d", **called, state=PeerState.LEFT)
+    assert owners_among([*peers, left]) == 3
 
 
 def test_what_the_status_command_tells() -> None:
@@ -162,3 +180,14 @@ def test_how_long_a_run_goes_on(
     rounds: int | None, at: int, round_s: float | None, said: str
 ) -> None:
     assert remaining(rounds, at, round_s) == said
+
+
+def test_the_reach_of_each_peer_is_shown() -> None:
+    ways = list(HowReached)
+    leases = [a_lease(f"peer {n}", reach=way) for n, way in enumerate(ways)]
+    view = view_of(*leases)
+    assert [view.row(peer)["reach"] for peer in view.peers] == [
+        "open", "mapped", "punched", "called", "-",
+    ]  # fmt: skip
+    shown = [peer["reach"] for peer in view.to_json()["peers"]]
+    assert shown == ["open", "mapped", "punched", "called", "unknown"]

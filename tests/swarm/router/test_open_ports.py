@@ -4,7 +4,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from atom.swarm.router.ports import LASTS_S, PortKeeper, Protocol, open_port
+from atom.swarm.router import ports
+from atom.swarm.router.ports import LASTS_S, PortKeeper, Protocol, find_router, open_port
 from atom.swarm.router.requests import PortRefused, PortRequest, PublicPort
 from tests.event_list import EventList
 
@@ -113,6 +114,43 @@ def test_a_router_that_restarts_is_asked_again() -> None:
     outside = keeper.outside(4000)
     assert outside is not None
     assert outside.port == 4007
+
+
+def test_the_protocol_that_succeeded_is_asked_first_from_then_on() -> None:
+    """A router that knows only UPnP would let each renewal wait seconds for the other protocols."""
+    router, asked = PlayedRouter(), list[str]()
+
+    def silent(gateway: str, request: PortRequest) -> PublicPort:
+        asked.append("silent")
+        raise PortRefused("no answer")
+
+    keeper, _ = keeper_of(router, silent=silent)
+    keeper.open([4000, 5000])
+    assert asked == ["silent"]
+    assert keeper.renew()
+    assert asked == ["silent"]
+    router.refuses = True
+    assert not keeper.renew()
+    assert asked == ["silent"] * 3, "the other protocols are tried again"
+
+
+def test_a_router_is_found_and_nothing_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "default_gateway", lambda: ROUTER)
+    requests = list[PortRequest]()
+
+    def says(host: str) -> Protocol:
+        def answer(gateway: str, request: PortRequest) -> PublicPort:
+            assert gateway == ROUTER
+            requests.append(request)
+            return PublicPort(host, 0, 0)
+
+        return answer
+
+    assert find_router({"PCP": says("0.0.0.0"), "NAT-PMP": says(PUBLIC)}) == ("PCP", PUBLIC)
+    assert find_router({"PCP": refusing, "UPnP": says("100.64.0.9")}) == ("UPnP", "100.64.0.9")
+    assert {(each.lasts_s, each.inside < 1024) for each in requests} == {(0, True)}
+    with pytest.raises(PortRefused, match="no router answers by PCP, UPnP"):
+        find_router({"PCP": refusing, "UPnP": refusing})
 
 
 def test_a_closed_keeper_has_ended_its_thread() -> None:

@@ -21,6 +21,7 @@ from atom.swarm.transport.limits import (
     Backoff,
     Endpoint,
     Handlers,
+    KnownPeers,
     ThreadGroup,
     Unreachable,
     offend,
@@ -70,6 +71,18 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     made = Endpoint(local, events, ThreadGroup(events), ManualClock())
     yield made
     made.closing.set()
+
+
+def test_a_place_is_kept_for_each_voter() -> None:
+    """A swarm may know more peers than there are places, and no round is decided without voters."""
+    known = KnownPeers()
+    known.at_head([*CROWD, "voter", "other voter"], ["voter", "other voter"])
+    assert known.has_room("one more", CROWD[:7], 10)
+    assert not known.has_room("one more", CROWD[:8], 10)
+    assert known.has_room("voter", CROWD[:8], 10)
+    assert known.has_room("voter", [*CROWD[:8], "other voter"], 10)
+    assert not known.has_room("one more", [*CROWD[:8], "voter"], 10), "the other voter may come"
+    assert not known.has_room("voter", CROWD[:10], 10)
 
 
 def test_lanes_keep_places_for_known_peers_and_floods_do_not_fill_the_log(

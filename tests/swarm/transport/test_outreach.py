@@ -7,6 +7,7 @@ import pytest
 from swarm_samples import a_lease
 
 from atom.swarm.records.lease import PeerState, Reached
+from atom.swarm.transport.limits import KnownPeers
 from atom.swarm.transport.outreach import (
     AGAIN_S,
     MAX_LINES,
@@ -32,18 +33,36 @@ def test_witnesses_and_those_to_whom_lines_lead_can_be_dialled() -> None:
     assert [three[name].reached for name in "bca"] == [YES, NO, UNKNOWN]
     assert [witness_of(three, asked, ()) for asked in range(3)] == ["a", "b", "a"]
     assert witness_of({"c": three["c"]}, 1, ()) == "c", "it may have a line to us"
-    assert lines_to("me", three, ()) == {"a", "b"}
+    assert lines_to("me", three, KnownPeers()) == {"a", "b"}
     many = {f"peer {n}": a_lease(f"peer {n}", reached=YES) for n in range(200)}
-    chosen = lines_to("me", many, ())
+    chosen = lines_to("me", many, KnownPeers())
     assert len(chosen) == MAX_LINES
-    assert chosen == lines_to("me", dict(reversed(many.items())), ()) != lines_to("you", many, ())
+    assert chosen == lines_to("me", dict(reversed(many.items())), KnownPeers())
+    assert chosen != lines_to("you", many, KnownPeers())
 
 
 def test_peers_that_the_run_knows_come_before_a_crowd() -> None:
     many = {f"peer {n}": a_lease(f"peer {n}", reached=YES) for n in range(512)}
-    known = ("peer 7", "peer 300", "gone")
+    known = KnownPeers()
+    known.at_head(("peer 7", "peer 300", "gone"))
     assert lines_to("me", many, known) > {"peer 7", "peer 300"}
     assert {witness_of(many, asked, known) for asked in range(9)} == {"peer 7", "peer 300"}
+
+
+def test_lines_lead_to_voters_first() -> None:
+    """The run knows more peers than there are lines, and only voters call for rounds."""
+    many = {f"peer {n}": a_lease(f"peer {n}", reached=YES) for n in range(512)}
+    voters = [f"peer {n}" for n in range(300, 309)]
+    known = KnownPeers()
+    known.at_head(many)
+    assert not lines_to("me", many, known).issuperset(voters)
+    known.at_head(many, voters)
+    assert lines_to("me", many, known).issuperset(voters)
+    stage = Stage(NO)
+    stage.leases |= {name: a_lease(name, addresses=("x:1",)) for name in many}
+    stage.known.at_head(many, voters)
+    stage.read(1)
+    assert stage.kept.issuperset(voters)
 
 
 class Stage:
@@ -61,7 +80,7 @@ class Stage:
         self.answers: dict[str, Reached | Exception] = dict.fromkeys("abcd", answer)
         self.asked, self.contacts = "", dict[str, tuple[tuple[str, ...], bool]]()
         self.kept: frozenset[str] = frozenset()
-        self.known = frozenset[str]()
+        self.known = KnownPeers()
 
     def set_addresses(self, peer_id: str, addresses: tuple[str, ...], dials_out: bool) -> None:
         self.contacts[peer_id] = addresses, dials_out

@@ -157,7 +157,12 @@ def test_who_shares_the_work(
     }  # fmt: skip
     fresh: Any = {peer: SimpleNamespace(**plain | lease)}
     machine: Any = SimpleNamespace(
-        head=TENURED, global_batch=8, counted_peers=55, answered={"guest"}, excluded={"excluded"}
+        head=TENURED,
+        me=SimpleNamespace(peer_id="us"),
+        global_batch=8,
+        counted_peers=55,
+        answered={"guest"},
+        excluded={"excluded"},
     )
     found = count_swarm(machine, View(fresh, seen_at=50.0))
     assert (found.others_sequences, found.peers, found.seen_at) == (sequences, 1 + shares, 50.0)

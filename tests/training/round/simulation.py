@@ -32,6 +32,8 @@ HASTY = RoundPatience(
 )
 """All peers want to lead and none waits: more rivalry in a minute than in a year of patience."""
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+CROWD = "".join(map(chr, range(0x100, 0x180)))
+"""Further names, for swarms that begin with more peers than there are letters."""
 STORY_LINES = 400
 CLOCKS_DIFFER_S = 2.0
 """Every machine's clock is wrong by up to this much."""
@@ -92,7 +94,7 @@ class Swarm:
         self._numbers = itertools.count(1)
         self.seats: list[Seat] = []
         self._seat_of: dict[str, Seat] = {}
-        keys = self.dice.sample(range(24), self.setting.peers)
+        keys = self.dice.sample(range(max(24, self.setting.peers)), self.setting.peers)
         incarnations = [self._incarnation() for _ in keys]
         voters = [Voter(identity(k).peer_id, i) for k, i in zip(keys, incarnations, strict=True)]
         first = genesis(b"m" * 32, b"s" * 32, voters[0], self._rules(keys))
@@ -118,7 +120,7 @@ class Swarm:
         number = len(self.seats)
         paces = self.setting.pass_seconds
         seat = Seat(
-            NAMES[number],
+            (NAMES + CROWD)[number],
             identity(key),
             self.start,
             clock_offset_s=self.dice.uniform(-CLOCKS_DIFFER_S, CLOCKS_DIFFER_S),
@@ -151,7 +153,7 @@ class Swarm:
         return self._begin(seat, self._incarnation())
 
     def __getitem__(self, name: str) -> Process:
-        process = self.seats[NAMES.index(name)].process
+        process = self.seats[(NAMES + CROWD).index(name)].process
         assert process is not None, f"{name} is dead"
         return process
 
@@ -224,7 +226,7 @@ class Swarm:
             process.resume()
 
     def _id(self, name: str) -> str:
-        return self.seats[NAMES.index(name)].peer_id
+        return self.seats[(NAMES + CROWD).index(name)].peer_id
 
     # ---- time
 

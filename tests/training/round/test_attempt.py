@@ -1,5 +1,6 @@
 """Record of an attempt: the promises that count, the members of the exchange, and its form."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from shown_leases import A, B, C, head_of, lease, view
 from atom.swarm.chain.commit import Ballot, MemberCount, Voter, standing
 from atom.swarm.chain.messages import Promise
 from atom.swarm.exchange.choice import MOST_MEMBERS
-from atom.swarm.records.lease import Reached
+from atom.swarm.records.lease import HowReached, Lease, Reached
 from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_states_out
 from atom.training.round.electorate import Electorate, place_in_line
 from atom.training.round.events import View
@@ -95,11 +96,15 @@ def test_whose_state_differs_from_most_electors_has_to_fetch_it(states: str, odd
 HEAD = head_of(A, B, C)
 
 
-def seen_by_a(*hidden: Voter) -> View:
+def seen_by_a(*hidden: Voter, steady: Collection[Voter] = ()) -> View:
     """Return the view of A, with its own lease."""
-    reached = {voter: Reached.NO if voter in hidden else Reached.YES for voter in (A, B, C)}
-    leases = [replace(lease(voter), reached=reached[voter]) for voter in (B, C)]
-    return replace(view(*leases), mine=replace(lease(A), reached=reached[A]))
+
+    def shown(voter: Voter) -> Lease:
+        reached = Reached.NO if voter in hidden else Reached.YES
+        reach = HowReached.PUNCHED if voter in steady else HowReached.UNKNOWN
+        return replace(lease(voter), reached=reached, reach=reach)
+
+    return replace(view(shown(B), shown(C)), mine=shown(A))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +138,26 @@ def test_owners_are_dialled_by_all_others(
     tenured = {member.peer_id for member in members}
     choice = choose_exchange(members, seen_by_a(*hidden), 10**6, True, apart, tenured)
     assert {v for v, share in zip((A, B, C), choice.shares, strict=True) if share} == owners
+
+
+@pytest.mark.parametrize(
+    ("hidden", "steady", "members", "owners"),
+    [
+        ({A, B}, {A, B}, (A, B, C), {A, B, C}),
+        ({A, B, C}, {A, B, C}, (A, B, C), {A, B, C}),
+        ({A, B}, {A}, (A, B, C), {C}),
+        ({A}, set[Voter](), (A, B, C), {B, C}),
+        ({A, B}, {A}, (A, C), {A, C}),
+        ({A, B}, {B}, (B, C), {B, C}),
+    ],
+)
+def test_steady_members_own_parts_if_all_others_are_steady_or_dialled(
+    hidden: set[Voter], steady: set[Voter], members: tuple[Voter, ...], owners: set[Voter]
+) -> None:
+    counts = [MemberCount(voter.peer_id, voter.incarnation, 8, 0.0) for voter in members]
+    known, tenured = seen_by_a(*hidden, steady=steady), {voter.peer_id for voter in members}
+    shares = choose_exchange(counts, known, 10**6, False, (), tenured).shares
+    assert {v for v, share in zip(members, shares, strict=True) if share} == owners
 
 
 def test_a_member_without_tenure_is_in_no_ring_and_owns_no_part() -> None:

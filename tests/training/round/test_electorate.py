@@ -7,9 +7,12 @@ import pytest
 from shown_leases import VOTERS, A, B, C, D, E, head_of, lease, view
 
 from atom.swarm.chain.commit import MAX_VOTERS, Branch, Head, Voter
+from atom.swarm.chain.tenure import Tenure
 from atom.swarm.records.lease import SHOWN, PeerState
 from atom.training.round.electorate import (
     Electorate,
+    batch_of,
+    believed,
     electorate,
     leaves_them_stuck,
     objection_to_branch,
@@ -40,6 +43,15 @@ LONG_OFF = replace(
 """Lease of a peer whose chain begins, at our head, with a branch that the lease has no room for."""
 GUESTS = [Voter(f"guest {n}", b"g" * 16) for n in range(20)]
 TWO_LEFT = view(lease(E), *map(lease, GUESTS), dead={A, C, D})
+
+
+def test_the_batch_is_that_of_the_peers_that_an_exchange_admits_first() -> None:
+    counts = {A.peer_id: 1, B.peer_id: 0, "tenured": 5, "other": 6, "guest": 7}
+    head = replace(PAIR, tenures=tuple(Tenure(name, 8, 1, 1) for name in ("tenured", "other")))
+    sums = [batch_of(head, counts, most) for most in range(1, 6)]
+    assert sums == [1, 7, 12, 19, 19], "voters, tenure, then the larger counts; idle voters are out"
+    guest = replace(lease(C), sequences=99)
+    assert believed(PAIR, {A.peer_id: guest, "c": guest}, 12, 5) == {A.peer_id: 12, "c": 4}
 
 
 def branch_of(*voters: Voter) -> Electorate:

@@ -59,6 +59,21 @@ def test_rounds_go_on_although_an_exchange_has_places_for_few_peers(
     assert max(len(commit.value.contributions) for commit in commits(swarm)) == 11
 
 
+@pytest.mark.parametrize(
+    ("peers", "places", "pass_seconds"),
+    [(6, 4, (1.0,)), (6, 4, (1.0, 0.3, 2.5)), (100, 64, (1.0, 0.3, 2.5))],
+)
+def test_rounds_go_on_with_more_voters_or_peers_than_places(
+    peers: int, places: int, pass_seconds: tuple[float, ...]
+) -> None:
+    few = {"most_members": places, "pass_seconds": pass_seconds, "global_batch": 4 * peers}
+    swarm = calm_swarm(peers, rounds=0, all_voters=peers < 9, **few)
+    swarm.run_until_agreed(100.0, rounds=2)
+    assert max(len(commit.value.contributions) for commit in commits(swarm)) == places
+    most = max(commit.value.sequences for commit in commits(swarm))
+    assert most <= 3 * swarm.terms.global_batch, "no peer trains the whole batch alone"
+
+
 # ---- partitions: a local opinion of who is alive is no electorate
 
 

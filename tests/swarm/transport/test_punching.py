@@ -1,0 +1,393 @@
+"""Two peers that cannot be dialled connect to each other: a third peer introduces them."""
+
+import contextlib
+import ipaddress
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from refusals import refusal
+from stream_pairs import stream_pair
+from transport_peers import SOON, Peer, until
+
+from atom.base.errors import PeerRefused, Reason
+from atom.swarm.stream.bandwidth import Rate
+from atom.swarm.stream.frames import NO_ADDRESS, Address, Channel, Kind, Patience, Purpose
+from atom.swarm.stream.tls import SocketStream
+from atom.swarm.transport import limits, punching, reverse_connections
+from atom.swarm.transport.limits import Unreachable
+from atom.swarm.transport.punching import check_target, punch, shared_port, told
+
+Make = Callable[..., Peer]
+HOME = "192.168.1.2"
+NEVER_DIALLED = [
+    "10.0.0.1", "172.16.5.4", "192.168.1.1", "198.18.0.1", "100.64.0.9", "127.0.0.1", "0.0.0.0",
+    "169.254.169.254", "192.0.0.8", "224.0.0.251", "255.255.255.255", "::", "::1", "fe80::1",
+    "fd00::1", "ff02::1", "::ffff:192.168.1.1", "64:ff9b::7f00:1", "2002:c0a8:101::1",
+]  # fmt: skip
+
+
+@pytest.fixture
+def make(make_peer: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Make peers on loopback that are introduced to each other all the same."""
+    monkeypatch.setattr(reverse_connections, "PAUSE_S", 0.05)
+    monkeypatch.setattr(punching, "check_target", lambda target, own_host: None)
+    monkeypatch.setattr(punching, "host_group", lambda host: object())
+    monkeypatch.setattr(limits, "FIRST_HOLD_S", 0.01)
+
+    def make(listens: bool = True, **given: Any) -> Peer:
+        return make_peer(listens=listens, **{"HANDSHAKE_S": 3.0} | given)
+
+    return make
+
+
+def home(make: Make, *hosts: Peer, **given: Any) -> Peer:
+    """Return a peer that cannot be dialled, with a line to each of the hosts."""
+    guest = make(listens=False, **given)
+    for host in hosts:
+        guest.knows(host)
+        host.knows(guest)
+    guest.transport.keep_lines([host.peer_id for host in hosts])
+    until(lambda: all(reaches(host, guest) for host in hosts))
+    return guest
+
+
+def homes(make: Make, count: int = 2) -> tuple[Peer, list[Peer]]:
+    """Return a peer that can be dialled, and peers with a line to it that know each other."""
+    host = make()
+    guests = [home(make, host) for _ in range(count)]
+    for guest in guests:
+        guest.knows(*(other for other in guests if other is not guest))
+    return host, guests
+
+
+def reaches(one: Peer, two: Peer) -> bool:
+    with contextlib.suppress(OSError, PeerRefused):
+        one.transport.connect(two.peer_id, Purpose.MESSAGES).close()
+        return True
+    return False
+
+
+def packed(host: str, port: int) -> bytes:
+    return ipaddress.ip_address(host).packed + port.to_bytes(2)
+
+
+def ask(asker: Peer, host: Peer, tag: bytes) -> Channel:
+    """Return a channel on which a peer has asked another for an introduction."""
+    return asker.transport.connect(host.peer_id, Purpose.INTRODUCE, tag)
+
+
+def is_introduced(asker: Peer, host: Peer, other: str) -> bool:
+    channel = ask(asker, host, other.encode())
+    with contextlib.closing(channel), contextlib.suppress(OSError):
+        told(channel, Patience.within(SOON))
+        return True
+    return False
+
+
+def introduced_by(host: Peer, guest: Peer, kind: Kind, raw: bytes) -> None:
+    """Call a guest and send it a frame, as an introducer does; return when it hangs up."""
+    transport = host.transport
+    channel = transport._dial_to_introduce(guest.peer_id, Purpose.MEET, b"", SOON)
+    with contextlib.closing(channel), contextlib.suppress(OSError):
+        channel.send_frame(kind, raw, patience=Patience.within(SOON))
+        channel.recv_header(0, Patience.within(SOON))
+
+
+# ---- what it is for
+
+
+def test_two_peers_that_cannot_be_dialled_connect(make: Make) -> None:
+    _, (one, two) = homes(make)
+    assert not one.transport.is_steady
+    for asker, other in ((one, two), (two, one)):
+        assert asker.transport.send(other.peer_id, b"are you there?")
+        assert other.heard.get(timeout=SOON)[::2] == (asker.peer_id, b"are you there?")
+        outgoing = asker.transport.connect(other.peer_id, Purpose.RING, b"tag")
+        incoming = other.transport.accept_ring(asker.peer_id, b"tag", SOON)
+        assert (outgoing.peer_id, incoming.peer_id) == (other.peer_id, asker.peer_id)
+        assert outgoing.local == incoming.remote
+        assert incoming.local == outgoing.remote
+        incoming.close()
+        outgoing.close()
+        assert asker.transport.is_steady
+
+
+def test_several_connections_at_a_time(make: Make) -> None:
+    _, (one, two) = homes(make)
+    threads = [threading.Thread(target=reaches, args=pair) for pair in [(one, two), (two, one)] * 8]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert one.transport.is_steady
+    assert two.transport.is_steady
+
+
+def test_a_peer_whose_punches_fail_is_not_steady(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that takes another port for each destination looks like this."""
+    _, (one, two) = homes(make)
+    assert reaches(one, two)
+    assert one.transport.is_steady
+
+    def elsewhere(local: Address, target: Address, patience: Patience) -> None:
+        raise TimeoutError("no packet came through")
+
+    monkeypatch.setattr(punching, "punch", elsewhere)
+    assert not reaches(one, two)
+    assert not one.transport.is_steady
+
+
+def test_a_failed_punch_is_not_repeated_at_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FIRST_HOLD_S", 1000.0)
+    _, (one, two) = homes(make)
+    tried = list[Address]()
+
+    def fails(local: Address, target: Address, patience: Patience) -> None:
+        tried.append(target)
+        raise TimeoutError("no packet came through")
+
+    monkeypatch.setattr(punching, "punch", fails)
+    for _ in range(3):
+        with pytest.raises(Unreachable):
+            one.transport.connect(two.peer_id, Purpose.MESSAGES)
+    until(lambda: len(tried) == 2)  # one at each end
+
+
+def test_a_wrong_peer_at_the_address_is_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The introducer sends the peer that asks to an accomplice, which proves another id."""
+    _, (one, two) = homes(make)
+    accomplice = make()
+
+    def sent_elsewhere(channel: Channel, patience: Patience) -> Address:
+        told(channel, patience)
+        return accomplice.transport.address
+
+    monkeypatch.setattr(punching, "told", sent_elsewhere)
+    with pytest.raises(PeerRefused) as refused:
+        one.transport.connect(two.peer_id, Purpose.MESSAGES)
+    assert refused.value.reason is Reason.WRONG_IDENTITY
+    assert not one.transport.is_steady
+
+
+# ---- an introducer introduces only peers with a line to it, within a rate
+
+
+def test_only_peers_with_a_line_are_introduced(make: Make) -> None:
+    host, (one, two) = homes(make)
+    stranger = make(listens=False)
+    stranger.knows(host)
+    assert is_introduced(one, host, two.peer_id)
+    asked = [(stranger, two.peer_id), (one, stranger.peer_id), (one, host.peer_id)]
+    asked += [(one, one.peer_id), (one, ""), (one, "x" * 64)]
+    for asker, other in asked:
+        assert not is_introduced(asker, host, other)
+        host.events.wait("connection-dropped", reason="not-found", peer_id=asker.peer_id)
+    with contextlib.closing(ask(one, host, b"\xff" * 64)):
+        host.events.wait("connection-dropped", reason="not-found", peer_id=one.peer_id)
+    assert not one.transport.offenders.held(0.0)
+
+
+def test_peers_behind_one_address_are_not_introduced(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, (one, two) = homes(make)
+    monkeypatch.setattr(punching, "host_group", lambda host: host)
+    assert not is_introduced(one, host, two.peer_id)
+    host.events.wait("connection-dropped", reason="not-found", peer_id=one.peer_id)
+
+
+def test_introductions_of_each_asking_peer_are_limited(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(punching, "FOR_KNOWN", Rate(1e-6, 3.0))
+    monkeypatch.setattr(punching, "FOR_STRANGER", Rate(1e-6, 1.0))
+    monkeypatch.setattr(punching, "FOR_ALL_STRANGERS", Rate(1e-6, 1.0))
+    host, (one, two, three) = homes(make, 3)
+    for each in (host, two, three):
+        each.transport.known.at_head([host.peer_id, two.peer_id, three.peer_id])
+    answers = [is_introduced(one, host, two.peer_id) for _ in range(3)]
+    assert answers == [True, True, False], "its own one, and the pool's"
+    host.events.wait("connection-dropped", reason="busy", peer_id=one.peer_id)
+    assert is_introduced(three, host, two.peer_id), "a known peer does not wait for strangers"
+    assert two.events.events == []
+    is_introduced(three, host, two.peer_id)  # one more than two accepts of this introducer
+    two.events.wait("connection-dropped", reason="busy", peer_id=host.peer_id)
+
+
+# ---- an introducer lies
+
+
+@pytest.mark.parametrize("host", NEVER_DIALLED)
+def test_no_introducer_sends_us_into_a_private_network(host: str) -> None:
+    assert refusal(check_target, (host, 40000), HOME) is Reason.ADDRESS_NOT_DIALLED
+
+
+@pytest.mark.parametrize(
+    ("target", "own"),
+    [
+        (("8.8.8.8", 1023), HOME), (("8.8.8.8", 22), HOME), (("8.8.8.8", 0), HOME),
+        (("8.8.3.4", 40000), "8.8.8.8"), (("2600:1:2:3::9", 40000), "2600:1:2:3::1"),
+    ],
+)  # fmt: skip
+def test_no_introducer_sends_us_to_services_or_neighbours(target: Address, own: str) -> None:
+    assert refusal(check_target, target, own) is Reason.ADDRESS_NOT_DIALLED
+
+
+def test_public_addresses_are_tried() -> None:
+    for target, own in ((("8.8.8.8", 1024), HOME), (("2600::9", 65535), "2600:1::1")):
+        check_target(target, own)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 7, 17])
+def test_bytes_that_are_no_address_are_refused_by_name(size: int) -> None:
+    assert refusal(told, sent(Kind.SEEN, bytes(size)), Patience.within(SOON)) is Reason.MALFORMED
+
+
+def test_other_frames_are_refused_by_name() -> None:
+    patience = Patience.within(SOON)
+    assert refusal(told, sent(Kind.SEEN, bytes(19)), patience) is Reason.TOO_LARGE
+    for kind in (Kind.CALL, Kind.MESSAGE, Kind.REFUSED):
+        assert refusal(told, sent(kind, packed("8.8.8.8", 4000)), patience) is Reason.MALFORMED
+
+
+def sent(kind: Kind, raw: bytes) -> Channel:
+    """Return the end of a channel at which this frame arrives."""
+    here, there = map(Channel, stream_pair())
+    here.send_frame(kind, raw, patience=Patience.within(SOON))
+    there.local = HOME, 5000
+    return there
+
+
+def test_a_lying_introducer_opens_no_connection(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, (one, _) = homes(make)
+    monkeypatch.setattr(punching, "check_target", check_target)
+    tried = list[Address]()
+    monkeypatch.setattr(punching, "punch", lambda local, target, patience: tried.append(target))
+    with shared_port(2, ("127.0.0.1", 0)) as victim:
+        victim.listen()
+        port = victim.getsockname()[1]
+        for raw in (packed("127.0.0.1", port), packed("192.168.1.1", 8080), packed("8.8.8.8", 80)):
+            introduced_by(host, one, Kind.SEEN, raw)
+            one.events.wait("connection-dropped", reason="address-not-dialled")
+        introduced_by(host, one, Kind.SEEN, b"12345")
+        one.events.wait("connection-dropped", reason="malformed", peer_id=host.peer_id)
+        victim.settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            victim.accept()
+    assert tried == []
+
+
+def test_only_peers_with_our_line_introduce(make: Make) -> None:
+    host, other = make(), make()
+    guest = home(make, host)
+    listening = make()
+    other.knows(listening)
+    with contextlib.closing(other.transport.connect(listening.peer_id, Purpose.MEET)):
+        listening.events.wait("connection-dropped", reason="not-found", peer_id=other.peer_id)
+    introduced_by(host, guest, Kind.SEEN, b"12345")
+    guest.events.wait("connection-dropped", reason="malformed", peer_id=host.peer_id)
+
+
+def test_one_introduction_means_one_address_for_a_bounded_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port that refuses is tried until the time is over, and no other one is."""
+    monkeypatch.setattr(punching, "PUNCH_S", 0.5)
+    host, (one, _) = homes(make)
+    tried = list[tuple[Address, float]]()
+
+    def seen(local: Address, target: Address, patience: Patience) -> object:
+        tried.append((target, patience.left_s()))
+        return punch(local, target, patience)
+
+    monkeypatch.setattr(punching, "punch", seen)
+    with shared_port(2, ("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+        introduced_by(host, one, Kind.SEEN, packed("127.0.0.1", port))
+        until(lambda: tried)
+        until(lambda: not [t for t in threading.enumerate() if t.name == "atom-answer"])
+    [(target, left_s)] = tried
+    assert target == ("127.0.0.1", port)
+    assert left_s <= 0.5
+
+
+# ---- the sockets
+
+
+def test_a_connection_that_is_gone_has_no_address_to_dial() -> None:
+    with contextlib.closing(SocketStream(shared_port(2))) as stream:
+        assert stream.ends() == (NO_ADDRESS, NO_ADDRESS)
+    assert refusal(check_target, NO_ADDRESS, NO_ADDRESS[0]) is Reason.ADDRESS_NOT_DIALLED
+
+
+def bound() -> tuple[Address, Any]:
+    made = shared_port(2, ("127.0.0.1", 0))
+    return made.getsockname(), made
+
+
+def punched(pairs: Sequence[tuple[Address, Address]]) -> list[Any]:
+    found = list[Any]()
+
+    def run(local: Address, target: Address) -> None:
+        found.append(punch(local, target, Patience.within(SOON)))
+
+    threads = [threading.Thread(target=run, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_both_ends_get_one_connection_between_their_ports() -> None:
+    (one, held), (two, other) = bound(), bound()
+    with held, other:
+        ends = punched([(one, two), (two, one)])
+        assert {end.ends() for end in ends} == {(one, two), (two, one)}
+        ends[0].send_all(memoryview(b"hello"), Patience.within(SOON))
+        got = bytearray(5)
+        ends[1].recv_into(memoryview(got), Patience.within(SOON))
+        assert got == b"hello"
+    for end in ends:
+        end.close()
+
+
+def test_nobody_else_gets_in_by_the_open_door() -> None:
+    """A connection from another port than the expected one is closed."""
+    (one, held), (two, other) = bound(), bound()
+    with held, other:
+        end = threading.Event()
+        found = list[Any]()
+
+        def run() -> None:
+            found.append(punch(one, two, Patience.within(SOON)))
+            end.set()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        with shared_port(2, ("127.0.0.1", 0)) as intruder:
+            until(lambda: intruder.connect_ex(one) in (0, 106))
+            intruder.settimeout(SOON)
+            assert intruder.recv(1) == b"", "hung up"
+            assert not end.is_set()
+        [other_end] = punched([(two, one)])
+        thread.join()
+        assert found[0].ends() == (one, two)
+    found[0].close()
+    other_end.close()
+
+
+def test_a_port_without_answer_ends_in_time() -> None:
+    (one, held), (two, other) = bound(), bound()
+    with held, other, pytest.raises(TimeoutError):
+        punch(one, two, Patience.within(0.3))
