@@ -9,13 +9,13 @@ hold here too: a step gives the same bits as plain PyTorch where the device roun
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atom.base.errors import DeviceError
+from atom.base.errors import AtomError, DeviceError
 from atom.base.units import parse_bytes
 from atom.graph.batches import Batch, Entries, Loss, Whole, batches_of, runs_of
 from atom.offloaded_programs import Programs
@@ -32,7 +32,7 @@ from atom.training.replica.replica import Replica, ReplicaSettings
 _LESS_MEMORY = "raise gpu_memory, use a smaller batch, or convert the module with .bfloat16()"
 
 
-class OffloadedModel:
+class OffloadedModel(AbstractContextManager["OffloadedModel"]):
     """Module whose weights and optimizer state stay in host memory and stream through a device.
 
     Create it with `offload`. Use it from one thread at a time, as a context manager, or call
@@ -121,8 +121,10 @@ class OffloadedModel:
 
         Raises: PassVoided if a loss or gradient is not finite, or memory ran out; the weights are
             then as before the call, and accumulated gradients are dropped. ValueError if the
-            batch does not fit the example. RuntimeError within `torch.autocast`.
+            batch does not fit the example. ModelError if a number that the module or the loss
+            function reads from elsewhere has changed. RuntimeError within `torch.autocast`.
         """
+        self._programs.require_usable()
         replica, losses = self._replica, list[float]()
         batches, _ = batches_of(batch, self._programs.example)
         least = self._accumulate if accumulate is None else accumulate
@@ -161,6 +163,7 @@ class OffloadedModel:
 
         Raises: as `step`.
         """
+        self._programs.require_usable(with_loss=False)
         batches, several = batches_of(batch, self._programs.example)
         outputs = list[Any]()
         with _plain_pytorch():
@@ -189,9 +192,12 @@ class OffloadedModel:
             parameters without gradient; "layout" has the parameters in them. "steps" is the number
             of steps taken, "lr" the learning rate of each parameter group.
         """
+        weights = self._replica.export_parameters()
+        model = {**self._constants, **{name: weights[own] for name, own in self._names.items()}}
+        arenas = {**self._replica.state_arenas(), **self._replica.frozen}
         return {
-            "model": {name: value.clone() for name, value in self._model_state().items()},
-            "state": {name: arena.clone() for name, arena in self._arenas().items()},
+            "model": {name: value.clone() for name, value in model.items()},
+            "state": {name: arena.clone() for name, arena in arenas.items()},
             "layout": self._layout(),
             "optimizer": self._groups.kinds,
             "steps": self.steps,
@@ -224,15 +230,8 @@ class OffloadedModel:
         self._given = 0
         self._follow_schedule()
 
-    def _model_state(self) -> dict[str, Tensor]:
-        weights = self._replica.export_parameters()
-        return {**self._constants, **{name: weights[own] for name, own in self._names.items()}}
-
     def _layout(self) -> list[tuple[str, tuple[int, ...]]]:
         return [(spec.name, spec.shape) for spec in self._programs.graph.layout.specs]
-
-    def _arenas(self) -> dict[str, Tensor]:
-        return {**self._replica.state_arenas(), **self._replica.frozen}
 
     def close(self) -> None:
         """Wait for the current step, then release the devices' memory.
@@ -240,12 +239,10 @@ class OffloadedModel:
         The cuBLAS workspaces of the whole process are released too, so no other computation may run
         on the devices during this call.
         """
+        self._programs.closed = True
         self._replica.finish_step()
         for device in self._devices:
             device.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -285,8 +282,8 @@ def offload(
             which biases and norms do not decay.
         learning_rate: a constant, or a schedule over steps. A group's "lr" replaces its highest
             rate.
-        clip_norm: largest global norm of the gradient, above which it is clipped; None: no
-            clipping.
+        clip_norm: largest global norm of the gradient, above which it is clipped; None or 0:
+            no clipping.
         accumulate: number of calls of `step` for one optimizer step.
         device: "auto", "cpu", "cuda", "cuda:N", "all" for all GPUs, or a list of devices. Several
             devices share the batches of one call of `step`.
@@ -298,8 +295,8 @@ def offload(
         device is missing or too small; ValueError if a number is out of range, or a parameter is in
         no group or in two; TypeError for an unknown optimizer or option.
     """
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm: {clip_norm} is not above 0; use None for no clipping")
+    if clip_norm is not None and not clip_norm >= 0:
+        raise ValueError(f"clip_norm: {clip_norm} is below 0")
     schedule = learning_rate if isinstance(learning_rate, RateSettings) else None
     rate: Any = learning_rate if schedule is None else schedule.learning_rate
     use = [str(each) for each in (device if isinstance(device, list | tuple) else [device])]
@@ -322,7 +319,7 @@ def offload(
         settings = ReplicaSettings(
             rate=RateSettings(0.0),
             optimizer=groups,
-            clip_norm=clip_norm,
+            clip_norm=clip_norm or None,
             precision=graph.parameter_dtype,
             arrangement=choice.arrangement,
             micro_batches=choice.micro_batches,
@@ -351,8 +348,10 @@ def _plain_pytorch() -> Iterator[None]:
             yield
     except DeviceError as problem:
         hint = _LESS_MEMORY if "memory" in problem.message else 'check the driver, or device="cpu"'
-        raise DeviceError(problem.message, hint) from problem
+        raise DeviceError(problem.message.removeprefix("model."), hint) from problem
     except PassVoided as void:
-        if void.cause is Cause.MEMORY:
-            void.hint = _LESS_MEMORY
-        raise
+        words = f"{void.cause.replace('-', ' ')}: {void.detail.replace('micro-', '')}"
+        hint = _LESS_MEMORY if void.cause is Cause.MEMORY else void.hint
+        plain = PassVoided(void.cause, void.detail, void.sequences_lost)
+        AtomError.__init__(plain, f"{words}; the weights are unchanged", hint)
+        raise plain from void

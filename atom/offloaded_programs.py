@@ -5,6 +5,7 @@ program of its own, with the same cut. It is traced from a copy of the module wi
 """
 
 import copy
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from atom.graph.batches import Entries, Form, Packing, Whole
 from atom.graph.ir import Program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
-from atom.graph.tracing.guards import fake_parameters, refuse_untraceable_parts
+from atom.graph.tracing.guards import constants_of, fake_parameters, refuse_untraceable_parts
 from atom.graph.tracing.refusals import Refusal
 from atom.optim.optimizer import Optimizer
 from atom.plan.choice import Choice
@@ -59,9 +60,12 @@ class Programs:
         if getattr(getattr(model, "config", None), "use_cache", False):
             self.model.config.use_cache = False  # type: ignore[union-attr]
         self.example = example
+        self._given = [weakref.ref(each) for each in (model, loss) if isinstance(each, nn.Module)]
+        self._constants, self.closed = dict[str, str](), False
         given = {each.untyped_storage()._cdata for each in whole.parameters()}
         with fake_parameters(whole, FakeTensorMode()):  # a hook may read the given module
             self.graph = self._traced(example)
+        self.require_usable()
         for each in self.graph.constants.values():
             if each.tensor.untyped_storage()._cdata in given:
                 raise Refusal.OUTSIDE_MODULES.error(name=each.name)
@@ -90,6 +94,27 @@ class Programs:
         self._training[self.example.form] = first
         return self._choice, first
 
+    def require_usable(self, with_loss: bool = True) -> None:
+        """Require that the programs still compute what the user's code says.
+
+        The programs of all forms were traced with the same Python values. To trace again after a
+        change would also be right, but would take seconds in each step of a loop that changes one.
+
+        Args:
+            with_loss: the loss function is used too.
+
+        Raises:
+            RuntimeError: the model is closed.
+            ModelError: names a Python value that has changed.
+        """
+        if self.closed:
+            raise RuntimeError("the offloaded model is closed: use it within its `with` block")
+        modules = [each for given in self._given if (each := given()) is not None]
+        for where, now in constants_of(modules, self._loss if with_loss else None).items():
+            if (traced := self._constants.setdefault(where, now)) != now:
+                what = f"which was {traced} when the program was traced and is {now} now"
+                raise ModelError(f"{where}, {what}", "pass it as a tensor, an entry of the batch")
+
     def training(self, entries: Entries) -> Program:
         """Return the training program for batches of this form.
 
@@ -98,8 +123,8 @@ class Programs:
             ModelError: the module cannot be traced with such a batch.
         """
         if entries.structure != self.example.structure:
-            forms = [[list(t.shape) for t in e.tensors.values()] for e in (entries, self.example)]
-            raise ValueError(f"the batch has tensors {forms[0]}, unlike the example: {forms[1]}")
+            unlike = f"unlike the example: {self.example.shapes}"
+            raise ValueError(f"the batch is {entries.shapes}, {unlike}")
         if entries.form not in self._training:
             self._training[entries.form] = self._alike(self._traced(entries))
         return self._training[entries.form]

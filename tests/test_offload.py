@@ -168,7 +168,7 @@ def test_what_forward_does_not_use_keeps_its_values() -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"clip_norm": -1.0}, "clip_norm"),
         ({"clip_norm": float("nan")}, "clip_norm"),
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"learning_rate": float("nan")}, "learning_rate"),

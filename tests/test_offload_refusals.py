@@ -1,6 +1,8 @@
 """What `atom.offload` refuses, in the words of PyTorch, and that nothing changes then."""
 
 import copy
+import re
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import atom
-from atom.base.errors import DeviceError, ModelError
+from atom.base.errors import AtomError, DeviceError, ModelError
 from tests.offloaded_net import RATE, Net, X, Y, offloaded_net, require_same
 
 
@@ -19,12 +21,15 @@ from tests.offloaded_net import RATE, Net, X, Y, offloaded_net, require_same
     ("batch", "named"),
     [
         ([], "no batch"),
-        (X, "unlike the example"),
+        (X, r"the batch is \[8, 16\], unlike the example: \(\[8, 16\], \[8\]\)"),
         ((X, Y, Y), "unlike the example"),
-        ({"inputs": X, "labels": Y}, "unlike the example"),
+        (
+            {"inputs": X, "labels": Y},
+            r"is \{'inputs': \[8, 16\], 'labels': \[8\]\}, unlike the exam",
+        ),
         ((X, ["a"] * 8), r"batch\[1\]\[0\] is str, not a tensor"),
         ((X, Y.numpy()), r"batch\[1\] is ndarray, not a tensor"),
-        ((X[:, :7], Y), "same reduction dim"),
+        ((X[:, :7], Y), "^Net with its loss cannot be traced at .* same reduction dim"),
     ],
 )
 def test_batches_that_do_not_fit_are_refused(batch: Any, named: str) -> None:
@@ -47,13 +52,14 @@ def refused_options() -> Iterator[tuple[str, Any, str]]:
     yield "a class", {"optimizer": atom.SGD}, r"use atom.AdamW\(\)"
     yield "a name", {"optimizer": "adamw"}, "use atom"
     yield "no parameter", {"params": []}, "an empty parameter list"
-    yield "a missing parameter", {"params": every[1:]}, "a.weight is in no group"
+    yield "a missing parameter", {"params": every[1:]}, "the parameter a.weight is in no group"
     yield "another module's", {"params": Net().parameters()}, "no parameter of the module"
     yield "a name for a parameter", {"params": ["a.weight"]}, "can only optimize Tensors"
     twice = [{"params": every}, {"params": [every[0]]}]
     yield "two groups", {"params": twice}, "appear in more than one parameter group"
     yield "an unknown option", {"params": [{"params": every, "beta": 1}]}, "no option 'beta'"
     yield "a wrong rate", {"params": [{"params": every, "lr": -1}]}, "learning_rate: -1"
+    yield "a word for a rate", {"learning_rate": "fast"}, "invalid learning_rate: 'fast'"
     yield "an unknown device", {"device": "gpu"}, "Expected one of cpu, cuda"
 
 
@@ -294,3 +300,163 @@ def test_hints_name_arguments_of_offload() -> None:
         with pytest.raises(DeviceError) as refusal:
             offloaded_net(**options)
         assert named in refusal.value.hint
+
+
+# ---- Python values that tracing made constants
+
+beta = 0.0
+settings = {"beta": 0.0, "seen": 0}
+
+
+class Tempered(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = 1.0
+
+    def forward(self, inputs: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(inputs) / self.temperature
+
+
+class Penalty:
+    def __init__(self) -> None:
+        self.weight, self.calls = 0.0, 0
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(output, targets) + self.weight * output.square().mean()
+
+
+def reads_a_global(output: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(output, targets) + sum(beta * each.mean() for each in output)
+
+
+def reads_a_setting(output: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(output, targets) + settings["beta"] * output.square().mean()
+
+
+CHANGED = "which was 0.0 when the program was traced and is 1.0 now"
+
+
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        (reads_a_global, "the loss reads beta"),
+        (reads_a_setting, "the loss reads settings.beta"),
+    ],
+)
+def test_a_changed_number_that_the_loss_reads_is_refused(
+    loss: Any, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with offloaded_net(loss=loss) as offloaded:
+        before = offloaded.step((X, Y))
+        monkeypatch.setitem(settings, "seen", 1)  # not read by any loss
+        monkeypatch.setitem(settings, "beta", 1.0)
+        monkeypatch.setitem(globals(), "beta", 1.0)
+        for batch in ((X, Y), (X[:3], Y[:3])):  # a new shape must not bring in the new value
+            with pytest.raises(ModelError, match=f"{named}, {CHANGED}") as refusal:
+                offloaded.step(batch)
+        assert "entry of the batch" in refusal.value.hint
+        assert offloaded.evaluate(X).shape == (8, 16), "the loss is not part of an evaluation"
+        monkeypatch.undo()
+        assert offloaded.step((X, Y)) < before
+        assert offloaded.steps == 2
+
+
+def test_a_changed_closure_method_or_tensor_of_the_loss_is_refused() -> None:
+    weight, factor, method = torch.ones(16), 0.0, Penalty()
+
+    def weighted(output: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(output, targets, weight=weight) + factor * output.mean()
+
+    with offloaded_net(loss=weighted) as one, offloaded_net(loss=method.loss) as other:
+        one.step((X, Y))
+        method.calls += 1  # not read by the loss
+        other.step((X, Y))
+        factor, method.weight = 1.0, 1.0
+        with pytest.raises(ModelError, match=f"the loss reads factor, {CHANGED}"):
+            one.step((X, Y))
+        with pytest.raises(ModelError, match=rf"the loss reads self\.weight, {CHANGED}"):
+            other.step((X, Y))
+        factor = 0.0
+        one.step((X, Y))
+        weight[0] = 100.0
+        with pytest.raises(ModelError, match=r"the loss reads weight, .* after 1 changes' now"):
+            one.step((X, Y))
+
+
+def test_a_changed_number_of_the_module_is_refused_and_a_deleted_module_is_not_needed() -> None:
+    model = Tempered()
+    with offloaded_net(model) as offloaded:
+        offloaded.step((X, Y))
+        model.eval()
+        offloaded.step((X, Y))
+        model.temperature = 10.0
+        for use in (offloaded.step, offloaded.evaluate):
+            with pytest.raises(ModelError, match=r"the module has temperature, which was 1\.0"):
+                use((X, Y))
+        del model
+        offloaded.step((X, Y))
+
+
+# ---- names, words and the end
+
+
+def test_a_misspelt_entry_is_refused_if_no_loss_function_takes_it() -> None:
+    class Masked(Net):
+        def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+            output = super().forward(inputs)
+            return (output if mask is None else output * mask).square().mean()
+
+    misspelt = {"inputs": X, "maks": torch.zeros(16)}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'maks'"):
+        offloaded_net(Masked(), None, example=misspelt)
+
+    def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return output * batch["maks"].sum()
+
+    with offloaded_net(Masked(), loss, example=misspelt) as offloaded:
+        assert offloaded.step(misspelt) == 0.0
+
+
+def test_a_loss_that_is_not_finite_is_told_plainly_and_changes_nothing() -> None:
+    with offloaded_net() as offloaded:
+        before = offloaded.state_dict()["model"]
+        with pytest.raises(AtomError) as void:
+            offloaded.step((X * torch.nan, Y))
+        assert str(void.value) == "loss not finite: nan in batch 0; the weights are unchanged"
+        after = offloaded.state_dict()["model"]
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_closed_model_says_so() -> None:
+    with offloaded_net() as offloaded:
+        pass
+    for use in (offloaded.step, offloaded.evaluate):
+        with pytest.raises(RuntimeError, match="the offloaded model is closed"):
+            use((X, Y))
+
+
+def test_a_clip_norm_of_zero_means_no_clipping() -> None:
+    model, losses = Net(), list[list[float]]()
+    for norm in (0.0, None, 1e-6):
+        with offloaded_net(
+            copy.deepcopy(model), optimizer=atom.SGD(), learning_rate=1.0, clip_norm=norm
+        ) as offloaded:
+            losses.append([offloaded.step((X, Y)) for _ in range(2)])
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_messages_name_the_users_module_and_tracebacks_have_the_hint() -> None:
+    with pytest.raises(ModelError) as refusal:
+        offloaded_net(loss=lambda output, _: output.sum(1))
+    assert refusal.value.message.startswith("Net with its loss returns a tensor [8]")
+    assert f"hint: {refusal.value.hint}" in "".join(traceback.format_exception(refusal.value))
+    with pytest.raises(DeviceError) as small:
+        offloaded_net(gpu_memory="1 KiB")
+    assert not small.value.message.startswith("model.")
+    assert re.search(r"there are 1\.0 kB, and \d+ kB \(", small.value.message)
+
+
+def test_a_module_in_float64_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match=r"weights in torch\.float64") as refusal:
+        offloaded_net(Net().double(), example=(X.double(), Y))
+    assert "model.float()" in str(refusal.value)

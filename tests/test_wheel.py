@@ -45,14 +45,19 @@ def python(*words: str, cwd: Path, codes: tuple[int, ...] = (0,), **environment:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools leaves things beside what it builds, and takes up what lies
-    there. Nothing is downloaded, since PyTorch brings setuptools along."""
-    checkout, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("out")
+def copied(checkout: Path) -> Path:
+    """Copy what a package is built from: setuptools leaves things beside what it builds, and takes
+    up what lies there."""
     shutil.copytree(ATOM, checkout / "atom", ignore=MADE)
     for name in BUILT_FROM:
         shutil.copy(ROOT / name, checkout)
+    return checkout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nothing is downloaded, since PyTorch brings setuptools along."""
+    checkout, out = copied(tmp_path_factory.mktemp("checkout")), tmp_path_factory.mktemp("out")
     alone = ("--no-deps", "--no-index", "--no-build-isolation")
     python(*PIP, "wheel", *alone, "--wheel-dir", str(out), str(checkout), cwd=out)
     (path,) = out.iterdir()
@@ -95,6 +100,19 @@ def test_it_runs_from_where_it_was_installed(installed: Path, tmp_path: Path) ->
     said = python("-m", "atom", "doctor", "--json", cwd=tmp_path, codes=either, **there)
     levels = {each["topic"]: each["level"] for each in json.loads(said)["findings"]}
     assert levels["Host kernels"] == "ok"
+
+
+def test_an_editable_installation_is_found_beside_a_clone_named_atom(tmp_path: Path) -> None:
+    """A plain path: a finder of setuptools would come after the folder of the clone."""
+    clone = copied(tmp_path / "atom")
+    build = (
+        "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
+    )
+    python("-c", build, str(tmp_path), cwd=clone)
+    (built,) = tmp_path.glob("*.whl")
+    with ZipFile(built) as archive:
+        (path,) = (archive.read(name) for name in archive.namelist() if "-info/" not in name)
+    assert Path(path.decode().strip()) == clone
 
 
 @pytest.mark.parametrize("version", ["3.10.13", "3.14.0"])

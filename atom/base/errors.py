@@ -53,13 +53,15 @@ class AtomError(Exception):
 
     Attributes:
         message: the failure, and the thing that failed.
-        hint: advice on how the user can correct the failure; may be empty.
+        hint: advice on how the user can correct the failure; may be empty. A traceback shows it.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")
 
 
 class UserError(AtomError, ValueError):

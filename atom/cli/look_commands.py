@@ -37,7 +37,7 @@ def status(
 
 @commands.command()
 def watch(address: LookedAtArgument = None, state: DaemonStateOption = None) -> None:
-    """Show a swarm as it lives, without joining it, until Ctrl-C.
+    """Show a live view of a swarm, without joining it, until Ctrl-C.
 
     In a pipe it shows the swarm once, as `atom status` does.
 

@@ -240,7 +240,10 @@ def plan(
         its, text, listed = agreed_run(swarm.manifest), swarm.manifest.text, swarm.latest.peers
         reach = dialable or max(1, owners_among(listed))
         count = peers or sum(each.state != "left" for each in listed) + 1
-        request = replace(request, run=its, text=text, peers=count, dialable=reach)
+        request = replace(
+            request, run=its, text=text, peers=count, dialable=reach,
+            rounds_done=swarm.latest.round,
+        )  # fmt: skip
     show_plan(request, as_json)
 
 

@@ -43,6 +43,11 @@ class Entries:
         return cls(structure, {f"batch_{n}": value for n, (_, value) in enumerate(found)})
 
     @property
+    def shapes(self) -> Any:
+        """The batch with the shape in place of each tensor, as a list."""
+        return pytree.tree_unflatten([list(t.shape) for t in self.tensors.values()], self.structure)
+
+    @property
     def form(self) -> Form:
         """Structure of the batch, and shape and dtype of each tensor."""
         return self.structure, tuple((each.shape, each.dtype) for each in self.tensors.values())
@@ -126,8 +131,14 @@ class Whole(nn.Module):
                 batch is input, and the module returns its loss.
             entries: batch with the structure of all batches.
             packing: return the module's output, packed by it; None: return the loss.
+
+        Raises:
+            TypeError: a dictionary has an entry that nothing takes.
         """
         super().__init__()
+        if loss is None and packing is None and isinstance(entries.shapes, dict):
+            inspect.signature(model.forward).bind_partial(**entries.shapes)
+        self.name_in_errors = type(model).__name__ + (" with its loss" if loss else "")
         self.model, self.loss, self._packing = model, loss, packing
         self._structure, self._names = entries.structure, tuple(entries.tensors)
 

@@ -18,7 +18,7 @@ from atom.graph.traced import Graph
 from atom.graph.tracing import guards
 from atom.graph.tracing.functions import functions_as_calls
 from atom.graph.tracing.reading import read_exported
-from atom.graph.tracing.refusals import Refusal, untraceable
+from atom.graph.tracing.refusals import Refusal, name_of, untraceable
 
 
 def trace(
@@ -60,7 +60,7 @@ def _in_forward_order(
                 raise TypeError(f"{name} is {type(value).__name__}, not a tensor")
         bound = inspect.signature(model.forward).bind(**batch)
     except TypeError as error:
-        raise Refusal.BATCH.error(model=type(model).__name__, error=error) from error
+        raise Refusal.BATCH.error(model=name_of(model), error=error) from error
     ordered = [name for name in bound.arguments if name in batch]
     # Entries that forward takes as **kwargs come last, in the given order.
     return {name: batch[name] for name in [*ordered, *(n for n in batch if n not in ordered)]}
@@ -91,4 +91,4 @@ def _export(
         raise
     # Tracing runs the user's forward: any exception of it or of torch is about the model.
     except (Exception, SystemExit) as error:
-        raise untraceable(type(model).__name__, error) from error
+        raise untraceable(name_of(model), error) from error

@@ -48,7 +48,7 @@ class ParameterGroups(Optimizer):
         Raises:
             ValueError: A rate is out of range.
         """
-        self._rates = [require_rate(float(group["lr"])) for group in self.groups]
+        self._rates = [float(require_rate(group["lr"])) for group in self.groups]
 
     def state(self, parameter: ParameterSpec, form: StateForm) -> Mapping[str, StateTensor]:
         return self._of(parameter).state(parameter, form)
@@ -67,8 +67,8 @@ class ParameterGroups(Optimizer):
 
 def require_rate(rate: float) -> float:
     """Return a learning rate. Raises: ValueError if it is not a finite number of 0 or more."""
-    if not 0 <= rate < math.inf:
-        raise ValueError(f"invalid learning_rate: {rate}")
+    if isinstance(rate, str) or not 0 <= rate < math.inf:
+        raise ValueError(f"invalid learning_rate: {rate!r} is not a number of 0 or more")
     return rate
 
 
@@ -111,7 +111,9 @@ def parameter_groups(
         group["params"] = [name.removeprefix("model.") for name in own_names]
     if missing := [name for name in trained if name not in members]:
         what = "add it to one, or freeze it with requires_grad_(False)"
-        raise ValueError(f"the parameter {missing[0]} is in no group: {what}")
+        raise ValueError(
+            f"the parameter {missing[0].removeprefix('model.')} is in no group: {what}"
+        )
     return ParameterGroups(optimizers, groups, members)
 
 

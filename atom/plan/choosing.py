@@ -354,10 +354,11 @@ def _refusal(asked: Question) -> DeviceError:
     alone = [(alone_bytes(piece_of([each]), limits), each.name) for each in asked.chain.operations]
     need_bytes, hungriest = max(alone, key=lambda pair: pair[0])
     fits = need_bytes <= limits.device_bytes
+    scale, unit = (1000, "kB") if enough < 10**6 else (10**6, "MB")
     what = ", and values between sub-models more than is left" if fits else " even alone"
     return DeviceError(
         f"{hungriest} needs {format_bytes(need_bytes)} of device "
         f"memory{what}; there are {format_bytes(limits.device_bytes)}, and "
-        f"{-(-enough // 2**20)} MiB ({enough} bytes) would do, with 1 micro-batch per pass",
+        f"{-(-enough // scale)} {unit} ({enough} bytes) would do, with 1 micro-batch per pass",
         _WHAT_HELPS,
     )

@@ -31,6 +31,8 @@ class Offer:
     view: SwarmView
     fetched_bytes: int
     """Bytes of state and text that are fetched once."""
+    average_bytes: int = 0
+    """Bytes of a round's average as it travels."""
 
     @classmethod
     def of(
@@ -71,7 +73,7 @@ class Offer:
         plan = plan_traced(request, run, graph, graph.model_name, peer, footprint, note)
         terms = ReplicaTerms.of(run, graph.layout)
         state_bytes = sum(each.size_bytes for each in terms.shared.values()) + terms.frozen_bytes
-        return cls(plan, view, state_bytes + text_bytes)
+        return cls(plan, view, state_bytes + text_bytes, terms.average_bytes)
 
     @property
     def speed(self) -> str:
@@ -93,7 +95,7 @@ class Offer:
         if self.plan.profile.source == "assumed":
             return f"{text}; only a guess, because measuring this model takes long: run atom plan"
         if self.plan.profile.doubtful:
-            return f"{text}; doubtful: other programs are at work, measure again when they rest"
+            return f"{text}; doubtful: other programs are at work, measure again when it is idle"
         helps = "useful" if mine > LITTLE * median else "hardly useful: try a smaller run"
         return f"{text}: {helps}"
 

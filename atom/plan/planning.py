@@ -78,6 +78,8 @@ class PlanRequest:
     """Number of peers that other peers can dial; None: unknown."""
     guesses: bool = False
     """Use typical rates if measuring this device would take long."""
+    rounds_done: int = 0
+    """Rounds of the run that the swarm has committed."""
 
 
 class LivePasses(NamedTuple):
@@ -136,16 +138,24 @@ class Plan:
     shapes: Mapping[int, float]
     """Micro-batches per second of passes, by the number of devices in a group."""
     recommendation: Recommendation
+    rounds_done: int
+    """Rounds of the run that the swarm has committed; 0 for a run file."""
+
+    @property
+    def rounds_left(self) -> int | None:
+        """Rounds of the run that are still to come; None if the run is endless."""
+        rounds = self.run.run.rounds
+        return None if rounds is None else max(rounds - self.rounds_done, 0)
 
     @property
     def run_s(self) -> float | None:
-        """Seconds of all rounds with the planned number of peers; None if the run is endless."""
-        rounds = self.run.run.rounds
-        return None if rounds is None else rounds * self.prediction.round_s
+        """Seconds of `rounds_left` with the planned number of peers; None if it is None."""
+        left = self.rounds_left
+        return None if left is None else left * self.prediction.round_s
 
     @property
     def run_alone_s(self) -> float | None:
-        """Seconds of the run's rounds if this machine trains alone; None if the run is endless."""
+        """Seconds of `rounds_left` if this machine trains alone; None if it is None."""
         return None if self.run_s is None else self.run_s * self.gain.times_alone
 
 
@@ -274,6 +284,7 @@ def plan_traced(
         with_one_dialable=gain(choice, replace(work, dialable=1)),
         alone=tuple(gain(ways[1].allowing(devices=n), work).alone for n in alone),
         shapes={size: 1 / way.seconds_per_micro_batch for size, way in ways.items()},
+        rounds_done=request.rounds_done,
         recommendation=_recommended(
             choice, run, graph.layout, replace(work, dialable=work.dialable or 1)
         ),

@@ -81,7 +81,7 @@ def profile_of(
         others = others_share(device)
         if others > BUSY_SHARE:
             said = f"other programs use {others:.0%} of this device: its times will be too long"
-            note(f"{said}, and are measured again when they rest: atom plan --measure-again")
+            note(f"{said}, and are measured again when it is idle: atom plan --measure-again")
         try:
             layers = measure_layers(graph, device, REPEATS, on_progress=on_progress)
             link = measure_link(device)

@@ -241,7 +241,7 @@ class HostStore:
             MemoryError: The host has too little memory.
         """
         if precision not in PRECISIONS:
-            raise ValueError(f"{precision} is not one of {PRECISIONS}")
+            raise ValueError(f"weights in {precision}: convert them with model.float()")
         form.require(precision)
         if gradients != torch.float32 and (gradients, precision) != (torch.bfloat16,) * 2:
             raise ValueError(f"gradients in {gradients} do not suit weights in {precision}")

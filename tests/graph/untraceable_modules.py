@@ -338,7 +338,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "several results": (
         does(lambda m, x: {"loss": m.layer(x).sum(), "hidden": m.layer(x)}),
-        r"Does\.forward returns 2 values",
+        "Does returns 2 values",
     ),
     "no result": (does(lambda m, x: None), "returns no tensor"),
     "vector of one": (does(lambda m, x: m.layer(x).sum()[None]), r"a tensor \[1\] with a gradient"),

@@ -100,15 +100,16 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "free some disk space; until then a restart has to fetch more from others",
     ),
     "the model's own code has to change in some way": (
+        "pass it as a tensor, an entry of the batch",
         "use the same parameters, in the same order, for both, or remove [sample]",
         "make validation possible, or remove [validation]",
         "make it depend on self.training, as nn.Dropout does, or remove [validation]",
         "use the same parameters, in the same order, in both modes, or remove [validation]",
         "give every micro-batch the entries, shapes and dtypes of the example batch",
         "check that the model trains on this batch without Atom",
-        "use operators that repeat their results and random numbers from torch's default "
-        "generator, and do not use numbers in forward that change at every call",
-        "remove Python state and hooks, which tracing cannot see, or results that vary",
+        "remove what tracing cannot see: Python state, hooks, and operators that do not "
+        "repeat their results or draw random numbers from elsewhere than torch's default "
+        "generator",
         "check the first values of its parameters, and divisions and roots in its forward",
         "set it in the module's reset_parameters (or in transformers' _init_weights)",
         "check the numbers of layers and experts",
@@ -154,6 +155,7 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "use one that has a token for unknown characters, or for every byte",
     ),
     "the files of a model decide; tests/models and tests/daemon/model have the cases": (
+        "name a model: --from FOLDER",
         "omit --adapter",
         "export with --precision float32",
         "omit --from, or found a new run with another name or --state DIR",

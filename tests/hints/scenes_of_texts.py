@@ -47,7 +47,7 @@ OF_TEXTS = {
     "name the files under [data] paths, in the run file or in your peer file": scene(
         text(ONE, "*.md"), text(ONE, "*.txt")
     ),
-    'move it to another folder, or name only the text files: [data] paths = ["…/*.txt"]': scene(
+    'name only text: [data] paths = ["…/*.txt"]; if it is UTF-16: encoding = "utf-16-le"': scene(
         text(PICTURE), text({"a.txt": b"one"}), text(PICTURE, "*.txt")
     ),
     'name the encoding of such files, for example [data] encoding = "windows-1252" (also for '

@@ -278,12 +278,17 @@ def test_a_module_with_samples_of_its_own_is_planned(
 
 def test_what_a_swarm_trains_is_planned_without_its_founder_s_files(tmp_path: Path) -> None:
     of_file = plan(tmp_path)
-    text = (tmp_path / "run.toml").read_text()
+    text = (
+        (tmp_path / "run.toml").read_text().replace('name = "tiny"', 'name = "tiny"\nrounds = 100')
+    )
     run, _ = pin_for_plan(parse_run_text(text), tmp_path, PeerFile())
     shared = SharedText(bytes(32), 256, 0, (TextFile("uint8", 5 * 10**9, ""),))
-    told = plan_run(PlanRequest(run, assume="rtx3060-12g", text=shared), lambda _: None)
+    request = PlanRequest(run, assume="rtx3060-12g", text=shared, rounds_done=30)
+    told = plan_run(request, lambda _: None)
     assert (told.model, told.parameters) == (of_file.model, of_file.parameters)
     assert told.footprint.disk.total_bytes - of_file.footprint.disk.total_bytes == 5 * 10**9
+    assert (of_file.rounds_left, told.rounds_left) == (None, 70)
+    assert told.run_s == 70 * told.prediction.round_s
 
 
 def test_a_strangers_code_is_not_run_for_a_plan(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def show_info(state: Path | None, as_json: bool) -> None:
     from atom.cli.box.info_page import rows  # slow: imports the swarm
 
     for label, text in rows(info):
-        stdout_console().print(Text.assemble((f"{label:14}", "bold"), text), soft_wrap=True)
+        stdout_console().print(Text.assemble((f"{label:15} ", "bold"), text), soft_wrap=True)
 
 
 def reload_settings(state: Path | None) -> None:

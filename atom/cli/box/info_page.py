@@ -85,7 +85,8 @@ def _work(info: Info) -> Iterator[Row]:
         here, total = (format_bytes(text[f"{which}_bytes"]) for which in ("kept", "total"))
         yield "text", f"{here} of {total} fetched"
     joined, given = info["rounds_joined"], info["sequences_committed"]
-    yield "contributed", f"{given:,} sequences to {joined:,} round{'' if joined == 1 else 's'}"
+    rounds = f"{joined:,} round{'' if joined == 1 else 's'}"
+    yield "contributed", f"{given:,} sequences to {rounds} since this start"
     # In runs without text each sample is one sequence, and there are no tokens to count.
     tokens = f"{info['tokens_per_s']:,.0f} tokens/s, " if trained_on(data) == "tokens" else ""
     yield "speed", f"{tokens}{info['sequences_per_s']:,.1f} sequences/s"

@@ -260,6 +260,8 @@ def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None
         hint = f"{problem.hint}\nor give the run's ADDRESS"
         raise ControlError(problem.message, hint) from None
     if not info["join_address"]:
+        if step := info.get("step"):
+            raise ControlError(f"this peer is still starting ({step})", "try again in a moment")
         said = f"this peer knows no address of its run: {info['paused']}"
         raise ControlError(said, "give the run's ADDRESS")
     return info["join_address"], Path(info["state_directory"])

@@ -20,7 +20,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 """Escape sequence that shows the cursor, which a progress bar hides."""
 
 
-def end_at_once_on_signals(message: str = "interrupted: no file is incomplete") -> None:
+def end_at_once_on_signals(message: str = "interrupted: all files are complete") -> None:
     """Exit immediately on SIGINT, SIGTERM or SIGHUP, with exit code 128 + the signal's number.
 
     This suits commands that write nothing, and a daemon that is starting (a running one leaves in

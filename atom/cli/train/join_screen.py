@@ -4,11 +4,13 @@ from collections.abc import Mapping
 
 import typer
 from rich.console import RenderableType
+from rich.text import Text
 
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
 from atom.cli.shell.console import TerminalConsole
 from atom.cli.shell.terminal import facts, stderr_console
+from atom.cli.train.plan import fit
 from atom.config.peer_file import PeerFile
 from atom.daemon.model.recipe import Recipe
 from atom.daemon.model.texts import total_bytes
@@ -69,16 +71,23 @@ def screen(offer: Offer, peer: PeerFile) -> RenderableType:
     limits = {"up": network.upload_bits_per_s, "down": network.download_bits_per_s}
     capped = [f"; at most {rate / 1e6:,.4g} Mbit/s {way}" for way, rate in limits.items() if rate]
     month = f"{format_bytes(hourly * _HOURS_A_MONTH)} a month each way, if it trains all the time"
-    rows = [
+    rounds = offer.plan.run.snapshot.every_rounds
+    averages = f"at most {rounds:,} of {format_bytes(offer.average_bytes)}"
+    rows: list[tuple[str, str | Text]] = [
         ("use", offer.speed),
         ("line", f"{format_bytes(hourly)} per hour up and as much down{''.join(capped)}"),
         ("", month),
         ("", f"once {format_bytes(offer.fetched_bytes)} down: state and text"),
-        ("memory", f"{format_bytes(host.total_bytes)} of {format_bytes(host.have_bytes)}"),
+        ("", f"then the averages of the rounds since that state: {averages}"),
+        ("memory", _of(host.total_bytes, host.have_bytes)),
         ("device", f"{format_bytes(device.total_bytes)} on {offer.plan.device}"),
-        ("disk", f"{format_bytes(disk.total_bytes)} of {format_bytes(disk.have_bytes)}"),
+        ("disk", _of(disk.total_bytes, disk.have_bytes)),
     ]
     if watts:
         energy = f"at most {watts * _HOURS_A_MONTH / 1000:,.0f} kWh a month"
         rows.append(("power", f"up to {watts:,.0f} W, the limit of the card: {energy}"))
     return facts([*rows, *_ROWS_FOR_ALL])
+
+
+def _of(need: int, have: int) -> Text:
+    return Text.assemble(f"{format_bytes(need)} of {format_bytes(have)}: ", fit(need, have))

@@ -124,10 +124,10 @@ def _verdict(plan: Plan) -> _Rows:
     """Return the main figures: speed, traffic, duration of the run, and the recommended mode."""
     round_, gain, found = plan.prediction, plan.gain, plan.recommendation
     unit = "tokens" if plan.work.sequence_tokens > 1 else "samples"
-    times = ("fewer than", "bad") if gain.times_alone < 1 else f"{gain.times_alone:.2g} times"
+    times = ("less than", "bad") if gain.times_alone < 1 else f"{gain.times_alone:.2g} times"
     others = f"; without this machine {gain.without:,.0f}" if gain.without else ""
     doubt = " (doubtful)" * plan.profile.doubtful
-    alone = f" the {gain.alone:,.0f} of this machine alone{doubt}{others}"
+    alone = f" the {gain.alone:,.0f} {unit}/s of this machine alone{doubt}{others}"
     swarm = Text.assemble(f"{gain.swarm:,.0f} {unit}/s for {_peers(plan)}, ", times, alone)
     rows: _Rows = [("speed", swarm)]
     if plan.work.dialable is not None:
@@ -143,11 +143,12 @@ def _verdict(plan: Plan) -> _Rows:
     an_hour = format_bytes(round_.line_bytes_per_day / 24)
     rows.append(("line", f"{an_hour} per hour up, and the same down"))
     if plan.run_s is not None and plan.run_alone_s is not None:
-        ends = f"{plan.run.run.rounds:,} rounds take {format_seconds(plan.run_s)}"
+        rounds = f"{plan.rounds_left:,}{' remaining' if plan.rounds_done else ''} rounds"
+        ends = f"{rounds} take {format_seconds(plan.run_s)}"
         rows.append(("end", f"{ends}; alone {format_seconds(plan.run_alone_s)}"))
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
     assumed = " (with one dialable peer)" if plan.work.dialable is None else ""
-    return [*rows, ("best mode", f"{keys}: {found.reason}{assumed}")]
+    return [*rows, ("best mode", f"{keys}{assumed}: {found.reason}")]
 
 
 def _peers(plan: Plan) -> str:
@@ -164,10 +165,15 @@ def _requirements(plan: Plan) -> _Rows:
     }
     rows: _Rows = [("", Text("needs", "quiet"), Text("has", "quiet"), "")]
     for name, (need, have) in needs.items():
-        fits = Text(f"fits, {format_bytes(have - need)} to spare", "good")
-        verdict = fits if need <= have else Text(f"short by {format_bytes(need - have)}", "bad")
-        rows.append((name, format_bytes(need), format_bytes(have), verdict))
+        rows.append((name, format_bytes(need), format_bytes(have), fit(need, have)))
     return rows
+
+
+def fit(need: int, have: int) -> Text:
+    """Return the text that says whether so many bytes fit, and how many are left or missing."""
+    if need <= have:
+        return Text(f"fits, {format_bytes(have - need)} to spare", "good")
+    return Text(f"short by {format_bytes(need - have)}", "bad")
 
 
 def _source(plan: Plan) -> Text:
@@ -181,7 +187,7 @@ def _source(plan: Plan) -> Text:
     text = f"measured on this device, layer by layer, on {day}: --measure-again"
     if profile.doubtful:
         others = f"doubtful, other programs used {profile.others_share:.0%} of the device; "
-        return Text.assemble((f"{others}measured again when they rest; ", "bad"), text)
+        return Text.assemble((f"{others}measured again when it is idle; ", "bad"), text)
     return Text(text)
 
 
@@ -194,6 +200,8 @@ def _round(plan: Plan) -> _Rows:
     travels = f"{format_bytes(plan.footprint.wire_bytes)} up and as much down, at {network}"
     goes_on = "continue during" if round_.overlapped else "wait for"
     steps = f"measured on this machine; {round_.steps} per round, {waits}"
+    if not round_.optimizer_s:
+        steps = "on the device, during the passes"
     return [
         ("model", "", plan.choice.summary),
         ("a pass", format_seconds(timeline.seconds), Text(computes) + _source(plan)),

@@ -206,7 +206,7 @@ def _require_known(token: int, known: int) -> None:
     """Raise ConfigError if a token of the text is beyond the model's vocabulary."""
     if token >= known:
         raise ConfigError(
-            f"the model has {known} tokens, and the text the token {token}",
+            f"the text has token {token}, but the vocabulary of the model ends at {known - 1}",
             "use the model's own tokenizer.json, or raise the model's vocabulary size",
         )
 

@@ -139,6 +139,8 @@ def found_run(run: RunFile, folder: Path, box: Box, weights: Path | None = None)
         check_founder(known[0], run.run.name, box)
         kept = pinned_run(known[0].run_file)
     given = begins_from_given(weights, kept)  # raises now, and not after hours of tokenising
+    if kept is None and not given and run.train is not None and run.model.weights is None:
+        raise ConfigError("[train] would freeze random weights", "name a model: --from FOLDER")
     pinned, code, texts = pin(
         run, folder, box.peer, box.state.tokens, box.console.progress, given, kept
     )

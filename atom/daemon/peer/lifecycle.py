@@ -126,9 +126,16 @@ def ending(facts: Facts) -> Ending | None:
     return _left(facts) if facts.now >= facts.leave_by else None
 
 
-def ending_note(verdict: Ending, last_round: int) -> str:
-    """Return the line for the owner that says why the peer ended."""
-    return f"ended at round {last_round}: {_WORDS[verdict]}"
+def ending_note(verdict: Ending, last_round: int, loss: float | None = None) -> str:
+    """Return the line for the owner that says why the peer ended.
+
+    Args:
+        verdict: why it ended.
+        last_round: number of the last round.
+        loss: loss of that round; None: unknown.
+    """
+    reached = "" if loss is None else f", loss {loss:.4f}"
+    return f"ended at round {last_round}{reached}: {_WORDS[verdict]}"
 
 
 def _left(facts: Facts) -> Ending:

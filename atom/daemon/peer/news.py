@@ -148,11 +148,12 @@ class News:
         self._round = last.round
         which = f"round {last.round:,}"
         if first < last.round:
-            which = f"rounds {first:,} to {last.round:,}, the last"
+            which = f"rounds {first:,} to {last.round:,}; round {last.round:,}"
         parts = [part for part in last.contributions if part.sequences]
         ours = sum(part.sequences for part in parts if part.peer_id == self._me)
-        peers = "1 peer" if len(parts) == 1 else f"{len(parts):,} peers"
-        of = f" of {peers}, {ours:,} of them ours" if ours < last.sequences else ", all ours"
+        peers = f"{len(parts):,} {'' if ours else 'other '}peer{'' if len(parts) == 1 else 's'}"
+        of = f" of {peers}" + f", {ours:,} of them ours" * (ours > 0)
+        of = of if ours < last.sequences else ", all ours"
         yield f"{which}: loss {last.loss:.4f}, {last.sequences:,} sequences{of}"
 
     def _waiting(self, missing: Collection[str], now: float) -> Iterator[str]:

@@ -224,7 +224,9 @@ class Peer:
         head = self._training.machine.head if digest else self._training.shared.storage.journal.head
         end = {"round": head.round, "head": head.digest.hex(), "digest": digest.hex()}
         self._box.events.emit("left", ending=verdict.value, **end)
-        self._say(lifecycle.ending_note(verdict, head.round))
+        last = self._training.executor.stats.last
+        loss = last.loss if last is not None and last.round == head.round else None
+        self._say(lifecycle.ending_note(verdict, head.round, loss))
         return verdict
 
     # ---- commands of the control API, from any thread

@@ -78,7 +78,7 @@ def loss_chart(
         since = range(before + 1, each.number + 1)
         said = [f"round {each.number:,}", f"loss {each.loss:.4f}"]
         said += [f"validation {held_back[n]:.4f}" for n in since if n in held_back]
-        said += [f"{trained[place]:,} samples"]
+        said += [f"{trained[place]:,} sequences"]
         said += [f"wrote: {samples[n]}" for n in since if n in samples]
         columns.append(", ".join(said))
         before = each.number
@@ -90,5 +90,5 @@ def loss_chart(
         "grid": [f"{100 * n / steps:.2f}" for n in range(steps + 1)],
         "ticks": [label(high - n * step, step) for n in range(steps + 1)],
         "first": f"round {first:,}",
-        "last": f"round {last:,}, {trained[-1]:,} samples",
+        "last": f"round {last:,}, {trained[-1]:,} sequences",
     }

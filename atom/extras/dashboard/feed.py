@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Protocol, TypeVar
 
 from atom.base.errors import AtomError
@@ -81,12 +82,23 @@ class SwarmFeed:
         await self._news.wait()
 
     async def look(self) -> None:
-        """Read the view once; if the DHT does not answer, keep the last view and note it."""
+        """Read the view once; if the DHT or all peers are silent, keep the last view and note it.
+
+        A reading without peers does not prove that they are gone: the DHT nodes through which this
+        process entered may be.
+        """
+        last, problem = self._last.view, ""
         try:
-            self._remember(await self._swarm.view())
+            view = await self._swarm.view()
+            if last.peers and not (view.peers or view.other_versions):
+                since = f"{datetime.fromtimestamp(last.unix_time):%H:%M:%S}"
+                problem = f"no peer has been found since {since}: this is the last known state"
         except AtomError as unavailable:
             problem = f"the DHT does not answer, trying again ({unavailable})"
+        if problem:
             self._last = replace(self._last, problem=problem)
+        else:
+            self._remember(view)
         news, self._news = self._news, asyncio.Event()
         news.set()
 

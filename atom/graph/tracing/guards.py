@@ -4,12 +4,14 @@ A guard turns a construct that tracing would get silently wrong into a named ref
 model is unchanged.
 """
 
+import dis
+import inspect
 import io
 import logging
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -20,6 +22,8 @@ from contextlib import (
 )
 from functools import partial
 from itertools import count
+from numbers import Number
+from types import CodeType, FunctionType, NoneType
 from typing import Any
 
 import numpy
@@ -400,3 +404,49 @@ def _numbers(model: nn.Module) -> dict[tuple[str, str], float]:
             elif type(value) is list:
                 numbers[path, f"len({key})"] = len(value)
     return numbers
+
+
+def constants_of(modules: Iterable[nn.Module], loss: Any) -> dict[str, str]:
+    """Return the Python values that a trace makes constants, as text, by words for their place.
+
+    These are the numbers among the attributes of modules, and the numbers, texts and tensors that a
+    loss function reads from globals, from its closure and from attributes and entries of those. No
+    tensor is read: PyTorch counts its changes in place.
+
+    Args:
+        modules: modules that are traced.
+        loss: the loss function; None: it is not traced.
+    """
+    found = {
+        "the module has " + f"{path}.{attribute}".lstrip("."): repr(number)
+        for module in modules
+        for (path, attribute), number in _numbers(module).items()
+    }
+    for name, value in _read_by(loss).items():
+        if isinstance(value, torch.Tensor) and not value.is_inference():
+            value = f"tensor {id(value):x} after {value._version} changes"
+        if isinstance(value, Number | str | NoneType):
+            found[f"the loss reads {name}"] = repr(value)
+    return found
+
+
+def _read_by(loss: Any) -> dict[str, Any]:
+    """Return what a function reads from globals, its closure and its object, and their entries.
+
+    What it reads through a function that it calls is not found.
+    """
+    function = getattr(loss, "__func__", loss)
+    if not isinstance(function, FunctionType):
+        return {}
+    codes, read = [function.__code__], set[tuple[str, Any]]()
+    for code in codes:
+        read |= {(each.opname, each.argval) for each in dis.get_instructions(code)}
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    found = {n: v for n, v in function.__globals__.items() if ("LOAD_GLOBAL", n) in read}
+    found |= {"self": getattr(loss, "__self__", None), **inspect.getclosurevars(function).nonlocals}
+    for name, value in list(found.items()):
+        entries = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        for key, entry in entries.items():
+            if {("LOAD_ATTR", key), ("LOAD_CONST", key)} & read:
+                found[f"{name}.{key}"] = entry
+    return found

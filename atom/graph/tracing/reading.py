@@ -18,7 +18,7 @@ from atom.graph.ir import ParameterLayout, ValueSpec
 from atom.graph.layers import numbered_module
 from atom.graph.traced import Constant, Graph, Span
 from atom.graph.tracing.effects import Effects, observe
-from atom.graph.tracing.refusals import Refusal
+from atom.graph.tracing.refusals import Refusal, name_of
 
 CONSTANT_BYTES = 16 * 2**20
 """Limit for all buffers together; equal ones count once. The device holds them permanently."""
@@ -250,7 +250,7 @@ def _result(
         what = f"a tensor {list(specs[node].shape)} {gradient}"
     else:
         return node
-    raise Refusal.RETURNS.error(model=type(model).__name__, what=what)
+    raise Refusal.RETURNS.error(model=name_of(model), what=what)
 
 
 def _is_loss(spec: ValueSpec) -> bool:

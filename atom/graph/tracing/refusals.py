@@ -19,7 +19,7 @@ class Refusal(enum.Enum):
         "give a tensor for every argument; leave out other values, or pass them from a wrapper",
     )
     RETURNS = (
-        "{model}.forward returns {what}, not the loss alone",
+        "{model} returns {what}, not the loss alone",
         "return the mean loss of the micro-batch as one floating-point scalar with a gradient",
     )
     DTYPES = (
@@ -112,6 +112,11 @@ _TORCH, _PYTHON, _OURS = (
 )
 
 
+def name_of(model: nn.Module) -> str:
+    """Return the name of a model in messages: of its class, or of what it wraps."""
+    return str(getattr(model, "name_in_errors", type(model).__name__))
+
+
 def untraceable(what: object, error: BaseException, place: str = "") -> ModelError:
     """Return the error for an exception that was raised during tracing.
 
@@ -127,7 +132,7 @@ def untraceable(what: object, error: BaseException, place: str = "") -> ModelErr
 def unrunnable(model: nn.Module, error: BaseException) -> ModelError:
     """Return the error for an exception that was raised while the model itself ran."""
     return ModelError(
-        f"{type(model).__name__} fails on this batch{_place(error)}: {_reason(error)}",
+        f"{name_of(model)} fails on this batch{_place(error)}: {_reason(error)}",
         "check that the model trains on this batch without Atom",
     )
 

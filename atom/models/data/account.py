@@ -66,7 +66,7 @@ class Account:
     def omissions(self) -> Iterator[str]:
         """Yield a line for each reason to omit a part."""
         for reason, (count, first) in self.omitted.items():
-            yield f"{reason}: {count:,}, the first is {first}"
+            yield f"{count:,} omitted ({reason}), the first is {first}"
 
 
 class LostText:

@@ -252,7 +252,7 @@ def file_documents(path: Path, rows: RowText) -> Iterator[Document | Omission]:
     if codec is None:
         raise ConfigError(
             f"{path} is not text",
-            'move it to another folder, or name only the text files: [data] paths = ["…/*.txt"]',
+            'name only text: [data] paths = ["…/*.txt"]; if it is UTF-16: encoding = "utf-16-le"',
         )
     if codec not in (UTF_8, BYTES):
         yield Omission(f"file converted from {codec}", str(path))

@@ -227,10 +227,12 @@ def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
 def borders(tokenizer: Tokenizer, answer_ends: Sequence[int]) -> str:
     """Return a line about the tokens that begin and end documents and answers."""
     if not isinstance(tokenizer, JsonTokenizer):
-        return "a newline ends a document; no token ends an answer"
+        return "documents end with a newline; answers have no end token"
 
     def named(tokens: Sequence[int]) -> str:
-        return " ".join(f"{tokenizer.token(each)} ({each})" for each in tokens) or "no token"
+        return (
+            " ".join(f"{tokenizer.token(each)} ({each})" for each in tokens) or "no special token"
+        )
 
     between = "" if tokenizer.end else ", so nothing stands between documents"
     return (

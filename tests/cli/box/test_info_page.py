@@ -94,7 +94,7 @@ def test_what_is_not_as_usual_is_said() -> None:
     )  # fmt: skip
     shown = dict(rows(odd))
     assert shown["round"] == "1,076"
-    assert shown["contributed"] == "608 sequences to 1 round"
+    assert shown["contributed"] == "608 sequences to 1 round since this start"
     assert shown["paused"] == "outside its hours"
     assert shown["void passes"] == "12 loss-not-finite"
     assert shown["device"] == "cuda:0, cuda:1 (excluded: out of memory)"
@@ -108,4 +108,5 @@ def test_it_is_printed_with_its_folder_whole(
 ) -> None:
     monkeypatch.setattr(control, "ask_daemon", lambda state, command: info())
     control.show_info(None, as_json=False)
-    assert f"directory     {FOLDER}\n" in capsys.readouterr().out
+    assert f"directory       {FOLDER}\n" in (shown := capsys.readouterr().out)
+    assert "pinned address  /ip4/" in shown

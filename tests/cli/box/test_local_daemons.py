@@ -6,6 +6,7 @@ import pytest
 
 from atom.base.errors import ControlError, StorageError
 from atom.cli.box.control import find_daemon, find_state
+from atom.cli.look import onlooker
 from atom.cli.look.onlooker import run_meant
 from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
@@ -52,6 +53,14 @@ def test_several_are_named(home: Path, held: ExitStack) -> None:
     with pytest.raises(ControlError, match="2 daemons are running") as problem:
         run_meant(None, None)
     assert problem.value.hint.splitlines()[-1] == "or give the run's ADDRESS"
+
+
+def test_a_founder_that_starts_has_no_address_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = {"step": "tokenising, 40%", "join_address": "", "state_directory": "/runs/tiny"}
+    monkeypatch.setattr(onlooker, "ask_daemon", lambda state, command: starting)
+    with pytest.raises(ControlError, match=r"still starting \(tokenising, 40%\)") as problem:
+        run_meant(None, None)
+    assert problem.value.hint == "try again in a moment"
 
 
 def test_a_daemon_that_has_ended_is_nobody(home: Path) -> None:

@@ -19,12 +19,14 @@ OFFER: Any = SimpleNamespace(
     speed="about 500 tokens/s here, 2 times another peer (250): useful",
     line_bytes_per_h=2e9,
     fetched_bytes=30e9,
+    average_bytes=2e9,
     watts=150.0,
     plan=SimpleNamespace(
         device="cuda:0",
+        run=SimpleNamespace(snapshot=SimpleNamespace(every_rounds=25)),
         footprint=SimpleNamespace(
             host=SimpleNamespace(total_bytes=64e9, have_bytes=128e9),
-            disk=SimpleNamespace(total_bytes=90e9, have_bytes=500e9),
+            disk=SimpleNamespace(total_bytes=90e9, have_bytes=80e9),
             device=SimpleNamespace(total_bytes=10e9),
         ),
     ),
@@ -67,7 +69,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_a_terminal_sees_use_price_and_commands_and_is_asked(asked: Ask) -> None:
     shown = asked(answer=True)
     for words in ("2 times another peer", "2.0 GB per hour up", "1.5 TB a month", "once 30.0 GB",
-                  "64.0 GB of 128.0 GB", "10.0 GB on cuda:0", "90.0 GB of 500.0 GB", "150 W",
+                  "64.0 GB of 128.0 GB", "10.0 GB on cuda:0", "90.0 GB of ", "short by 10.0 GB",
+                  "fits, 64.0 GB to spare", "at most 25 of 2.0 GB", "150 W",
                   "110 kWh a month", "no files", "--upload", "--hours", "atom pause"):  # fmt: skip
         assert words in shown, words
     with pytest.raises(typer.Exit) as declined:

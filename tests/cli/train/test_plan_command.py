@@ -127,9 +127,9 @@ def test_a_swarm_that_is_slower_than_one_box_says_so(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     verdict = lines_of(capsys, "--network", "1 kbit/s")[3]
-    assert ", fewer than the " in verdict
+    assert ", less than the " in verdict
     assert " of this machine alone" in verdict
-    assert ", fewer than " not in lines_of(capsys, "--network", "100 Gbit/s")[3]
+    assert ", less than " not in lines_of(capsys, "--network", "100 Gbit/s")[3]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ def a_base(folder: Folder) -> tuple[Path, Any]:
     return folder.root / "base", model
 
 
+def test_adapters_of_random_weights_are_refused(folder: Folder) -> None:
+    with pytest.raises(ConfigError, match="would freeze random weights") as refusal:
+        folder.found(LLAMA, more=ADAPTERS)
+    assert "--from" in refusal.value.hint
+
+
 def test_a_joiner_makes_the_adapters_and_fetches_the_base(folder: Folder) -> None:
     path, base = a_base(folder)
     member = folder.found(LLAMA, weights=path, more=ADAPTERS)

@@ -12,6 +12,7 @@ from atom.daemon.peer.lifecycle import (
     Facts,
     Life,
     ending,
+    ending_note,
     peer_state,
 )
 from atom.swarm.records.lease import PeerState
@@ -114,6 +115,12 @@ def test_a_leave_is_settled_when_the_last_counted_work_is_committed() -> None:
         clock.advance(1.0)
         life.settled()
     assert life.facts.settled_at == 1.0
+
+
+def test_the_last_line_names_the_loss_that_was_reached() -> None:
+    said = ending_note(Ending.ROUNDS_REACHED, 100, 2.34412)
+    assert said.startswith("ended at round 100, loss 2.3441: the run is finished")
+    assert ending_note(Ending.LEFT, 7).startswith("ended at round 7: left")
 
 
 def test_a_run_is_finished_once() -> None:

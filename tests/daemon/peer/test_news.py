@@ -68,7 +68,8 @@ def test_a_round_is_a_line_and_many_short_ones_are_one() -> None:
     ]
     lines = [line for n in range(8, 308) for line in told.after(1, last=value(n, (BOB, 96)))]
     assert lines[0].startswith("rounds 8 to 3")
-    assert lines[0].endswith(", the last: loss 2.5000, 96 sequences of 1 peer, 0 of them ours")
+    assert lines[0].endswith(": loss 2.5000, 96 sequences of 1 other peer")
+    assert "; round 3" in lines[0]
     assert len(lines) == 300 / EVERY_S
     (only,) = told.after(60, last=value(900, (CY, 96)))
     assert only.endswith("96 sequences, all ours")

@@ -73,9 +73,9 @@ def test_the_pointer_finds_loss_validation_samples_and_text() -> None:
     told = {2: 2.75, 900: 9.0}, {3: "def <x>", 901: "too early"}
     chart = parsed(drawn(rounds([3.0, 2.5, 2.0]), *told))
     assert texts(chart, ".//li/p") == [
-        "round 1, loss 3.0000, 64 samples",
-        "round 2, loss 2.5000, validation 2.7500, 128 samples",
-        "round 3, loss 2.0000, 192 samples, wrote: def <x>",
+        "round 1, loss 3.0000, 64 sequences",
+        "round 2, loss 2.5000, validation 2.7500, 128 sequences",
+        "round 3, loss 2.0000, 192 sequences, wrote: def <x>",
     ]
     dots = {path.attrib["class"]: path.attrib["d"] for path in chart.iter("path")}
     assert (dots["held-back"], dots["texts"]) == ("M500.0,25.00h0", "M1000.0,100.00h0")
@@ -97,10 +97,12 @@ def test_of_a_thinned_curve_no_validation_is_lost() -> None:
 @pytest.mark.parametrize(
     ("losses", "labels", "ends"),
     [
-        ([0.0, 1.0], ["1.00", "0.75", "0.50", "0.25", "0.00"], ["round 1", "round 2, 128 samples"]),
-        ([3.1, 2.2], ["3.30", "3.00", "2.70", "2.40", "2.10"], ["round 1", "round 2, 128 samples"]),
+        ([0.0, 1.0], ["1.00", "0.75", "0.50", "0.25", "0.00"],
+         ["round 1", "round 2, 128 sequences"]),
+        ([3.1, 2.2], ["3.30", "3.00", "2.70", "2.40", "2.10"],
+         ["round 1", "round 2, 128 sequences"]),
         ([4e4, *[0.0] * 1233], ["40,000", "30,000", "20,000", "10,000", "0"],
-         ["round 1", "round 1,234, 78,976 samples"]),
+         ["round 1", "round 1,234, 78,976 sequences"]),
     ],
 )  # fmt: skip
 def test_the_axes_have_readable_numbers(

@@ -5,10 +5,12 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 from email.message import Message
 
 import pytest
-from seen_samples import a_ledger, a_view, no_ledger
+from seen_samples import a_ledger, a_peer, a_view, no_ledger
 
 from atom.base.errors import AtomError, PortInUseError, UserError
 from atom.extras.dashboard import server
@@ -151,6 +153,32 @@ def test_a_silent_dht_leaves_the_last_view_and_is_said() -> None:
         assert ">9<" in page
 
     served(visit, SwarmFeed(swarm, a_view()), swarm)
+
+
+def test_a_swarm_that_is_no_longer_found_stays_on_the_page() -> None:
+    last = a_view(a_peer(), a_peer(peer_id="12D3KooWother"), round=9)
+    since = f"{datetime.fromtimestamp(last.unix_time):%H:%M:%S}"
+    nobody = replace(last, peers=(), round=0, unix_time=last.unix_time + 60)
+    swarm = FakeSwarm(last, nobody)
+
+    def visit(url: str) -> None:
+        page = get(url).text
+        assert f"no peer has been found since {since}: this is the last known state" in page
+        assert ">9<" in page
+        assert '<p class="number ">2</p>' in page, "peers of the last known state"
+
+    served(visit, SwarmFeed(swarm, a_view()), swarm)
+
+
+def test_a_swarm_that_was_never_found_is_not_up_to_date() -> None:
+    nobody = replace(a_view(), peers=())
+
+    def visit(url: str) -> None:
+        page = get(url).text
+        assert "none alive" in page
+        assert "all up to date" not in page
+
+    served(visit, SwarmFeed(FakeSwarm(nobody), nobody))
 
 
 def test_a_port_in_use_and_a_strange_host_are_the_users_to_mend() -> None:
