@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atom.base.errors import AtomError, DeviceError
+from atom.base.errors import DeviceError
 from atom.base.units import parse_bytes
 from atom.graph.batches import Batch, Entries, Loss, Whole, batches_of, runs_of
 from atom.offloaded_programs import Programs
@@ -352,6 +352,5 @@ def _plain_pytorch() -> Iterator[None]:
     except PassVoided as void:
         words = f"{void.cause.replace('-', ' ')}: {void.detail.replace('micro-', '')}"
         hint = _LESS_MEMORY if void.cause is Cause.MEMORY else void.hint
-        plain = PassVoided(void.cause, void.detail, void.sequences_lost)
-        AtomError.__init__(plain, f"{words}; the weights are unchanged", hint)
-        raise plain from void
+        said = f"{words}; the weights are unchanged"
+        raise PassVoided(void.cause, void.detail, void.sequences_lost, hint, said) from void

@@ -27,7 +27,7 @@ def newest_revision(name: str, kind: Literal["model", "dataset"]) -> str:
     """Return the newest commit of OWNER/NAME on the hub, 40 hex digits.
 
     Raises:
-        ConfigError: the hub cannot be reached, or does not have OWNER/NAME.
+        AddressError: the hub cannot be reached, or does not have OWNER/NAME.
     """
     info = _ask(name, lambda hub: hub.repo_info(name, repo_type=kind, timeout=_WAIT_S))
     return cast(str, info.sha)
@@ -37,7 +37,7 @@ def fetch_config(name: str, revision: str) -> Path:
     """Fetch a model's config.json and return its path.
 
     Raises:
-        ConfigError: the hub cannot be reached, or does not have the file.
+        AddressError: the hub cannot be reached, or does not have the file.
     """
     return _fetched(name, revision, CONFIG)
 

@@ -113,7 +113,7 @@ def exchange_bytes(
         elements: Number of averaged numbers.
         element_bytes: Bytes per number on the network.
         peers: Number of peers that average together.
-        dialable: Number of peers that can be dialled, at least one; None: all.
+        dialable: Number of peers that own parts, at least one; None: all.
     """
     owners = min(dialable or peers, peers)
     averages = 1 + (peers - 2) / owners if peers > 1 else 0

@@ -40,8 +40,15 @@ class PassVoided(AtomError):
     owner of the gradients fills it in.
     """
 
-    def __init__(self, cause: Cause, detail: str, sequences_lost: int = 0, hint: str = "") -> None:
-        super().__init__(f"the pass is void, {cause.value}: {detail}", hint)
+    def __init__(
+        self,
+        cause: Cause,
+        detail: str,
+        sequences_lost: int = 0,
+        hint: str = "",
+        message: str | None = None,
+    ) -> None:
+        super().__init__(message or f"the pass is void, {cause.value}: {detail}", hint)
         self.cause = cause
         self.detail = detail
         self.sequences_lost = sequences_lost

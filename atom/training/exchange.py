@@ -23,6 +23,9 @@ from atom.training.storage.results import Results
 OPEN_S = 4.0
 """Seconds to open one channel: enough for an introduction and a punched connection on one
 continent, or for four handshakes between continents."""
+INTRODUCTION_S = 0.1
+"""Time in seconds that each further member adds: two introductions of half a second, of which six
+run at a time, are partly hidden behind `OPEN_S`."""
 PROGRESS_S = 1.3
 """Seconds without any bytes after which a neighbour counts as frozen or cut off.
 
@@ -63,9 +66,10 @@ def opening_s(members: int) -> float:
 
     A member opens its channels at the same time, so it waits for their round trips once. But their
     handshakes share its processor: with 64 members and as many owners, 126 channels. On a machine
-    that is busy with passes they take three times as long.
+    that is busy with passes they take three times as long. Introductions of members that cannot be
+    dialled take turns.
     """
-    return OPEN_S + 3 * HANDSHAKES_S * max(members - 2, 0)
+    return OPEN_S + (3 * HANDSHAKES_S + INTRODUCTION_S) * max(members - 2, 0)
 
 
 @dataclass(eq=False)
@@ -183,5 +187,5 @@ class Exchange:
             shares=start.shares,
             progress_timeout_s=PROGRESS_S,
             opening_s=opening_s(len(members)),
-            pace=self.speeds.pace(),
+            pace=replace(self.speeds.pace(), slack_s=opening_s(len(members)) + 1.0),
         )

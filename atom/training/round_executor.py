@@ -263,7 +263,8 @@ class RoundExecutor:
         self.shared.save_own()
 
     def _start_round(self, head: Head) -> None:
-        self.transport.known.at_head(head.known, {voter.peer_id for voter in head.voters})
+        others = {voter.peer_id for voter in head.voters} - {self.transport.peer_id}
+        self.transport.known.at_head(head.known, others)
         self.worker.train_beyond(None)
         self.worker.loader.deal(head, goes_on=self._replica.sequences > 0)
 

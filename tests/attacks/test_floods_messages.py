@@ -66,6 +66,14 @@ def test_each_peer_has_a_rate_and_a_stranger_pays_for_its_own_flood_only() -> No
     assert share.wait_s("voter", 100.0, 1.0) == 0.0
 
 
+def test_a_peer_that_is_refused_owes_nothing() -> None:
+    share = FairShare(KnownPeers(), Rate(1.0, 1.0), Rate(1.0, 2.0), Rate(1.0, 1.0))
+    assert [share.allow("flood", 0.0) for _ in range(5)] == [True] * 3 + [False] * 2, (
+        "the pool, too"
+    )
+    assert share.allow("flood", 1.0)
+
+
 def test_more_peers_than_can_be_remembered_cost_no_more_memory() -> None:
     share = FairShare(KnownPeers(), Rate(1.0, 1.0), Rate(1.0, 1.0), Rate(1.0, 1.0))
     for number in range(10_000):

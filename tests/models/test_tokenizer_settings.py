@@ -76,7 +76,7 @@ def test_a_document_has_each_end_once(tmp_path: Path) -> None:
     (text / "b.txt").write_text("b")
     found = cached_tokens(text_corpus([text]), coder, tmp_path / "cache").tokens.tolist()
     assert found == [256, 97, 257, 256, 98]
-    assert borders(ByteTokenizer(), ()).startswith("a newline ends a document")
+    assert borders(ByteTokenizer(), ()).startswith("documents end with a newline")
 
 
 @pytest.mark.parametrize(

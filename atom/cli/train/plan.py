@@ -131,11 +131,13 @@ def _verdict(plan: Plan) -> _Rows:
     swarm = Text.assemble(f"{gain.swarm:,.0f} {unit}/s for {_peers(plan)}, ", times, alone)
     rows: _Rows = [("speed", swarm)]
     if plan.work.dialable is not None:
-        rows.append(("reach", f"{plan.work.dialable:,} of these peers can be dialled"))
+        rows.append(
+            ("reach", f"{plan.work.dialable:,} of these peers may own parts of an exchange")
+        )
     elif plan.work.peers > 2:
         fewer = plan.with_one_dialable
         speed = f"{fewer.swarm:,.0f} {unit}/s, {fewer.times_alone:.2g} times this machine alone"
-        rows.append(("reach", f"if only one of the peers can be dialled: {speed}"))
+        rows.append(("reach", f"if others can dial only one of the peers: {speed}"))
     if len(plan.alone) > 1:
         each = ", ".join(f"{rate:,.0f} with {n}" for n, rate in enumerate(plan.alone, start=1))
         rows.append(("devices", f"{each}: {unit}/s of this machine alone"))
@@ -143,8 +145,8 @@ def _verdict(plan: Plan) -> _Rows:
     an_hour = format_bytes(round_.line_bytes_per_day / 24)
     rows.append(("line", f"{an_hour} per hour up, and the same down"))
     if plan.run_s is not None and plan.run_alone_s is not None:
-        rounds = f"{plan.rounds_left:,}{' remaining' if plan.rounds_done else ''} rounds"
-        ends = f"{rounds} take {format_seconds(plan.run_s)}"
+        kind = "remaining rounds" if plan.rounds_done else "rounds"
+        ends = f"{plan.rounds_left:,} {kind}: {format_seconds(plan.run_s)}"
         rows.append(("end", f"{ends}; alone {format_seconds(plan.run_alone_s)}"))
     keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in found.keys.items())
     assumed = " (with one dialable peer)" if plan.work.dialable is None else ""

@@ -131,7 +131,7 @@ def _given_values(weights: Path | None, recipe: Recipe, console: Console) -> Ini
         console: shows the progress of a fetch.
 
     Raises:
-        ConfigError: the hub does not have the weights, or cannot be reached.
+        AddressError: the hub does not have the weights, or cannot be reached.
         UserError: the values are not this model's.
     """
     model = recipe.run.model

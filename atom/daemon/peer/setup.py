@@ -267,7 +267,10 @@ def hand_over(control: ControlServer, peer: Peer, box: Box) -> Info:
     A pause or its end may have come a moment ago.
     """
     control.target = peer
-    (peer.pause if box.state.paused.exists() else peer.resume)()
+    if box.state.paused.exists():
+        peer.pause()
+    else:
+        peer.resume()
     return peer.info
 
 
@@ -366,8 +369,9 @@ def wants_ports(box: Box, is_private: bool) -> bool:
         is_private: True if this machine has a private address; otherwise the question is not asked.
     """
     wish, kept = box.peer.network.map_ports, box.state.map_ports
-    if wish is None and kept.exists():
-        wish = kept.read_bytes() == b"yes"
+    answer = kept.read_bytes() if kept.exists() else b""
+    if wish is None and answer in (b"yes", b"no"):
+        wish = answer == b"yes"
     elif wish is None and is_private:
         wish = box.console.ask(MAY_OPEN, default=False)
         if wish is not None:

@@ -96,8 +96,13 @@ class Reached(StrEnum):
         return next((each for each in cls if each.encode() == answer), cls.UNKNOWN)
 
 
+MOST_PUNCHED = 24
+"""Most members of an exchange in which peers that cannot be dialled own parts. Two such peers are
+introduced for each connection; with more members, that takes longer than the opening may take."""
+
+
 class HowReached(StrEnum):
-    """Way in which other peers connect to a peer, by its own word."""
+    """Way in which other peers connect to a peer, as it reports in its lease."""
 
     OPEN = "open"
     """They dial it."""
@@ -106,7 +111,7 @@ class HowReached(StrEnum):
     PUNCHED = "punched"
     """It is *steady*: other peers that cannot be dialled connect to it by punching."""
     CALLED = "called"
-    """They call it over lines: two such peers cannot connect to each other."""
+    """Other peers call it over lines. It cannot connect to another peer that cannot be dialled."""
     UNKNOWN = ""
 
 
@@ -236,7 +241,7 @@ def of_our_version(leases: Mapping[str, Lease]) -> dict[str, Lease]:
 
 
 def versions_text(leases: Iterable[Lease]) -> str:
-    """Return "3 peers run protocol version 21"; empty if all peers run ours."""
+    """Return "3 peers run protocol version 22"; empty if all peers run ours."""
     counts = Counter(lease.version for lease in leases if lease.version != PROTOCOL_VERSION)
     return ", ".join(
         f"{'1 peer runs' if count == 1 else f'{count:,} peers run'} protocol version {version}"

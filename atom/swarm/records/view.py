@@ -12,6 +12,7 @@ from atom.swarm.chain.commit import rank
 from atom.swarm.identity import short_id
 from atom.swarm.records.lease import (
     LEASE_SECONDS,
+    MOST_PUNCHED,
     HowReached,
     Lease,
     PeerState,
@@ -137,14 +138,16 @@ def trained_on(data_amount: tuple[int, int, int] | None) -> str:
 
 
 def owners_among(peers: Iterable[Lease]) -> int:
-    """Return the number of present peers that may own parts of an exchange, by their own words.
+    """Return the number of present peers that may own parts of an exchange, by their leases.
 
-    These are the peers that others can dial. If each other peer is steady, all of them may.
+    These are the peers that others can dial. If each other peer is steady, all of them may, up to
+    `MOST_PUNCHED`.
     """
     present = [peer for peer in peers if peer.state is not PeerState.LEFT]
     hidden = [peer for peer in present if peer.reached is Reached.NO]
     all_steady = all(peer.reach is HowReached.PUNCHED for peer in hidden)
-    return len(present) if all_steady else len(present) - len(hidden)
+    all_own = all_steady and len(present) <= MOST_PUNCHED
+    return len(present) if all_own else len(present) - len(hidden)
 
 
 def dialable_text(peers: Iterable[Lease]) -> str:

@@ -15,7 +15,7 @@ from atom.base.errors import AtomError
 MAX_ANSWER_BYTES = 1100
 """Largest answer of PCP, as its specification says."""
 UNKNOWN_HOST = "0.0.0.0"
-"""Stands for an outside address that a router does not say."""
+"""Placeholder for an outside address that the router does not report."""
 _ANSWER, _TCP = 0x80, 6
 _PCP, _PCP_MAP, _PCP_HEAD_BYTES, _PCP_MAP_BYTES = 2, 1, 24, 60
 _NAT_PMP, _PMP_HOST, _PMP_TCP, _PMP_HOST_BYTES, _PMP_TCP_BYTES = 0, 0, 2, 12, 16

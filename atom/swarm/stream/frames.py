@@ -39,14 +39,14 @@ class Purpose(IntEnum):
     """Connection that a peer keeps open if it cannot be dialled: over it, other peers ask the peer
     to dial them."""
     INTRODUCE = 5
-    """ "Introduce me to the peer in the tag": see `punching`."""
+    """Asks an introducer for a connection to the peer in the tag: see `punching`."""
     PROBE = 6
     """ "Can you dial me?" """
     TEXT = 7
     """Blobs of a run's text, with a separate limit of connections, so that a peer that needs a
     result never waits for peers that fetch text."""
     MEET = 8
-    """ "Another peer asks me to introduce it to you." """
+    """Introducer's connection to that peer."""
 
 
 _RANKS = {Purpose.RING: Rank.EXCHANGE, Purpose.BLOBS: Rank.STATE, Purpose.TEXT: Rank.TEXT}

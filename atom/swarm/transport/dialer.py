@@ -189,14 +189,14 @@ class Dialer:
 
         The addresses share the time of one handshake. Raises: OSError, PeerRefused.
         """
+        if route == CALL and not self._reverse.has_line(peer_id):
+            with self._punches.to(peer_id, patience) as (below, left):
+                return self._shake_hands(below, peer_id, purpose, tag, left)
         deadline = min(patience.deadline, time.monotonic() + limits.HANDSHAKE_S)
         within = replace(patience, deadline=deadline)
-        if route == CALL and self._reverse.has_line(peer_id):
+        if route == CALL:
             below = self._reverse.call(peer_id, within.left_s())
             return self._shake_hands(below, peer_id, purpose, tag, within)
-        if route == CALL:
-            with self._punches.to(peer_id, within) as below:
-                return self._shake_hands(below, peer_id, purpose, tag, within)
         targets = self._targets(peer_id, route, within.left_s())
         while True:
             share, target = _share(within, len(targets)), targets.pop(0)

@@ -158,15 +158,23 @@ class FairShare:
         Returns:
             Seconds to wait before the peer is served.
         """
+        with self._lock:
+            sources = self._sources(peer_id)
+            return min(sources, key=lambda source: source.owes(cost, now)).take(cost, now)
+
+    def allow(self, peer_id: str, now: float) -> bool:
+        """Charge one unit and return True; if the peer would have to wait, charge nothing."""
+        with self._lock:
+            return any(source.allow(now) for source in self._sources(peer_id))
+
+    def _sources(self, peer_id: str) -> list[TokenBucket]:
         is_known = peer_id in self._known
         key, rate = (peer_id, is_known), self._of_known if is_known else self._of_stranger
-        with self._lock:
-            own = self._own.pop(key) if key in self._own else TokenBucket(*rate)
-            self._own[key] = own
-            if len(self._own) > MOST_REMEMBERED:
-                del self._own[next(iter(self._own))]
-            sources = [own] if is_known else [own, self._pool]
-            return min(sources, key=lambda source: source.owes(cost, now)).take(cost, now)
+        own = self._own.pop(key) if key in self._own else TokenBucket(*rate)
+        self._own[key] = own
+        if len(self._own) > MOST_REMEMBERED:
+            del self._own[next(iter(self._own))]
+        return [own] if is_known else [own, self._pool]
 
 
 class ConnectionLimiter:

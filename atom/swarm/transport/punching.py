@@ -41,7 +41,7 @@ after as much."""
 PAUSE_S = 0.2
 """Pause after an attempt that was refused: the other end, or its router, was not ready."""
 LEAST_PORT = 1024
-FOR_KNOWN = Rate(2.0, 64.0)
+FOR_KNOWN = Rate(4.0, 128.0)
 """Introductions of each known peer, per second and at once: an exchange opens up to two connections
 to each other member."""
 FOR_STRANGER = Rate(0.2, 4.0)
@@ -49,6 +49,11 @@ FOR_ALL_STRANGERS = Rate(2.0, 32.0)
 MOST_ASKED = 6
 """Bound on introductions that we ask for at a time: `MAX_CONNECTIONS_PER_PEER` is the
 introducer's bound on our connections."""
+MOST_MISSED = 3
+"""Number of different peers to which connections failed in a row, from which on this peer is not
+steady: it may be behind another router now."""
+MOST_INTRODUCERS = 2
+"""Introducers that are asked, one after the other, for one connection."""
 MOST_MET = 64
 """Bound on introduced peers to which we try to connect at a time."""
 _LONGEST_ADDRESS = 16 + 2
@@ -84,8 +89,10 @@ class Punches:
         self._meetings = threading.BoundedSemaphore(MOST_MET)
         self._rates = FairShare(endpoint.known, FOR_KNOWN, FOR_STRANGER, FOR_ALL_STRANGERS)
         self._failures = Backoff(limits.FIRST_HOLD_S, limits.LONGEST_HOLD_S)
-        self._met = set[str]()
-        """Peers to which our latest punched connection worked."""
+        self._unknown = Backoff(limits.FIRST_HOLD_S, limits.FIRST_HOLD_S)
+        """Peers to which no introducer could introduce us."""
+        self._met, self._missed = set[str](), set[str]()
+        """Peers to which our latest punched connection worked; and failed, since one worked."""
 
     @property
     def is_steady(self) -> bool:
@@ -98,24 +105,41 @@ class Punches:
 
     def may_ask(self, peer_id: str) -> bool:
         """Return True if some peer can introduce us, and no recent attempt failed."""
-        return bool(self._introducers()) and peer_id not in self._failures.held(self._now())
+        now = self._now()
+        held = self._failures.held(now) | self._unknown.held(now)
+        return bool(self._introducers()) and peer_id not in held
 
     @contextlib.contextmanager
-    def to(self, peer_id: str, patience: Patience) -> Iterator[SocketStream]:
-        """Yield a connection to a peer; its handshake in the `with` block decides whether it works.
+    def to(self, peer_id: str, patience: Patience) -> Iterator[tuple[SocketStream, Patience]]:
+        """Yield a connection to a peer, and the time limits of its handshake.
+
+        The handshake in the `with` block decides whether the connection works.
 
         Raises:
             OSError: No introducer helps, or no connection comes about.
         """
+        if not self._asked.acquire(timeout=min(patience.left_s(), limits.HANDSHAKE_S)):
+            raise TimeoutError(f"{peer_id}: too many introductions at a time")
         try:
-            yield self._open(peer_id, patience)
+            deadline = min(patience.deadline, time.monotonic() + limits.HANDSHAKE_S)
+            within = replace(patience, deadline=deadline)
+            local, target = self._introduced(peer_id, within)
+        finally:
+            self._asked.release()
+        try:
+            yield punch(local, target, within), within
         except Interrupted:
             raise
         except (OSError, PeerRefused):
             self._failures.fail(peer_id, self._now())
             self._met.discard(peer_id)
+            self._missed.add(peer_id)
+            if len(self._missed) >= MOST_MISSED:
+                self._met.clear()
+                self._missed.clear()
             raise
         self._failures.forgive(peer_id)
+        self._missed.clear()
         if len(self._met) < limits.MAX_DESTINATIONS:
             self._met.add(peer_id)
 
@@ -151,7 +175,7 @@ class Punches:
         if channel.peer_id not in self._introducers():
             raise PeerRefused(Reason.NOT_FOUND, "this peer keeps no line to that introducer")
         self._charge(channel.peer_id)
-        target = told(channel, Patience.within(limits.HANDSHAKE_S))
+        target = receive_address(channel, Patience.within(limits.HANDSHAKE_S))
         channel.close()
         if not self._meetings.acquire(blocking=False):
             raise PeerRefused(Reason.BUSY, "too many introductions at a time")
@@ -162,34 +186,42 @@ class Punches:
             self._meetings.release()
         self._serve(stream, target[0])
 
-    def _open(self, peer_id: str, patience: Patience) -> SocketStream:
-        """Ask for an introduction, and connect. Raises: OSError."""
-        able, known = self._introducers(), self._endpoint.known
-        if not able:
-            raise ConnectionError(f"{peer_id}: no peer can introduce us")
-        introducer = random.choice([peer for peer in able if peer in known] or able)
-        if not self._asked.acquire(timeout=patience.left_s()):
-            raise TimeoutError(f"{peer_id}: too many introductions at a time")
-        try:
-            asked = self._dial(introducer, Purpose.INTRODUCE, peer_id.encode(), patience.left_s())
-            with contextlib.closing(asked):
-                target = told(asked, patience)
-        except PeerRefused as refused:  # this is not the fault of the peer that we look for
-            raise ConnectionError(f"introducer {introducer}: {refused}") from refused
-        finally:
-            self._asked.release()
-        return punch(asked.local, target, patience)
+    def _introduced(self, peer_id: str, patience: Patience) -> tuple[Address, Address]:
+        """Ask one introducer, then another; known peers come first.
+
+        Each has a part of the time, and the rest is for the connection.
+
+        Returns:
+            Our local address, and the address of the other peer.
+
+        Raises:
+            OSError: No introducer helps. That is not the fault of the peer that we look for.
+        """
+        known, able = self._endpoint.known, list(self._introducers())
+        random.shuffle(able)
+        able.sort(key=lambda peer: peer not in known)
+        chosen = able[:MOST_INTRODUCERS]
+        for number, introducer in enumerate(chosen):
+            within = Patience.within(patience.left_s() / (len(chosen) - number + 1))
+            with contextlib.suppress(OSError, PeerRefused):
+                tag, seconds = peer_id.encode(), within.left_s()
+                with contextlib.closing(
+                    self._dial(introducer, Purpose.INTRODUCE, tag, seconds)
+                ) as asked:
+                    return asked.local, receive_address(asked, within)
+        self._unknown.fail(peer_id, self._now())
+        raise ConnectionError(f"{peer_id}: no peer can introduce us")
 
     def _charge(self, peer_id: str) -> None:
         """Raises: PeerRefused(BUSY) if this peer causes too many introductions."""
-        if self._rates.wait_s(peer_id, 1.0, self._now()):
+        if not self._rates.allow(peer_id, self._now()):
             raise PeerRefused(Reason.BUSY, "too many introductions")
 
     def _now(self) -> float:
         return self._endpoint.clock.now()
 
 
-def told(channel: Channel, patience: Patience) -> Address:
+def receive_address(channel: Channel, patience: Patience) -> Address:
     """Receive the address at which an introducer sees the other peer.
 
     Raises:
@@ -239,12 +271,14 @@ def punch(local: Address, target: Address, patience: Patience) -> SocketStream:
                 return SocketStream(attempt)
             except OSError:
                 attempt.close()
-            door.settimeout(min(PAUSE_S, patience.wait_s(time.monotonic())))
-            with contextlib.suppress(TimeoutError):
-                accepted, address = door.accept()
-                if address[:2] == target:
-                    return SocketStream(accepted)
-                accepted.close()
+            until = time.monotonic() + PAUSE_S
+            while (left_s := until - time.monotonic()) > 0:
+                door.settimeout(min(left_s, patience.wait_s(time.monotonic())))
+                with contextlib.suppress(TimeoutError):
+                    accepted, address = door.accept()
+                    if address[:2] == target:
+                        return SocketStream(accepted)
+                    accepted.close()
 
 
 def shared_port(family: int, local: Address = ("", 0)) -> socket.socket:

@@ -11,7 +11,7 @@ from atom.swarm.chain.commit import Ballot, Commit, Head, MemberCount, Value, Vo
 from atom.swarm.chain.messages import Accepted, Promise, Vouched
 from atom.swarm.chain.succession import Evidence, next_voters
 from atom.swarm.exchange.choice import Choice, choose, line_rates
-from atom.swarm.records.lease import Lease, Link, short_name
+from atom.swarm.records.lease import MOST_PUNCHED, Lease, Link, short_name
 from atom.training.round.electorate import Electorate
 from atom.training.round.events import View
 
@@ -336,9 +336,9 @@ def choose_exchange(
     """Choose whether the members of an attempt average in a ring or by parts, and the parts' sizes.
 
     A member without tenure is in no ring and owns no part, so it cannot change the contributions of
-    other members. Members that cannot be dialled own parts only if each of them is steady: other
-    members then connect to them by punching. Leases describe the lines; they are hints, so the
-    choice may be slow, never wrong.
+    other members. Members that cannot be dialled own parts only if each of them is steady, since
+    other members then connect to them by punching, and if at most `MOST_PUNCHED` members are there.
+    Leases describe the lines; they are hints, so the choice may be slow, never wrong.
 
     Args:
         members: Members of the exchange.
@@ -354,7 +354,8 @@ def choose_exchange(
     latency_s = statistics.median_low(round_trips) / 2 if round_trips else None
     rates = {pair: link.bytes_per_s for pair, link in links.items()}
     slow = line_rates({pair: rate for pair, rate in rates.items() if math.isfinite(rate)})
-    undialled = view.undialled if view.unsteady.intersection(peers) else set[str]()
+    unsteady = view.unsteady.intersection(peers) or len(peers) > MOST_PUNCHED
+    undialled = view.undialled if unsteady else set[str]()
     owners = _able_to_own(members, undialled, apart, tenured)
     lines, may_own = [slow.get(peer) for peer in peers], [peer in owners for peer in peers]
     ring_possible = ring_possible and tenured >= set(peers)

@@ -62,8 +62,8 @@ class View:
 
     @property
     def unsteady(self) -> set[str]:
-        """Peers that can neither be dialled nor punched: two undialled peers of which one is such a
-        peer cannot connect."""
+        """Peers that can neither be dialled nor punched: such a peer cannot connect to another peer
+        that cannot be dialled."""
         steady = HowReached.PUNCHED
         return {peer for peer in self.undialled if self.leases[peer].reach is not steady}
 

@@ -43,7 +43,7 @@ def test_a_daemon_that_ends_early_shows_its_log(tmp_path: Path) -> None:
     with pytest.raises(PeerFailed, match="peer 1 ended with exit code 3"):
         peer.join_address()
     peer.remove()
-    assert "none.toml: no such file" in failure.value.hint
+    assert "none.toml cannot be read" in failure.value.hint
     assert str(peer.log) in failure.value.hint
 
 

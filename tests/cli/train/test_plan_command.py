@@ -52,7 +52,7 @@ def test_the_text_tells_all(
     text = "\n".join(lines)
     for words in ("834,304 parameters", "requirements", "20.0 MB", "GeForce RTX 3060",
                   "400 Mbit/s each way", "with 3 peers like this", "tokens/s for 3 peers like this",
-                  'rule = "local-steps", codec = ', "100 rounds take "):  # fmt: skip
+                  'rule = "local-steps", codec = ', "100 rounds: "):  # fmt: skip
         assert words in text, words
     assert "verdict" in lines[2], "first of all"
     assert not any(line != line.rstrip() for line in lines)

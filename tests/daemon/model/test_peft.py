@@ -87,7 +87,11 @@ def test_exports_are_what_peft_and_transformers_load(peft: Any, folder: Folder) 
 
 
 def test_of_a_gpt3_the_adapters_are_beside_gpt2s_layers(peft: Any, folder: Folder) -> None:
-    member = folder.found(GPT3, more=ADAPTERS.replace('"q_proj", "mlp.*"', '"qkv", "contract"'))
+    frozen = folder.found(GPT3, "plain")
+    folder.snapshot(frozen, "plain")
+    export_run(folder.root / "base", folder.root / "plain", Silence())
+    adapters = ADAPTERS.replace('"q_proj", "mlp.*"', '"qkv", "contract"')
+    member = folder.found(GPT3, weights=folder.root / "base", more=adapters)
     changed(folder, member)
     export_run(folder.root / "merged", folder.root / "a", Silence())
     export_run(folder.root / "adapter", folder.root / "a", Silence(), adapter=True)
@@ -95,9 +99,6 @@ def test_of_a_gpt3_the_adapters_are_beside_gpt2s_layers(peft: Any, folder: Folde
     told = json.loads((folder.root / "adapter" / "adapter_config.json").read_text())
     assert told["fan_in_fan_out"]
     assert told["target_modules"][0] == "transformer.h.0.attn.c_attn"
-    frozen = folder.found(GPT3, "plain")
-    folder.snapshot(frozen, "plain")
-    export_run(folder.root / "base", folder.root / "plain", Silence())
     base = transformers.GPT2LMHeadModel.from_pretrained(folder.root / "base")
     adapted = peft.PeftModel.from_pretrained(base, folder.root / "adapter")
     assert (logits(merged) - logits(adapted)).abs().max() < 1e-5

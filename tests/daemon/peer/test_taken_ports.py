@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.errors import AllowanceError, ConfigError, PortInUseError, StorageError
+from atom.base.errors import AllowanceError, PortInUseError, StorageError
 from atom.daemon.peer.box import open_box
 from atom.daemon.peer.founding import check_founder, read_manifest, run_of
 from atom.daemon.peer.setup import run_join, run_start
@@ -42,17 +42,6 @@ def test_a_taken_port_is_said_first(tmp_path: Path, settings: str, said: str, hi
             run_join(format_join_address(nowhere), Silence(), box, state)
     assert hint in started.value.hint
     assert {path.name for path in state.iterdir()} == {".gitignore", "daemon.lock", "identity.key"}
-
-
-def test_one_number_for_two_ports_is_said_first(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-    box = peer_file(tmp_path, f"data_port = {port}")
-    run_file, state = tmp_path / "run.toml", tmp_path / "state"
-    with pytest.raises(ConfigError, match="--listen") as twice:
-        run_start(run_file, Silence(), box, state, {"--listen": f"127.0.0.1:{port}"})
-    assert "0 for any free one" in twice.value.hint
-    assert not (state / "manifest.bin").exists()
 
 
 def test_a_used_up_month_is_reported_first(tmp_path: Path) -> None:

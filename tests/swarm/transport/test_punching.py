@@ -17,7 +17,7 @@ from atom.swarm.stream.frames import NO_ADDRESS, Address, Channel, Kind, Patienc
 from atom.swarm.stream.tls import SocketStream
 from atom.swarm.transport import limits, punching, reverse_connections
 from atom.swarm.transport.limits import Unreachable
-from atom.swarm.transport.punching import check_target, punch, shared_port, told
+from atom.swarm.transport.punching import check_target, punch, receive_address, shared_port
 
 Make = Callable[..., Peer]
 HOME = "192.168.1.2"
@@ -81,7 +81,7 @@ def ask(asker: Peer, host: Peer, tag: bytes) -> Channel:
 def is_introduced(asker: Peer, host: Peer, other: str) -> bool:
     channel = ask(asker, host, other.encode())
     with contextlib.closing(channel), contextlib.suppress(OSError):
-        told(channel, Patience.within(SOON))
+        receive_address(channel, Patience.within(SOON))
         return True
     return False
 
@@ -167,14 +167,55 @@ def test_a_wrong_peer_at_the_address_is_refused(
     accomplice = make()
 
     def sent_elsewhere(channel: Channel, patience: Patience) -> Address:
-        told(channel, patience)
+        receive_address(channel, patience)
         return accomplice.transport.address
 
-    monkeypatch.setattr(punching, "told", sent_elsewhere)
+    monkeypatch.setattr(punching, "receive_address", sent_elsewhere)
     with pytest.raises(PeerRefused) as refused:
         one.transport.connect(two.peer_id, Purpose.MESSAGES)
     assert refused.value.reason is Reason.WRONG_IDENTITY
     assert not one.transport.is_steady
+
+
+def test_a_peer_that_reaches_no_other_one_any_more_is_not_steady(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop that has moved to another router looks like this: the peer that it met has left."""
+    _, (one, met, *others) = homes(make, 5)
+    assert reaches(one, met)
+
+    def fails(local: Address, target: Address, patience: Patience) -> None:
+        raise TimeoutError("no packet came through")
+
+    monkeypatch.setattr(punching, "punch", fails)
+    for number, other in enumerate(others, start=1):
+        assert not reaches(one, other)
+        assert one.transport.is_steady == (number < punching.MOST_MISSED)
+
+
+def test_an_introducer_that_fails_is_not_the_fault_of_the_other_peer(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LONGEST_HOLD_S", 1000.0)
+    _, (one, two) = homes(make)
+    assert reaches(one, two)
+    with monkeypatch.context() as lying:
+        lying.setattr(
+            punching, "receive_address", lambda channel, patience: check_target((HOME, 1), HOME)
+        )
+        lying.setattr(punching, "check_target", check_target)
+        for _ in range(12):  # of failures of the other peer, each would double the next hold
+            assert not reaches(one, two)
+    assert one.transport.is_steady
+    until(lambda: reaches(one, two))
+
+
+def test_of_several_introducers_one_with_a_line_of_the_other_peer_is_found(make: Make) -> None:
+    able, unable = make(), make()
+    one, two = home(make, able, unable), home(make, able)
+    one.knows(two)
+    for _ in range(4):
+        assert reaches(one, two)
 
 
 # ---- an introducer introduces only peers with a line to it, within a rate
@@ -248,14 +289,20 @@ def test_public_addresses_are_tried() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 7, 17])
 def test_bytes_that_are_no_address_are_refused_by_name(size: int) -> None:
-    assert refusal(told, sent(Kind.SEEN, bytes(size)), Patience.within(SOON)) is Reason.MALFORMED
+    assert (
+        refusal(receive_address, sent(Kind.SEEN, bytes(size)), Patience.within(SOON))
+        is Reason.MALFORMED
+    )
 
 
 def test_other_frames_are_refused_by_name() -> None:
     patience = Patience.within(SOON)
-    assert refusal(told, sent(Kind.SEEN, bytes(19)), patience) is Reason.TOO_LARGE
+    assert refusal(receive_address, sent(Kind.SEEN, bytes(19)), patience) is Reason.TOO_LARGE
     for kind in (Kind.CALL, Kind.MESSAGE, Kind.REFUSED):
-        assert refusal(told, sent(kind, packed("8.8.8.8", 4000)), patience) is Reason.MALFORMED
+        assert (
+            refusal(receive_address, sent(kind, packed("8.8.8.8", 4000)), patience)
+            is Reason.MALFORMED
+        )
 
 
 def sent(kind: Kind, raw: bytes) -> Channel:
