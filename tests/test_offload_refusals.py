@@ -406,12 +406,12 @@ def test_a_misspelt_entry_is_refused_if_no_loss_function_takes_it() -> None:
             output = super().forward(inputs)
             return (output if mask is None else output * mask).square().mean()
 
-    misspelt = {"inputs": X, "maks": torch.zeros(16)}
-    with pytest.raises(TypeError, match="unexpected keyword argument 'maks'"):
+    misspelt = {"inputs": X, "mask_": torch.zeros(16)}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mask_'"):
         offloaded_net(Masked(), None, example=misspelt)
 
     def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        return output * batch["maks"].sum()
+        return output * batch["mask_"].sum()
 
     with offloaded_net(Masked(), loss, example=misspelt) as offloaded:
         assert offloaded.step(misspelt) == 0.0
