@@ -24,7 +24,7 @@ from atom.daemon.usable_memory import UsableMemory, usable_memory
 from atom.plan.devices import require_devices
 from atom.swap import host_kernels
 from atom.swarm.addresses import listening, parse_listen
-from atom.swarm.dial_rules import LOCAL, AddressClass, class_of, own_hosts
+from atom.swarm.dial_rules import LOCAL, class_of, own_hosts
 from atom.swarm.router.ports import find_router
 from atom.swarm.router.requests import PortRefused
 
@@ -219,7 +219,7 @@ def router(peer: PeerFile, find: Callable[[], tuple[str, str]] = find_router) ->
         protocol, host = find()
     except PortRefused as none:
         return unchecked("Router", none.message)
-    if class_of(host) is not AddressClass.PUBLIC:
+    if class_of(host) in LOCAL:
         return ok("Router", "your provider uses NAT: other peers must be reachable")
     numbers = " and ".join(str(port) for port in (listen.port, peer.network.data_port) if port)
     return ok("Router", f"it supports {protocol}: --map-ports would open {numbers or 'two ports'}")
