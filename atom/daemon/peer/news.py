@@ -151,10 +151,14 @@ class News:
             which = f"rounds {first:,} to {last.round:,}; round {last.round:,}"
         parts = [part for part in last.contributions if part.sequences]
         ours = sum(part.sequences for part in parts if part.peer_id == self._me)
-        peers = f"{len(parts):,} {'' if ours else 'other '}peer{'' if len(parts) == 1 else 's'}"
-        of = f" of {peers}" + f", {ours:,} of them ours" * (ours > 0)
-        of = of if ours < last.sequences else ", all ours"
-        yield f"{which}: loss {last.loss:.4f}, {last.sequences:,} sequences{of}"
+        peers = "peer" if len(parts) == 1 else "peers"
+        if ours == last.sequences:
+            whose = ", all ours"
+        elif ours:
+            whose = f" of {len(parts):,} {peers}, {ours:,} of them ours"
+        else:
+            whose = f" of {len(parts):,} other {peers}"
+        yield f"{which}: loss {last.loss:.4f}, {last.sequences:,} sequences{whose}"
 
     def _waiting(self, missing: Collection[str], now: float) -> Iterator[str]:
         if not missing:

@@ -96,10 +96,10 @@ def find_router(protocols: Mapping[str, Protocol] = PROTOCOLS) -> tuple[str, str
     Raises:
         PortRefused: No protocol was answered.
     """
-    answers = dict[str, str]()
+    answers, gateway = dict[str, str](), default_gateway()
     for name, ask in protocols.items():
         with suppress(PortRefused):
-            answers[name] = ask(default_gateway(), NEVER_OPEN).host
+            answers[name] = ask(gateway, NEVER_OPEN).host
     if not answers:
         raise PortRefused(f"no router answers by {', '.join(protocols)}")
     return next(iter(answers)), max(answers.values(), key=lambda host: host != UNKNOWN_HOST)
