@@ -47,7 +47,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def numbers_in(path: Path) -> list[int]:
-    """Return the numbers above zero in a file; words such as `max`, and -1, mean no limit."""
+    """Return the whole numbers in a file, and skip other words: `max` and -1 mean no limit."""
     return [int(word) for line in lines_of(path) for word in line.split() if word.isdecimal()]
 
 

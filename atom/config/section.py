@@ -31,10 +31,17 @@ class Section(BaseModel):
     )
 
     def refuse_given(self, keys: Iterable[str], what: str, hint: str) -> None:
-        """Refuse the first of these keys whose value is not its default, from within a validator.
+        """Raise a validation error for the first of these keys whose value is not its default.
+
+        Call it from within a validator.
+
+        Args:
+            keys: keys of this section.
+            what: problem with such a key; the message puts the key before it.
+            hint: advice to the user; if empty, the meaning of the key is shown instead.
 
         Raises:
-            PydanticCustomError: as `refuse`.
+            PydanticCustomError: a key's value is not its default.
         """
         for key in keys:
             default = type(self).model_fields[key].get_default(call_default_factory=True)
@@ -43,9 +50,10 @@ class Section(BaseModel):
 
 
 def refuse(key: str, what: str, hint: str = "") -> NoReturn:
-    """Refuse a key from within a validator, with a message and a hint.
+    """Raise the validation error of a key, with a message and a hint.
 
-    Braces in the texts are safe: the texts are passed as context, not as the template.
+    Call it from within a validator. Braces in the texts are safe: the texts are passed as context,
+    not as the template.
 
     Args:
         key: the refused key, relative to the section that validates.

@@ -298,7 +298,7 @@ def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def install_extra(extra: str) -> str:
-    """Return the command for one of the extras in pyproject.toml, such as "hf"."""
+    """Return the command that installs an extra of pyproject.toml, such as "hf"."""
     return install_package(f"atom-swarm[{extra}]")
 
 

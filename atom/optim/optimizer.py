@@ -109,6 +109,8 @@ class Optimizer(ABC):
     def state(self, parameter: ParameterSpec, form: StateForm) -> Mapping[str, StateTensor]:
         """Declare the state of one parameter by name: lowercase words, always in the same order.
 
+        docs/contributor.md lists the names that are taken.
+
         Raises:
             ValueError: The state does not exist in this form.
         """
@@ -146,7 +148,15 @@ class Optimizer(ABC):
 def optimizer_state(
     optimizer: Optimizer, layout: ParameterLayout, form: StateForm
 ) -> dict[str, StateArena]:
-    """Return the declared state of all trained parameters as arenas, by name.
+    """Return dtype and layout of the arenas that hold an optimizer's state, by name.
+
+    The arena of a name, such as a momentum, holds the tensors of that name for all trained
+    parameters. Nothing is allocated.
+
+    Args:
+        optimizer: Declares the state of each parameter.
+        layout: Parameters of the model.
+        form: Form in which the replica stores its state.
 
     Raises:
         ValueError: A name has tensors of two dtypes, or a dtype is not in `STATE_DTYPES`.

@@ -94,7 +94,7 @@ class Stepper:
 
         Args:
             gradient: [trained elements] Gradient; the stepper reads it until `wait` returns or
-                raises.
+                raises. With `update`, any numbers of this size: that function gets their slices.
             learning_rate: Rate of this step.
             step: Number of the step, from 1.
             coefficient: Factor of the gradient.

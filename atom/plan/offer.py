@@ -1,4 +1,4 @@
-"""Value of this machine for a run, and the price for its owner: a plan beside the live swarm."""
+"""Use of this machine to a run, and what training takes of it: a plan next to the live swarm."""
 
 import statistics
 import time
@@ -25,7 +25,7 @@ _AT_WORK = {PeerState.ACCUMULATING, PeerState.REDUCING, PeerState.STEPPING}
 
 @dataclass(frozen=True)
 class Offer:
-    """Value and price of this machine's part in a swarm, if it trains all the time."""
+    """Use of this machine to a swarm, and what that takes of it, if it trains all the time."""
 
     plan: Plan
     view: SwarmView

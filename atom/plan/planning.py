@@ -47,11 +47,11 @@ from atom.training.run_optimizer import ReplicaTerms
 DEFAULT_NETWORK_BITS_PER_S = 100e6
 DEFAULT_PEERS = 4
 SYNCHRONOUS_CODECS = ("float32", "bfloat16", "int8")
-"""Codecs for the rule every-step, most exact first; its loss with int4 has not been compared."""
+"""Codecs for the rule every-step, least error first; its loss with int4 has not been compared."""
 LOCAL_CODECS = ("int4", "sparse")
 """Codecs for local steps, whose loss was as with float32 (docs/local-steps.md)."""
 ENOUGH = 0.9
-"""Fraction of time in passes from which a less exact variant is not worth its loss."""
+"""Fraction of time in passes from which more speed is not worth a risk to the loss."""
 INNER_STEPS = 30
 """Inner steps of each peer per round if the run file has none, as in published runs."""
 
@@ -129,7 +129,7 @@ class Plan:
     prediction: RoundPrediction
     gain: Gain
     with_one_dialable: Gain
-    """Speeds if other peers can dial only one peer, as the founder among homes behind routers."""
+    """Speeds if other peers can dial only one: a founder whose volunteers are behind routers."""
     alone: tuple[float, ...]
     """Tokens per second of this machine alone with one device, with two, and so on.
 
@@ -301,7 +301,7 @@ def _device(
 ) -> tuple[str, Room, Profile]:
     """Measure the devices of the peer file, or look up the assumed one.
 
-    Beside a live peer of the same kind nothing is measured.
+    Nothing is measured while a peer with the same model and devices runs here.
 
     Returns:
         The names of the devices, the memory that may be used on each, and the profile of one.
@@ -370,9 +370,11 @@ def _recommended(
 
 
 def run_variants(run: RunFile, peers: int) -> Iterator[RunFile]:
-    """Yield the valid variants of a run, most exact first.
+    """Yield the valid variants of a run: pairs of update rule and codec.
 
-    All variants have the same number of sequences per optimizer step, counted over the whole swarm.
+    Variants whose loss is nearest to that of synchronous training in float32 come first: every-step
+    with one codec after another, then local steps. All variants have the same number of sequences
+    per optimizer step, counted over the whole swarm.
 
     Args:
         run: The run to vary.
@@ -406,13 +408,13 @@ def _variant(run: RunFile, codec: str, sequences: int, update: dict[str, Any]) -
 def recommend(
     offered: Sequence[RunFile], shares: Sequence[float], more_host_bytes: Sequence[int]
 ) -> Recommendation:
-    """Recommend the most exact variant with enough of its time in passes (ENOUGH).
+    """Recommend the first variant in which passes take at least `ENOUGH` of the time.
 
     If there is no such variant, recommend the one with the largest share.
 
     Args:
-        offered: Variants of a run, most exact first.
-        shares: Fraction of the time in passes, by variant.
+        offered: Variants of a run, as `run_variants` orders them.
+        shares: Fraction of the time in which passes run, by variant.
         more_host_bytes: Difference in host memory between each variant and the run itself.
     """
     enough = (n for n, share in enumerate(shares) if share >= ENOUGH)

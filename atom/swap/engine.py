@@ -248,9 +248,13 @@ class Engine:
         self._gate.failure = None
 
     def forget(self) -> BaseException | None:
-        """Give up gradients that were not added; return the error that prevented it, or None.
+        """Wait for gradients under way; return and clear the error that kept some from the arena.
 
-        The caller, which counts passes, knows which ones are incomplete. Call it between passes.
+        The missing gradients are not added later. Call it between passes.
+
+        Returns:
+            Error of the last two training passes; None: all their gradients were added. The caller
+            counts passes, and so knows which of them are incomplete.
         """
         self._drain_quietly()
         failure = self._previous_gate.failure or self._gate.failure

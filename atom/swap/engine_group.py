@@ -129,7 +129,7 @@ class EngineGroup:
                 every_engine.callback(engine.wait_added)
 
     def forget(self) -> BaseException | None:
-        """Give up gradients that were not added; return the first error of an engine, or None."""
+        """Wait for gradients under way; return an engine's first error. See `Engine.forget`."""
         return next(filter(None, [engine.forget() for engine in self._engines]), None)
 
 

@@ -158,7 +158,7 @@ class Gate:
         self._losses.append(loss.detach())
 
     def extremes(self, sums: Sequence["HostSum"]) -> Tensor:
-        """Return extremes of these gradients, and of losses that were not checked before."""
+        """Return smallest and largest elements of the gradients, and of losses not yet checked."""
         losses, self._losses = self._losses, []
         return extremes([*losses, *(part.source for part in sums if not part.on_host)])
 
@@ -274,7 +274,13 @@ def with_host_sources(sums: Sequence[HostSum], staging: Tensor) -> list[HostSum]
 
 @torch.no_grad()
 def add_admitted(sums: Sequence[HostSum], gate: Gate, extremes: Tensor) -> None:
-    """Make the additions if the gate admits them; sources and destinations are on the same device.
+    """Add a sub-model's gradients to their sums, unless the gate refuses them.
+
+    Args:
+        sums: Additions, each with source and destination on one device. They may be empty.
+        gate: Gate of the pass.
+        extremes: Smallest and largest elements of the gradients, and of losses not yet checked
+            (`Gate.extremes`).
 
     Raises:
         NotFinite: A source or loss is not finite.

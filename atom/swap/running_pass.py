@@ -161,7 +161,15 @@ class Neighbours:
             batch.values |= arrived | {n: current.shared[n] for n in names if n in current.shared}
 
     def send_values(self, s: int, c: int, current: RunningPass) -> None:
-        """Send outputs of sub-model `s` to the other devices that use them."""
+        """Send outputs of a sub-model to the other devices that use them.
+
+        Outputs that no sub-model of this device uses are then dropped.
+
+        Args:
+            s: Sub-model that has run its forward.
+            c: Micro-batch. Values that are the same in every micro-batch are sent with the first.
+            current: The pass.
+        """
         batch, shared = current.batches[c], self._program.shared
         for end, names in self._values_to[s].items():
             sent = {n: batch.values[n] for n in names if c == 0 or n not in shared}
@@ -184,7 +192,10 @@ class Neighbours:
             current.batches[c].gradients |= arrived
 
     def send_gradients(self, s: int, c: int, current: RunningPass) -> None:
-        """Send the gradients that `s` has summed to the sub-models that continue the sums."""
+        """Send the gradients that a sub-model has summed to the sub-models that continue the sums.
+
+        Its arguments are the same as in `send_values`.
+        """
         gradients = current.batches[c].gradients
         for end, names in self._gradients_to[s].items():
             sent = {name: gradients.pop(name) for name in names if name in gradients}

@@ -37,7 +37,8 @@ def show_samples(
         tokens: Most tokens to add to a prompt.
         sampling: How the next token is chosen.
         device: Device to compute on, as in the peer file.
-        trust: KEY:SHA256 of code that may be executed; None: no code.
+        trust: Value of `--trust`, KEY:SHA256: the peer id of a run's owner, and the digest of the
+            owner's code, which may then be executed. None: no code may.
 
     Raises:
         typer.BadParameter: An argument is not usable.

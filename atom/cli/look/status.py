@@ -48,7 +48,7 @@ _STATE_STYLES = {
 
 
 def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
-    """Print the swarm.
+    """Print the page of a swarm, then the run's owner, data and validation losses.
 
     Args:
         address: Join address of the run; None: the run of the daemon on this machine.
@@ -80,7 +80,7 @@ def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
 def swarm(
     view: SwarmView, rounds: int | None, width: int | None, most_peers: int | None = None
 ) -> Group:
-    """Return the headline, the bar and the table of peers.
+    """Return the page of a swarm: headline, bar of the global batch, and table of peers.
 
     Args:
         view: The swarm.
@@ -104,7 +104,7 @@ def swarm(
 
 
 def headline(view: SwarmView, rounds: int | None) -> Text:
-    """Return one line with the swarm's figures.
+    """Return one line with the round, peers, speed and loss of a swarm.
 
     Example: `shakespeare   round 12 of 2,000   3 peers   1,234 tokens/s   loss 2.3456`
     """
@@ -123,7 +123,7 @@ def headline(view: SwarmView, rounds: int | None) -> Text:
 
 
 def batch_bar(view: SwarmView) -> RenderableType:
-    """Return a bar with the sequences of the whole swarm toward the next round."""
+    """Return a bar with the sequences that all peers have counted toward the next round."""
     if view.global_batch is None:
         return Text(f"sequences {view.accumulated:,} (the global batch is not known)")
     row = Table.grid(padding=(0, 1))

@@ -131,7 +131,10 @@ def curve(seen: Seen, width: int, height: int) -> str:
 
 
 def written(sample: SampleText) -> Text:
-    """Return the newest sample as one line without markup, as strangers' weights wrote it."""
+    """Return the newest sample text as one line, cut at the width of the terminal.
+
+    The weights of a run wrote the text, so it is untrusted: markup in it is shown, not applied.
+    """
     title = (f"round {sample.round:,} writes  ", "bold")
     return Text.assemble(title, sample.text, no_wrap=True, overflow="ellipsis")
 

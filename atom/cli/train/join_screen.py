@@ -1,4 +1,4 @@
-"""Screen before a machine joins a run: its use for the swarm, the price, and the question."""
+"""Page shown before a machine joins a run: its speed, what training takes of it, a question."""
 
 from collections.abc import Mapping
 
@@ -65,7 +65,12 @@ def ask(
 
 
 def screen(offer: Offer, peer: PeerFile) -> RenderableType:
-    """Return the screen of an offer, for a machine with the limits of its peer file."""
+    """Return the page that shows an owner what training in a run takes of the machine.
+
+    Args:
+        offer: Speed of this machine next to the swarm's, and estimates of what training takes.
+        peer: Peer file of this machine, whose limits of bandwidth are shown.
+    """
     host, disk, device = (getattr(offer.plan.footprint, n) for n in ("host", "disk", "device"))
     network, hourly, watts = peer.network, offer.line_bytes_per_h, offer.watts
     limits = {"up": network.upload_bits_per_s, "down": network.download_bits_per_s}

@@ -35,7 +35,9 @@ def data_place(network: Network) -> tuple[str, int] | None:
 def announced_multiaddrs(
     announce: Sequence[str], listen: str, opened: PublicPort | None = None
 ) -> tuple[str, ...]:
-    """Return the libp2p addresses that the DHT node announces; empty: those that libp2p finds.
+    """Return the libp2p addresses that the DHT node announces.
+
+    If the result is empty, the node announces the addresses that libp2p finds.
 
     Addresses in this machine's own network follow the others, for peers in the same home.
 
@@ -92,7 +94,14 @@ def _own_hosts(listen_host: str) -> list[str]:
 
 
 def dialled_by(box: Box) -> frozenset[AddressClass]:
-    """Return the classes of addresses that a daemon on this machine dials now."""
+    """Return the classes of addresses, such as public or private, to which this peer connects.
+
+    They depend on the addresses that this machine announces now, on the entrances of the run, and
+    on `[network] lan` (`dialled_classes`).
+
+    Args:
+        box: this machine.
+    """
     network, listen = box.peer.network, parse_listen(box.peer.network.listen)
     own, opened = [*announced_hosts(network, listen.host)], box.ports.outside(network.data_port)
     own += [] if opened is None else [opened.host]

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from atom.daemon.peer.training import Training
 
 TWIN_S = 20.0
-"""Seconds after its start in which a process that sees another with its key counts as the later."""
+"""Seconds after its start by which the later of two processes with one key sees the earlier one."""
 TWIN_WORDS = "another process uses this peer's key, so the swarm cannot rely on either of them"
 TWIN_HINT = "end one of them; a second peer needs an empty folder: --state FOLDER"
 _REACHABLE = {"auto": Reached.UNKNOWN, "yes": Reached.YES, "no": Reached.NO}
@@ -219,7 +219,10 @@ def _loss_of(last: Value | None, round_number: int) -> float | None:
 
 
 class Reach:
-    """Ways between this peer and the swarm. Call its methods on the main thread."""
+    """Connections of this peer to the swarm, and the exchange of leases with other peers.
+
+    Its methods are called on the main thread, unless they say otherwise.
+    """
 
     def __init__(
         self,
@@ -236,7 +239,7 @@ class Reach:
             directory: thread of the run's directory; the caller closes it after this object.
             storage: files that the transport serves.
             entrance: address of the run.
-            news: is told whenever leases were read.
+            news: notified whenever leases were read.
         """
         box, member, clock, report = context.box, context.member, context.clock, context.report
         self._me, self._identity, self._log = box.me, box.identity, box.events
@@ -260,7 +263,11 @@ class Reach:
         self._other_versions = ""
 
     def start(self, own: Status) -> None:
-        """Begin to publish leases of `own`, and to read the other peers' leases."""
+        """Begin to publish our leases, and to read the other peers' leases.
+
+        Args:
+            own: composes our leases.
+        """
         self._own, self._watching_since = own, self._clock.now()
         self._heartbeat.start(self._next_lease, own.reading_pause_s)
 
@@ -278,10 +285,17 @@ class Reach:
         self.transport.close()
 
     def figures(self, head: Head) -> Mapping[str, Any]:
-        """Return what `atom info` shows of clocks, versions and addresses. Thread-safe.
+        """Return a part of `atom info`: problems of clock and versions, and join addresses.
+
+        Thread-safe.
 
         Args:
-            head: head of our chain, which the pinned address names.
+            head: head of our chain.
+
+        Returns:
+            Values by name. "clock" describes the offset of this clock, "versions" counts peers with
+            another version of the protocol; None: no problem. "join_address" leads into the run.
+            "pinned_address" also names `head`, so that a newcomer joins no chain without it.
         """
         # The entrances of other peers are included: this peer may end before the run does.
         address = with_entrances(self._entrance, self._directory.contacts())
@@ -301,7 +315,7 @@ class Reach:
         return self._own.lease(self._serial)
 
     def _take(self, leases: dict[str, Lease]) -> None:
-        """Take a reading of all leases."""
+        """Give all leases, which were just read, to the parts that depend on them."""
         others = versions_text(leases.values())
         if others and others != self._other_versions:
             words = "they are ignored until both sides run the same version"

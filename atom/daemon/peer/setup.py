@@ -68,7 +68,7 @@ _ANSWER_S = 0.5
 
 
 class Startup:
-    """Console that remembers the present step, and the commands of a daemon that is starting."""
+    """Console that remembers the present step, and answers commands while the daemon starts."""
 
     def __init__(self, box: Box, run: str, address: str) -> None:
         self._console: Console = box.console
@@ -130,7 +130,7 @@ def answering(stack: ExitStack, box: Box, run: str, address: str = "") -> tuple[
 
     Args:
         stack: ends the answers, and then unlocks the state directory.
-        box: this machine's side, whose state directory is locked.
+        box: this machine, whose state directory is locked.
         run: name of the run.
         address: join address, if it is known.
 
@@ -219,7 +219,8 @@ def run_join(
         console: shows messages and progress to the owner.
         peer_file: path of the peer file; None: the one in the state directory, if it exists.
         state: the state directory; None: as the peer file says, or the run's default.
-        trust: KEY:SHA256 of the owner and the code that may run here; None: no code may.
+        trust: KEY:SHA256, the owner's peer id and the digest of the owner's code, which may then
+            run here; None: no code may.
         weights: folder with the weights that the run began from, to read the frozen ones; None: no
             folder.
         options: options of the command line that replace keys of the peer file.
@@ -262,9 +263,15 @@ def run_join(
 
 
 def hand_over(control: ControlServer, peer: Peer, box: Box) -> Info:
-    """Let the peer answer commands, and return its figures.
+    """Direct the owner's commands to the peer, and return its function for `atom info`.
 
-    A pause or its end may have come a moment ago.
+    The owner may have paused the daemon, or ended a pause, while it was starting. The peer begins
+    in that state.
+
+    Args:
+        control: server of the owner's commands, which `Startup` has answered until now.
+        peer: the peer, ready to run.
+        box: this machine, whose state directory tells whether the daemon is paused.
     """
     control.target = peer
     if box.state.paused.exists():

@@ -221,7 +221,7 @@ class Training:
         """Begin no new work, and set `has_settled` once the counted work is committed. Thread-safe.
 
         Returns:
-            True if fetching a state was ended: a peer without counted work needs none to leave.
+            True if the download of a state was stopped: only counted work would have needed it.
         """
         self._dropped_before = self.executor.stats.sequences_dropped
         # Submitted before `ends_with_round` is set: if no work is counted, no pass begins.
@@ -234,7 +234,13 @@ class Training:
         return needless
 
     def read(self, leases: Mapping[str, Lease]) -> None:
-        """Take newly read leases. Called on the directory's thread."""
+        """Give newly read leases to the feed of the text and to the round loop.
+
+        Called on the directory's thread.
+
+        Args:
+            leases: leases of all peers that run our version, by peer id.
+        """
         if self.text is not None:
             syncing = self.machine.phase is Phase.SYNCING
             self.text.look(leases, None if syncing else self.machine.head)

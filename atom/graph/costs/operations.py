@@ -35,19 +35,24 @@ def operation_costs(graph: Graph, fused: bool = False) -> Chain:
 
     Args:
         graph: the traced model.
-        fused: use the kernels of a GPU, which keep less memory for backward than a CPU's.
+        fused: assume the kernels of a GPU, which keep less memory for backward than a CPU's.
     """
     return _CostCollector(graph, fused).finish()
 
 
 def operation_chain(graph: Graph, costs: Chain, seconds: Sequence[Seconds], fused: bool) -> Chain:
-    """Return the costs of a graph with seconds.
+    """Return the costs of a graph in memory and in seconds: one operation per call.
 
     Args:
         graph: the traced model.
-        costs: result of `operation_costs`.
-        seconds: seconds of each call; backward seconds include recomputed spans.
-        fused: use the kernels of a GPU.
+        costs: result of `operation_costs` for the graph.
+        seconds: forward and backward seconds of each call in `graph.calls`. If backward computes a
+            call again, its backward seconds include that.
+        fused: as given to `operation_costs`.
+
+    Returns:
+        `costs` with seconds. If the model requests recomputation, `remembering` has the costs
+        without it.
     """
     chain = _timed(costs, seconds)
     if not graph.recomputed:

@@ -102,7 +102,7 @@ class Reading:
         No document after the corpus's size limit is opened.
 
         Raises:
-            ConfigError: a document is missing, cannot be read, or holds no text.
+            ConfigError: a document is missing, cannot be read, or is not text.
         """
         for document in self._corpus.read():
             if isinstance(document, Omission):

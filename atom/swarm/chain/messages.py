@@ -84,9 +84,11 @@ class Promise:
     loss_sum: LossSum
     state_digest: OptionalDigest
     signature: Signature
-    """Over `succession.promise_payload`: evidence for voters that are not the coordinator. They
-    compute the payload again from `Evidence`, so it holds every signed field."""
+    """Over `succession.promise_payload`, which includes `leaving`: evidence for voters that are not
+    the coordinator. They compute the payload again from the proposed value and from `Evidence`, so
+    each signed field is in one of the two."""
     leaving: bool = False
+    """True if the peer leaves after this round."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""hivemind's DHT in a separate process, and the directory of a run that is stored in it."""
+"""hivemind's DHT in a separate process, and the directory of a run on this or another store."""

@@ -25,7 +25,7 @@ from atom.config.run_file import CODECS
 
 SOURCE = Path(__file__).with_name("chunk_kernels.c")
 FORMATS = ("float32", "bfloat16", "int8", "int4")
-"""Formats of numbers on the wire; float32 needs no encoding or decoding."""
+"""Names of the codecs whose loops are in `chunk_kernels.c`; float32 only has the loop `add`."""
 
 _ADD = (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int32)
 _ENCODE = (c_void_p, c_void_p, c_void_p, c_int64, c_int32)
@@ -68,7 +68,7 @@ class ChunkKernels:
         """Compute out = (decoded wire + own) · factor.
 
         Args:
-            wire_format: One of `FORMATS`.
+            wire_format: Name of the codec, one of `FORMATS`.
             wire: Encoded numbers, uint8.
             own: Addend; may be `out`.
             factor: Factor other than 0.
@@ -154,7 +154,10 @@ class Codec:
 
     name: str
     element_bytes: float
-    """Approximate bytes of a number on the wire; determines the size of buckets."""
+    """Bytes of a number on the wire, roughly: a power of two, at most 3 % too low.
+
+    It determines the size of buckets and, unless that is overridden, `wire_bytes`.
+    """
     given_back: float
     """Fraction of the encoding error that is added to the next contribution (error feedback)."""
     fixed_size: bool = True

@@ -35,7 +35,7 @@ class Half(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Do all steps.
+        """Send or receive the chunks of all steps, in order.
 
         Raises:
             ExchangeBroken: A member failed, or sent what no member sends.
@@ -44,7 +44,12 @@ class Half(ABC):
 
     @abstractmethod
     def blame(self, reason: Reason, detail: str) -> ExchangeBroken:
-        """Return the failure, with its suspect, that an early end for `reason` means."""
+        """Return the failure to report if this half ends early; it may name a suspect.
+
+        Args:
+            reason: Reason of the early end.
+            detail: Explanation for people.
+        """
 
 
 class Sender(Half):
@@ -97,7 +102,7 @@ class Sender(Half):
 
 
 class Receiver(Half):
-    """Receives all chunks of one connection: adds our addend to a sum, or stores a mean."""
+    """Receiver of one connection's chunks: adds our addend to a sum, or stores a mean."""
 
     _heard_at: float | None = None
     """Monotonic time at which the last frame began; None before the first. A peer that has sent a
@@ -231,7 +236,7 @@ class OwnPart:
 
 
 class PartsReceiver(Receiver):
-    """Receives one peer's contributions to our part, and the means of the part that it owns."""
+    """Receiver of one peer's contributions to our part, and of the means of that peer's part."""
 
     _awaits_contribution = True
 
@@ -245,8 +250,8 @@ class PartsReceiver(Receiver):
         """Return the monotonic time by which more bytes must have arrived.
 
         A contribution depends on no other peer. For a mean, the owner may have to wait for another
-        member: it says so and finds out which one is late. So the owner itself is late only once it
-        has begun to send.
+        member: it then sends WAITING frames, and reports the member that is late. So the owner
+        itself is late only once it has begun to send.
         """
         if self._awaits_contribution:
             return super().due()

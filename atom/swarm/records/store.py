@@ -1,8 +1,9 @@
 """Interface of the service that keeps a run's signed records: the DHT, or a dictionary in tests.
 
-`swarm/dht/directory.py` signs and reads leases and manifests on top of it. A store passes on only
-records that `read_claim` accepts, under the key and the peer id that the record itself names, and
-none that has expired.
+`DhtClient` (`swarm/dht/client.py`) is the DHT. `Directory` (`swarm/dht/directory.py`) signs and
+reads leases and manifests on any store, and does not verify leases again. Therefore a store passes
+on only records that `read_claim` accepts, under the key and the peer id that the record itself
+names, and none that has expired.
 """
 
 import asyncio
@@ -56,6 +57,8 @@ class RecordStore(Protocol):
         only_known: bool = False,
     ) -> tuple[list[tuple[str, bytes]], bool]:
         """Return the records under a key with their subkeys, and True if none can be missing.
+
+        The records are verified, as the module's docstring says.
 
         Args:
             key: A lease key or a manifest key.

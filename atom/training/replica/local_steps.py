@@ -198,6 +198,11 @@ class LocalSteps(UpdateRule):
         }
 
     def adopt_own(self, saved: Mapping[str, Tensor], at_same_state: bool) -> None:
+        """Restore the state of the inner optimizer and, at the same θ, also the local progress.
+
+        The local progress is the weights if they are not θ, and the counts of spent sequences.
+        Arguments and errors are those of `UpdateRule.adopt_own`.
+        """
         apart = not WEIGHTS.isdisjoint(saved)
         wanted = dict(self.store.state) if apart else self._moments()
         numbers = {STEPS: torch.zeros(1).long(), COUNT: torch.zeros(2).double()}

@@ -455,7 +455,8 @@ class Replica:
 
         Args:
             saved: Tensors of the saved state, by name.
-            at_same_state: True if it was saved at the shared state that the replica holds now.
+            at_same_state: True if the shared state was the same then as now. Otherwise only state
+                that does not depend on the shared state is restored.
 
         Raises:
             ValueError: A tensor is missing or does not fit; nothing is changed.

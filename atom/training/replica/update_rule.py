@@ -109,11 +109,12 @@ class UpdateRule(ABC):
         return {}
 
     def adopt_own(self, saved: Mapping[str, Tensor], at_same_state: bool) -> None:  # noqa: B027
-        """Continue from the result of `own` in an earlier process.
+        """Restore own state that `own` returned in an earlier process of this peer.
 
         Args:
             saved: The saved tensors.
-            at_same_state: True if they were saved at the shared state that is held now.
+            at_same_state: True if the shared state was the same then as now. Otherwise only state
+                that does not depend on the shared state is restored.
 
         Raises:
             ValueError: A tensor is missing or does not fit; nothing is changed.
@@ -149,6 +150,7 @@ class UpdateRule(ABC):
     def contribution(self) -> Contribution:
         """Return the values to average, multiplied by the counted sequences.
 
+        They are for the round after that of the last `commit` or `adopted`, at first for round 1.
         It is called between two passes. The values stay the same until the next pass or, if the
         rule `overlaps`, until the next call of this method or of `commit`, except that an exchange
         may subtract what its codec lost.
