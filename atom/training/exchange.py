@@ -1,7 +1,8 @@
 """Exchange (all-reduce) of one ballot on its own thread; only one at a time reads the gradients."""
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -23,14 +24,15 @@ from atom.training.storage.results import Results
 OPEN_S = 4.0
 """Seconds to open one channel: enough for an introduction and a punched connection on one
 continent, or for four handshakes between continents."""
-INTRODUCTION_S = 0.1
-"""Time in seconds that each further member adds: two introductions of half a second, of which six
-run at a time, are partly hidden behind `OPEN_S`."""
-PROGRESS_S = 1.3
-"""Seconds without any bytes after which a neighbour counts as frozen or cut off.
-
-A member with nothing to send sends a sign of life every quarter of this time.
-"""
+INTRODUCTION_S = 0.045
+"""Seconds that an introducer may take to introduce two members: two TLS handshakes on a processor
+that is busy with passes, and 16 kB on a line of 10 Mbit/s. One introducer may have to introduce all
+members to each other."""
+LEAST_SILENCE_S, MOST_SILENCE_S = 1.3, 10.0
+"""Bounds on the seconds without any bytes after which a neighbour counts as frozen or cut off."""
+SILENCE_SHARE = 0.01
+"""This time, as a share of the slowest acceptable exchange. On a slow line that several connections
+share, TCP repeats lost packets after seconds."""
 
 
 def start_task(
@@ -61,15 +63,41 @@ def start_task(
         post(failed(fault))
 
 
-def opening_s(members: int) -> float:
+def silence_s(pace: Pace, arena_bytes: int) -> float:
+    """Return the seconds without any bytes after which a neighbour counts as frozen or cut off.
+
+    Args:
+        pace: Slowest acceptable pace of the exchange.
+        arena_bytes: Bytes of its numbers before encoding.
+    """
+    share_s = SILENCE_SHARE * pace.due_s(2 * arena_bytes)
+    return max(LEAST_SILENCE_S, min(share_s, MOST_SILENCE_S))
+
+
+def opening_s(members: int, introductions: int = 0) -> float:
     """Return the seconds to open all channels of an exchange.
 
     A member opens its channels at the same time, so it waits for their round trips once. But their
     handshakes share its processor: with 64 members and as many owners, 126 channels. On a machine
-    that is busy with passes they take three times as long. Introductions of members that cannot be
-    dialled take turns.
+    that is busy with passes they take three times as long.
+
+    Args:
+        members: Number of members.
+        introductions: Number of channels between members that cannot be dialled.
     """
-    return OPEN_S + (3 * HANDSHAKES_S + INTRODUCTION_S) * max(members - 2, 0)
+    handshakes_s = 3 * HANDSHAKES_S * max(members - 2, 0)
+    return OPEN_S + handshakes_s + INTRODUCTION_S * introductions
+
+
+def introductions(hidden: Sequence[bool], shares: Sequence[int]) -> int:
+    """Return the approximate number of channels between members that cannot be dialled.
+
+    Args:
+        hidden: True for each member that cannot be dialled, by rank.
+        shares: Relative size of each member's part, by rank; empty: a ring.
+    """
+    owners = sum(map(bool, itertools.compress(shares, hidden))) if shares else 1
+    return owners * sum(hidden)
 
 
 @dataclass(eq=False)
@@ -178,6 +206,9 @@ class Exchange:
         sequences = sum(member.sequences for member in start.members)
         if sequences <= 0:
             raise ExchangeBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
+        hidden = [*map(self.transport.is_undialled, members)]
+        limit_s = opening_s(len(members), introductions(hidden, start.shares))
+        pace = replace(self.speeds.pace(), slack_s=limit_s + 1.0)
         return Terms(
             members=members,
             rank=members.index(self.transport.peer_id),
@@ -185,7 +216,7 @@ class Exchange:
             scale=1.0 / sequences,
             codec=self.results.codec,
             shares=start.shares,
-            progress_timeout_s=PROGRESS_S,
-            opening_s=opening_s(len(members)),
-            pace=replace(self.speeds.pace(), slack_s=opening_s(len(members)) + 1.0),
+            progress_timeout_s=silence_s(pace, 4 * self.results.elements),
+            opening_s=limit_s,
+            pace=pace,
         )

@@ -21,10 +21,17 @@ from atom.swarm.exchange.encoded import MeanNumbers
 from atom.swarm.exchange.reduction import ExchangeBroken
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.stream.frames import Channel
+from atom.swarm.stream.frames import Channel, Pace
 from atom.swarm.transport.transport import Transport
 from atom.training import exchange
-from atom.training.exchange import OPEN_S, Exchange, opening_s
+from atom.training.exchange import (
+    INTRODUCTION_S,
+    OPEN_S,
+    Exchange,
+    introductions,
+    opening_s,
+    silence_s,
+)
 from atom.training.round.events import ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
 from tests.event_list import EventList
@@ -293,7 +300,7 @@ def test_stop_waits_for_the_last_reading(circle_of: CircleOf) -> None:
 def test_stop_breaks_off_a_ring_under_way(
     circle_of: CircleOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "PROGRESS_S", 1e6)
+    monkeypatch.setattr(exchange, "LEAST_SILENCE_S", 1e6)
     circle = circle_of(2)
     stopped, slow = circle.members
     stopped.exchange.stop()
@@ -352,3 +359,20 @@ def test_many_members_have_longer_to_open_their_channels() -> None:
     assert opening_s(1) == opening_s(2) == OPEN_S
     assert opening_s(4) < 1.1 * OPEN_S
     assert opening_s(64) > OPEN_S + 2 * 62 * HANDSHAKES_S
+
+
+@pytest.mark.parametrize(("hidden", "shares", "channels"), [
+    ("..h", (1, 1, 0), 0), ("hhh", (), 3), ("...", (1, 1, 1), 0), (".hhh", (1, 1, 1, 1), 9),
+])  # fmt: skip
+def test_only_channels_between_hidden_members_need_introductions(
+    hidden: str, shares: tuple[int, ...], channels: int
+) -> None:
+    assert introductions([each == "h" for each in hidden], shares) == channels
+    assert opening_s(8, channels) == pytest.approx(opening_s(8) + INTRODUCTION_S * channels)
+
+
+@pytest.mark.parametrize(("arena_bytes", "seconds"), [(0, 1.3), (10**8, 2.05), (10**10, 10.0)])
+def test_a_neighbour_may_be_silent_for_longer_in_a_long_exchange(
+    arena_bytes: int, seconds: float
+) -> None:
+    assert silence_s(Pace(5.0, 10**6), arena_bytes) == pytest.approx(seconds)

@@ -20,6 +20,7 @@ from atom.swarm.records.lease import RENEW_SECONDS, Lease, SignedLease
 from atom.swarm.records.store import DirectoryUnavailable
 from atom.swarm.transport.dialer import Hint
 from atom.swarm.transport.lease_exchange import LeaseExchange
+from atom.training.replica.pacing import with_news
 
 T = TypeVar("T")
 
@@ -242,8 +243,9 @@ class Heartbeat:
                 self._blind = False
                 self._exchange.read(self._directory.records, self._clock.now(), time.time())
                 self._hand_on()
-            due_in = self._pause() - (self._clock.now() - started)
-            await asyncio.sleep(max(due_in, LEAST_PAUSE_S))
+            now = self._clock.now()
+            pause_s = with_news(self._pause(), self._exchange.hears(self._read_leases, now))
+            await asyncio.sleep(max(started + pause_s - now, LEAST_PAUSE_S))
 
     async def _share(self) -> None:
         while True:

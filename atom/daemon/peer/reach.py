@@ -41,7 +41,7 @@ from atom.swarm.transport.limits import Handlers, KnownPeers
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
 from atom.training.loop import Inbox
-from atom.training.replica.pacing import READ_S, reading_pause
+from atom.training.replica.pacing import LONG_EXCHANGE_S, READ_S, SELDOM_S, reading_pause
 from atom.training.round.events import Phase
 from atom.training.storage.checkpoints import figures
 from atom.training.storage.disk import DiskRoom
@@ -184,7 +184,9 @@ class Status:
         """Return the seconds until the other peers' leases should be read again."""
         machine, worker = self.training.machine, self.training.worker
         if machine.phase is not Phase.ACCUMULATING:
-            return READ_S
+            took_s = max(self.training.executor.exchange.seconds.values(), default=0.0)
+            is_long = machine.phase is Phase.REDUCING and took_s >= LONG_EXCHANGE_S
+            return SELDOM_S if is_long else READ_S
         counted = self.training.sequences
         return reading_pause(counted, worker.rate(), worker.swarm, machine.global_batch)
 

@@ -22,6 +22,10 @@ from atom.swarm.exchange.reduction import (
 )
 from atom.swarm.stream.frames import Channel, Kind, Patience
 
+BEAT_S = 0.3
+"""Longest pause between two signs of life. Members may differ in the silence that they accept: the
+shortest is 1.3 s."""
+
 
 class Half(ABC):
     """Work of one thread: one direction of the exchange over one connection."""
@@ -57,7 +61,7 @@ class Sender(Half):
 
     def run(self) -> None:
         reduction = self.reduction
-        beat_s = reduction.terms.progress_timeout_s / 4
+        beat_s = min(BEAT_S, reduction.terms.progress_timeout_s / 4)
         for step in self._steps:
             while not reduction.wait_for(step.needs, beat_s):
                 self._listen()

@@ -34,6 +34,8 @@ Route = tuple[str, int]
 """One route to a peer: a host and a port of that peer, or `CALL`."""
 CALL: Route = ("", 0)
 """A call over the line that the peer keeps to us; without such a line, a punched connection."""
+CALL_PART = 0.9
+"""Part of the remaining time that a call or a punched connection may take, if addresses follow."""
 MOST_ADDRESSES = 8
 """Bound on addresses of one host name that are tried."""
 MOST_LOOKUPS = 16
@@ -54,12 +56,16 @@ def address_of(text: str) -> Route | None:
     return (host, port) if port else None
 
 
+_UNKNOWN: tuple[tuple[str, ...], bool] = (), False
+"""Contact of a peer that was never set."""
+
+
 class ContactBook:
     """Routes to each peer, best first, by peer id. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[object, list[Route]]] = {}
+        self._known: dict[str, tuple[tuple[tuple[str, ...], bool], list[Route]]] = {}
         """The arguments of the last `set`, and the routes in their present order."""
 
     def set(self, peer_id: str, addresses: Sequence[str], dials_out: bool = False) -> None:
@@ -75,7 +81,7 @@ class ContactBook:
         """
         contact = tuple(addresses), dials_out
         with self._lock:
-            before, routes = self._known.pop(peer_id, (None, []))
+            before, routes = self._known.pop(peer_id, (_UNKNOWN, [CALL]))
             if contact != before:
                 routes = [route for route in map(address_of, addresses) if route]
                 routes.insert(0 if dials_out else len(routes), CALL)
@@ -83,15 +89,20 @@ class ContactBook:
             while len(self._known) > MOST_KNOWN:
                 del self._known[next(iter(self._known))]
 
+    def dials_out(self, peer_id: str) -> bool:
+        """Return True if the peer says that no peer can dial it."""
+        with self._lock:
+            return self._known.get(peer_id, (_UNKNOWN, []))[0][1]
+
     def routes(self, peer_id: str) -> list[Route]:
         """Return all routes: the address that worked last first, routes that failed last."""
         with self._lock:
-            return list(self._known.get(peer_id, (None, [CALL]))[1])
+            return list(self._known.get(peer_id, (_UNKNOWN, [CALL]))[1])
 
     def tried(self, peer_id: str, route: Route, worked: bool) -> None:
         """Move an address that worked to the front, or a route that failed to the end."""
         with self._lock:
-            _, routes = self._known.get(peer_id, (None, []))
+            _, routes = self._known.get(peer_id, (_UNKNOWN, []))
             if route in routes and not (worked and route == CALL):
                 routes.remove(route)
                 routes.insert(0 if worked else len(routes), route)
@@ -135,7 +146,8 @@ class Dialer:
         """Open a channel to one peer.
 
         Each route but the last has at most half of the remaining time: an address that does not
-        answer must not use up all of it.
+        answer must not use up all of it. A call or punch has most of the time: it comes first only
+        for a peer that says that its addresses cannot be dialled.
 
         Args:
             peer_id: The peer that has to prove its identity at the other end.
@@ -156,7 +168,8 @@ class Dialer:
             routes = self.contacts.routes(peer_id) if called else self.addresses(peer_id)
         patience = Patience(seconds, time.monotonic() + seconds, stop)
         for route in routes:
-            share = patience if route == routes[-1] else _share(patience, 2)
+            part = 1.0 if route == routes[-1] else CALL_PART if route == CALL else 0.5
+            share = _share(patience, part)
             try:
                 channel = self._open(route, peer_id, purpose, tag, share)
             except Interrupted:
@@ -199,7 +212,7 @@ class Dialer:
             return self._shake_hands(below, peer_id, purpose, tag, within)
         targets = self._targets(peer_id, route, within.left_s())
         while True:
-            share, target = _share(within, len(targets)), targets.pop(0)
+            share, target = _share(within, 1 / len(targets)), targets.pop(0)
             try:
                 below = _connect(target, b"", share)
                 return self._shake_hands(below, peer_id, purpose, tag, share)
@@ -306,10 +319,10 @@ def _lookup(host: str, port: int, flags: int = 0) -> list[AddressInfo]:
     return [*found[:MOST_ADDRESSES]]
 
 
-def _share(patience: Patience, sharers: int) -> Patience:
-    """Return an equal share of the remaining time."""
+def _share(patience: Patience, part: float) -> Patience:
+    """Return a part of the remaining time."""
     now = time.monotonic()
-    return replace(patience, deadline=now + (patience.deadline - now) / sharers)
+    return replace(patience, deadline=now + (patience.deadline - now) * part)
 
 
 def _reason(peer_id: str, failures: list[OSError | PeerRefused]) -> PeerRefused | Unreachable:

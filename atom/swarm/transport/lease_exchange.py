@@ -39,6 +39,8 @@ DIGESTS_S = 2.0
 LATE_S = 2.5
 """Lead of a mate's record over ours before we ask for it: longer than a renewal, so that nothing
 is asked for that its author is about to send itself."""
+HEARD_S = 5.0
+"""Time since a mate's last message up to which its news is expected from itself."""
 SILENT_S = 10.0
 """Pause between two messages to a mate whose lease has run out."""
 OWN_BYTES_PER_S = 32_000.0
@@ -58,9 +60,9 @@ class _Mate:
     """State of one known peer. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self.named_at = self.heard_at = self.tried_at = _NEVER
-        """Times when our head named it, its lease was replaced by a newer one, and a message was
-        sent to it: each time the last one."""
+        self.named_at = self.heard_at = self.tried_at = self.said_at = _NEVER
+        """Times when our head named it, its lease was replaced by a newer one, a message was sent
+        to it, and a message came from it: each time the last one."""
         self.held: SignedLease | None = None
         """Newest lease of this peer."""
         self.claims, self.claimed_at = frozenset[bytes](), _NEVER
@@ -166,6 +168,7 @@ class LeaseExchange:
             mate = self._mates.get(sender)
             if mate is None or not mate.budget.allow(now):
                 return None
+            mate.said_at = now
             if message.neighbours:
                 mate.claims, mate.claimed_at = frozenset(message.neighbours), now
             for record in message.records:
@@ -194,6 +197,12 @@ class LeaseExchange:
         with self._lock:
             own = {} if self._own is None else {self._me: self._own.lease}
             return {**own, **leases, **{peer: held.lease for peer, held in self._living(now)}}
+
+    def hears(self, peer_ids: Iterable[str], now: float) -> bool:
+        """Return True if each of these peers sends us its leases itself."""
+        with self._lock:
+            saying = {peer for peer, mate in self._others() if now - mate.said_at <= HEARD_S}
+            return saying.issuperset({*peer_ids} - {self._me})
 
     def neighbours(self, now: float) -> frozenset[str]:
         """Return the mates that enough witnesses saw at our public address within a lease's time.

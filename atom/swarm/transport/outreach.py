@@ -5,6 +5,9 @@ A peer cannot find this out alone. One answer is not enough, so the latest answe
 witnesses are kept, and if half of them are no, the verdict is no. A witness in our own network
 proves nothing to peers elsewhere: while there are such peers, its answer does not count. A wrong no
 only costs connections to peers that could have dialled us; with a wrong yes an exchange fails.
+
+A peer that cannot be dialled also asks peers that cannot be dialled either, until a connection to
+one of them is punched. So it knows whether it is steady before the first exchange.
 """
 
 import contextlib
@@ -93,12 +96,14 @@ class Outreach:
         return self._clock.now() - self._heard_at
 
     def _ask(self, others: Mapping[str, Lease]) -> None:
-        before, witness = self.reached, witness_of(others, self._asked, self._transport.known)
+        before, transport = self.reached, self._transport
+        punches = before is Reached.NO and not transport.is_steady
+        witness = witness_of(others, self._asked, transport.known, punches)
         self._asked += 1
         answers = {peer: said for peer, said in self._answers.items() if peer != witness}
         try:
             with contextlib.suppress(OSError, PeerRefused):  # such a peer is no witness
-                answer = self._transport.probe(witness, any(map(is_outside, others.values())))
+                answer = transport.probe(witness, any(map(is_outside, others.values())))
                 self._heard_at = self._clock.now()
                 if answer is not Reached.UNKNOWN:
                     answers[witness] = answer
@@ -132,7 +137,9 @@ def verdict(answers: Iterable[Reached]) -> Reached:
     return Reached.YES if 2 * given.count(Reached.YES) > len(given) else Reached.NO
 
 
-def witness_of(others: Mapping[str, Lease], asked: int, known: Container[str]) -> str:
+def witness_of(
+    others: Mapping[str, Lease], asked: int, known: Container[str], punches: bool = False
+) -> str:
     """Return the peer to ask next: each in turn.
 
     Peers that can be dialled are preferred; if there are none, others are asked over their lines.
@@ -142,10 +149,14 @@ def witness_of(others: Mapping[str, Lease], asked: int, known: Container[str]) -
         others: Leases of the other peers; not empty.
         asked: Number of questions so far.
         known: Peers that the run knows.
+        punches: True: every other question goes to a peer that cannot be dialled, if there is one.
     """
-    able = sorted(_dialable(others) or others)
+    able = _dialable(others)
+    if punches and asked % 2:
+        able = [peer for peer in others if peer not in able]
+    able = sorted(able or others)
     able = [peer for peer in able if peer in known] or able
-    return able[asked % len(able)]
+    return able[asked // (1 + punches) % len(able)]
 
 
 def lines_to(me: str, others: Mapping[str, Lease], known: KnownPeers) -> frozenset[str]:

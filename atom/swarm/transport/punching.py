@@ -54,6 +54,9 @@ MOST_MISSED = 3
 steady: it may be behind another router now."""
 MOST_INTRODUCERS = 2
 """Introducers that are asked, one after the other, for one connection."""
+INTRODUCED_PART = 0.8
+"""Part of the time for a connection that introductions may take; the rest is for the connection
+itself. At the start of an exchange one introducer serves all pairs of members at once."""
 MOST_MET = 64
 """Bound on introduced peers to which we try to connect at a time."""
 _LONGEST_ADDRESS = 16 + 2
@@ -189,8 +192,6 @@ class Punches:
     def _introduced(self, peer_id: str, patience: Patience) -> tuple[Address, Address]:
         """Ask one introducer, then another; known peers come first.
 
-        Each has a part of the time, and the rest is for the connection.
-
         Returns:
             Our local address, and the address of the other peer.
 
@@ -202,7 +203,8 @@ class Punches:
         able.sort(key=lambda peer: peer not in known)
         chosen = able[:MOST_INTRODUCERS]
         for number, introducer in enumerate(chosen):
-            within = Patience.within(patience.left_s() / (len(chosen) - number + 1))
+            part = INTRODUCED_PART / (len(chosen) - number)
+            within = Patience.within(patience.left_s() * part)
             with contextlib.suppress(OSError, PeerRefused):
                 tag, seconds = peer_id.encode(), within.left_s()
                 with contextlib.closing(

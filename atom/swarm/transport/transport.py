@@ -160,6 +160,10 @@ class Transport:
         """
         self._dialer.contacts.set(peer_id, addresses, dials_out)
 
+    def is_undialled(self, peer_id: str) -> bool:
+        """Return True if the peer says that no peer can dial it."""
+        return self._dialer.contacts.dials_out(peer_id)
+
     def set_neighbours(self, neighbours: Callable[[], Container[str]]) -> None:
         """Set the function that returns the peers known to be in our own network.
 

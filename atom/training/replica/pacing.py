@@ -15,12 +15,16 @@ from atom.training.round.electorate import ACTIVE_STATES, batch_of, believed, co
 from atom.training.round.events import View
 from atom.training.round.machine import RoundMachine
 
-READ_S, SELDOM_S = 0.4, 1.2
-"""Seconds between two readings of all leases: usually, and while the batch is far away.
+READ_S, SELDOM_S, RARELY_S = 0.4, 1.2, 5.0
+"""Seconds between two readings of all leases: usually; while the batch is far away; and the same if
+all these peers also send us their leases directly, so that only a newcomer would be seen late.
 
 The second is the longest pause with which simulated swarms still work, and shorter than any time
 after which a peer counts as silent.
 """
+LONG_EXCHANGE_S = 10.0
+"""Duration of the last exchange from which on leases are read seldom during the next one. The line
+is busy then, and a peer that others can dial serves the readings of all that cannot be dialled."""
 SOON_S = 5.0
 RATED_S = 30.0
 """Largest age in seconds of a pass in a rate; for a longer pass, twice its duration."""
@@ -115,6 +119,11 @@ def reading_pause(
     missing = global_batch - own_sequences - swarm.others_sequences
     is_far = missing > SOON_S * (own_per_s + swarm.sequences_per_s) > 0
     return SELDOM_S if is_far and own_sequences < swarm.share(global_batch) else READ_S
+
+
+def with_news(pause_s: float, hears_all: bool) -> float:
+    """Return a pause between two readings, longer if all peers send us their leases themselves."""
+    return RARELY_S if hears_all and pause_s >= SELDOM_S else pause_s
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from atom.swarm.records.lease import (
 from atom.swarm.records.manifest import LEASE_DOMAIN, encode_lease, lease_key
 from atom.swarm.transport.lease_exchange import (
     DIGEST,
+    HEARD_S,
     MAX_MATES,
     MESSAGES_AT_ONCE,
     REMEMBERED_S,
@@ -168,6 +169,17 @@ def test_strangers_and_floods_are_not_listened_to(anna: Member) -> None:
     answers = [anna.hear(CLEO.peer_id, asks, 0.0) for _ in range(3 * int(MESSAGES_AT_ONCE))]
     assert [each for each in answers if each] == [Leases((record,))] * int(MESSAGES_AT_ONCE)
     assert anna.hear(BERT.peer_id, asks, 0.0), "others are heard as before"
+
+
+def test_peers_are_heard_while_their_own_messages_come(anna: Member) -> None:
+    both = [BERT.peer_id, CLEO.peer_id, ANNA.peer_id]
+    for sender in both[:2]:
+        assert not anna.exchange.hears(both, 1.0)
+        anna.hear(sender, Leases(), 1.0)
+    assert anna.exchange.hears(both, 1.0 + HEARD_S)
+    assert not anna.exchange.hears([*both, STRANGER.peer_id], 1.0)
+    anna.hear(CLEO.peer_id, Leases(), 1.0 + HEARD_S)
+    assert not anna.exchange.hears(both, 1.1 + HEARD_S)
 
 
 def test_our_lease_is_sent_when_it_changed_and_digests_every_two_seconds(anna: Member) -> None:

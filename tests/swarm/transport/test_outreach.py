@@ -69,6 +69,7 @@ class Stage:
     """Four others, and a transport whose threads are the caller's."""
 
     peer_id = "me"
+    is_steady = True
 
     def __init__(self, wish: Reached = UNKNOWN, answer: Reached | Exception = YES) -> None:
         self.clock, self.events, self.threads = ManualClock(), EventList(), self
@@ -115,6 +116,18 @@ def test_questions_become_rare_and_the_verdict_follows_the_latest_answers() -> N
     assert stage.read(2 * AGAIN_S) == ("abcdab", NO, "abcd")
     told = [(e["reachable"], e["asked"]) for e in stage.events.events]
     assert told == [("yes", 1), ("no", 3)]
+
+
+def test_a_peer_behind_a_router_asks_others_there_until_it_is_steady() -> None:
+    stage = Stage(answer=NO)
+    stage.is_steady = False
+    for hidden in "cd":
+        stage.leases[hidden] = a_lease(hidden, reached=NO)
+    asked, verdict, _ = stage.read(6 * SETTLE_S)
+    assert (asked, verdict) == ("acbdac", NO)
+    stage.is_steady, stage.asked = True, ""
+    asked, *_ = stage.read(4 * AGAIN_S)
+    assert set(asked) == {"a", "b"}
 
 
 def test_a_first_no_is_doubted_for_a_while() -> None:

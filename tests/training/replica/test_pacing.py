@@ -13,6 +13,7 @@ from atom.swarm.chain.commit import ChainRules, Voter, genesis
 from atom.swarm.records.lease import PeerState
 from atom.training.replica.device_engines import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.pacing import (
+    RARELY_S,
     READ_S,
     SELDOM_S,
     Pass,
@@ -22,6 +23,7 @@ from atom.training.replica.pacing import (
     reading_pause,
     sequences_per_s,
     usual_pass_seconds,
+    with_news,
 )
 from atom.training.round.events import View
 
@@ -85,6 +87,8 @@ def test_leases_are_read_often_only_when_something_depends_on_them(
     own: int, own_per_s: float, swarm: SwarmCount, batch: int, pause: float
 ) -> None:
     assert reading_pause(own, own_per_s, swarm, batch) == pause
+    assert with_news(pause, hears_all=False) == pause
+    assert with_news(pause, hears_all=True) == (READ_S if pause == READ_S else RARELY_S)
 
 
 @pytest.mark.parametrize(
