@@ -2,10 +2,8 @@
 
 import contextlib
 import re
-import selectors
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -27,7 +25,7 @@ def stock_node(clock_ahead_s: float = 0.0) -> Iterator[str]:
     program = (_SKEWED, str(clock_ahead_s), "--host_maddrs", "/ip4/127.0.0.1/tcp/0")
     process = subprocess.Popen(
         [sys.executable, "-c", *program],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
         yield _first_address(process)
@@ -52,30 +50,19 @@ def end_all(pids: list[int]) -> None:
 
 def wait_until_gone(pids: list[int], timeout_s: float = 15.0) -> list[int]:
     """Return the processes that still run after the time limit: none if all is well."""
-    deadline = time.monotonic() + timeout_s
-    left = []
+    living = []
     for pid in pids:
-        try:
-            psutil.Process(pid).wait(max(0.0, deadline - time.monotonic()))
-        except psutil.NoSuchProcess:
-            continue
-        except psutil.TimeoutExpired:
-            left.append(pid)
-    return left
+        with contextlib.suppress(psutil.NoSuchProcess):
+            living.append(psutil.Process(pid))
+    _, left = psutil.wait_procs(living, timeout_s)
+    return [process.pid for process in left]
 
 
-def _first_address(process: subprocess.Popen[bytes], timeout_s: float = 60.0) -> str:
+def _first_address(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    seen = ""
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        deadline = time.monotonic() + timeout_s
-        while selector.select(max(0.0, deadline - time.monotonic())):
-            chunk = process.stdout.read1(65536)
-            seen += chunk.decode(errors="replace")
-            found = _ADDRESS.search(seen)
-            if found is not None and seen.find("\n", found.end()) >= 0:
-                return found[0]
-            if not chunk:
-                break
-    raise AssertionError(f"hivemind-dht did not start: {seen}")
+    seen = list[str]()
+    for line in process.stdout:
+        seen.append(line)
+        if found := _ADDRESS.search(line):
+            return found[0]
+    raise AssertionError(f"hivemind-dht did not start: {''.join(seen)}")

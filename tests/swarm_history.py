@@ -5,20 +5,15 @@ from pathlib import Path
 
 from swarm_of_processes import Event, Peer, Swarm
 
+from atom.daemon.model.kept_run import KeptRun
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import parse_commits, verified_heads
-from atom.swarm.records.manifest import Manifest, decode_manifest, first_head
-
-
-def read_manifest(state: Path, run: str) -> Manifest:
-    return decode_manifest((state / "manifest.bin").read_bytes(), run)
 
 
 def read_chain(state: Path, run: str) -> tuple[list[Commit], list[Head]]:
     """A peer's chain, every certificate checked; an append under way is not seen."""
-    path = state / "chain.bin"
-    commits, _ = parse_commits(path.read_bytes() if path.exists() else b"")
-    return commits, verified_heads(first_head(read_manifest(state, run)), commits)
+    kept = KeptRun.read(state)
+    assert kept.manifest.run == run
+    return kept.journal.commits, kept.journal.heads
 
 
 def digests_by_head(histories: Sequence[Sequence[Event]]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from torch.nn import functional
 import atom
 from atom.base.errors import DeviceError
 from atom.swap.device import CpuDevice
+from tests.offloaded_net import Net, X, Y, offloaded_net
 
 WIDTH, SEQUENCES, STEPS = 32, 8, 3
 
@@ -55,28 +56,38 @@ def plain_step(
     return float(loss.detach())
 
 
-@pytest.mark.parametrize("gpu_memory", [None, "64 KiB"])
-def test_a_step_is_plain_pytorchs(gpu_memory: str | None) -> None:
-    torch.manual_seed(1)
-    plain = Tower(blocks=6)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.0)
-    settings = atom.AdamW(betas=(0.9, 0.999), weight_decay=0.0)
+def require_plain_training(
+    plain: nn.Module, gpu_memory: str, steps: Sequence[list[tuple[Tensor, Tensor]]]
+) -> dict[str, Tensor]:
+    """Train a module and an offloaded copy of it with AdamW, and compare losses and weights.
+
+    Returns:
+        The offloaded weights.
+    """
+    trains = (parameter for parameter in plain.parameters() if parameter.requires_grad)
+    optimizer = torch.optim.AdamW(trains, lr=1e-2, weight_decay=0.0)
     with atom.offload(
         copy.deepcopy(plain),
         functional.cross_entropy,
         batches(1, 0)[0],
         gpu_memory=gpu_memory,
-        optimizer=settings,
+        optimizer=atom.AdamW(betas=(0.9, 0.999), weight_decay=0.0),
         learning_rate=1e-2,
     ) as offloaded:
-        for number in range(STEPS):
-            some = batches(9, seed=number)
+        for some in steps:
             expected = plain_step(plain, optimizer, some)
             assert offloaded.step(some) == pytest.approx(expected, rel=1e-5)
-        weights = offloaded.state_dict()["model"]
-        copy.deepcopy(plain).load_state_dict(weights)
-        for name, parameter in plain.named_parameters():
-            torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+        weights: dict[str, Tensor] = offloaded.state_dict()["model"]
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)
+    return weights
+
+
+def test_a_step_is_plain_pytorchs() -> None:
+    torch.manual_seed(1)
+    plain = Tower(blocks=6)
+    weights = require_plain_training(plain, "64 KiB", [batches(9, n) for n in range(STEPS)])
+    plain.load_state_dict(weights)
 
 
 class Adapted(nn.Module):
@@ -95,112 +106,61 @@ class Adapted(nn.Module):
 
 def test_a_frozen_matrix_that_does_not_fit_is_cut_and_its_adapter_trains() -> None:
     torch.manual_seed(1)
-    plain, some = Adapted(), batches(STEPS, 2)
+    plain = Adapted()
     memory = f"{2 * plain.base.weight.nbytes // 1024 - 1} KiB"  # not even its slots fit
-    trains = (parameter for parameter in plain.parameters() if parameter.requires_grad)
-    optimizer = torch.optim.AdamW(trains, lr=1e-2, weight_decay=0.0)
-    with atom.offload(
-        copy.deepcopy(plain),
-        functional.cross_entropy,
-        some[0],
-        gpu_memory=memory,
-        optimizer=atom.AdamW(betas=(0.9, 0.999), weight_decay=0.0),
-        learning_rate=1e-2,
-    ) as offloaded:
-        for each in some:
-            expected = plain_step(plain, optimizer, [each])
-            assert offloaded.step([each]) == pytest.approx(expected, rel=1e-5)
-        found = offloaded.state_dict()["model"]
-    assert torch.equal(found["base.weight"], plain.base.weight)
-    for name, value in plain.state_dict().items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+    weights = require_plain_training(plain, memory, [[each] for each in batches(STEPS, 2)])
+    assert torch.equal(weights["base.weight"], plain.base.weight)
 
 
-def test_evaluation_is_without_dropout_and_changes_nothing() -> None:
+def test_dropout_is_in_training_alone_whatever_the_modules_mode_was() -> None:
     torch.manual_seed(2)
-    plain = Tower(blocks=2, dropout=0.5)
-    some = batches(2, seed=5)
-    with atom.offload(copy.deepcopy(plain), functional.cross_entropy, some[0]) as offloaded:
+    plain, some = Tower(blocks=2, dropout=0.5).eval(), batches(2, seed=5)
+    loss = functional.cross_entropy
+    with atom.offload(copy.deepcopy(plain), loss, some[0], learning_rate=0.0) as offloaded:
         before = offloaded.state_dict()["state"]
-        plain.eval()
         for found, (inputs, _) in zip(offloaded.evaluate(some), some, strict=True):
             assert torch.equal(found, plain(inputs))
         after = offloaded.state_dict()["state"]
         assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_a_saved_state_goes_on_with_the_same_bits() -> None:
-    torch.manual_seed(3)
-    model, example = Tower(blocks=2), batches(1, 0)[0]
-    with (
-        atom.offload(model, functional.cross_entropy, example) as one,
-        atom.offload(model, functional.cross_entropy, example) as other,
-    ):
-        one.step(batches(2, 1))
-        other.load_state_dict(one.state_dict())
-        assert other.steps == 1
-        assert one.step(batches(2, 2)) == other.step(batches(2, 2))
-        first, second = one.state_dict(), other.state_dict()
-        assert all(torch.equal(first["state"][n], second["state"][n]) for n in first["state"])
-
-
-def test_a_module_that_was_in_evaluation_mode_trains_with_dropout() -> None:
-    model, some = Tower(blocks=2, dropout=0.5).eval(), batches(1, 0)
-    loss = functional.cross_entropy
-    with atom.offload(model, loss, some[0], learning_rate=0.0) as offloaded:
         assert len({offloaded.step(some) for _ in range(4)}) > 1
 
 
+def test_a_saved_state_goes_on_with_the_same_bits_and_rate() -> None:
+    model = Net()
+    with offloaded_net(model) as one, offloaded_net(model) as other:
+        one.step((X, Y))
+        one.learning_rate = 0.25
+        other.load_state_dict(one.state_dict())
+        assert (other.steps, other.learning_rate) == (1, 0.25)
+        assert one.step((X, Y)) == other.step((X, Y))
+        first, second = one.state_dict()["state"], other.state_dict()["state"]
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 def test_what_forward_does_not_use_keeps_its_values() -> None:
-    class Spare(Tower):
-        def __init__(self) -> None:
-            super().__init__(blocks=1)
-            self.pooler = nn.Linear(3, 3)
-
-    model, example = Spare(), batches(1, 0)[0]
-    unused = model.pooler.weight.detach().clone()
-    with atom.offload(copy.deepcopy(model), functional.cross_entropy, example) as offloaded:
-        offloaded.step([example])
+    model = Net()
+    pooler = model.pooler = nn.Linear(3, 3)
+    unused = pooler.weight.detach().clone()
+    with offloaded_net(copy.deepcopy(model)) as offloaded:
+        offloaded.step((X, Y))
         model.load_state_dict(offloaded.state_dict()["model"])
-    assert torch.equal(model.pooler.weight, unused)
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"clip_norm": -1.0}, "clip_norm"),
-        ({"clip_norm": float("nan")}, "clip_norm"),
-        ({"learning_rate": -1.0}, "learning_rate"),
-        ({"learning_rate": float("nan")}, "learning_rate"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(given: dict[str, float], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        atom.offload(Tower(1), functional.cross_entropy, batches(1, 0)[0], **given)
-
-
-def test_no_batch_is_refused() -> None:
-    with atom.offload(Tower(1), functional.cross_entropy, batches(1, 0)[0]) as offloaded:
-        for use in (offloaded.step, offloaded.evaluate):
-            with pytest.raises(ValueError, match="no batch"):
-                use([])
+    assert torch.equal(pooler.weight, unused)
 
 
 def test_tied_parameters_have_both_names() -> None:
-    class Tied(nn.Module):
+    class Tied(Net):
         def __init__(self) -> None:
             super().__init__()
-            self.one = nn.Linear(WIDTH, WIDTH, bias=False)
-            self.other = nn.Linear(WIDTH, WIDTH, bias=False)
-            self.other.weight = self.one.weight
+            self.c = nn.Linear(16, 32)
+            self.c.weight = self.a.weight
 
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.other(torch.relu(self.one(inputs)))
+        def forward(self, inputs: Tensor, scale: Tensor | None = None) -> Tensor:
+            return self.c(super().forward(inputs, scale))
 
-    with atom.offload(Tied(), functional.cross_entropy, batches(1, 0)[0]) as offloaded:
-        offloaded.step(batches(1, 1))
+    with offloaded_net(Tied()) as offloaded:
+        offloaded.step((X, Y))
         weights = offloaded.state_dict()["model"]
-        assert torch.equal(weights["one.weight"], weights["other.weight"])
+        assert torch.equal(weights["a.weight"], weights["c.weight"])
 
 
 def test_a_budget_that_is_too_small_names_what_does_not_fit_and_leaves_no_cap(
@@ -208,10 +168,11 @@ def test_a_budget_that_is_too_small_names_what_does_not_fit_and_leaves_no_cap(
 ) -> None:
     closed = list[CpuDevice]()
     monkeypatch.setattr(CpuDevice, "close", lambda device: closed.append(device))
-    with pytest.raises(DeviceError, match="blocks"):
-        atom.offload(
-            Tower(blocks=2), functional.cross_entropy, batches(1, 0)[0], gpu_memory="1 KiB"
-        )
+    with pytest.raises(DeviceError) as small:
+        offloaded_net(gpu_memory="1 KiB")
+    assert re.match(r"(a|norm|b)\b", small.value.message)
+    assert re.search(r"there are 1\.0 kB, and \d+ kB \(", small.value.message)
+    assert "gpu_memory" in small.value.hint
     assert len(closed) == 1
 
 

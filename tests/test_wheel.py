@@ -1,6 +1,5 @@
 """An installation by `pip install .` is complete, and runs without the checkout."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,7 +11,6 @@ import pytest
 
 from atom import __version__
 from atom.base.build_kernels import library_of, sources
-from atom.cli.shell.failures import ExitCode
 
 ROOT = Path(__file__).parent.parent
 ATOM = ROOT / "atom"
@@ -33,15 +31,14 @@ COMMAND_S = 100.0
 pytestmark = pytest.mark.timeout(3 * COMMAND_S)
 
 
-def python(*words: str, cwd: Path, codes: tuple[int, ...] = (0,), **environment: str) -> str:
-    """Run Python and return its stdout. Raises: AssertionError with its output for any other exit
-    code."""
+def python(*words: str, cwd: Path, **environment: str) -> str:
+    """Run Python and return its stdout. Raises: AssertionError with its output if it fails."""
     done = subprocess.run(
         [sys.executable, "-P", *words],
         capture_output=True, text=True, timeout=COMMAND_S, check=False, cwd=cwd,
         env=os.environ | environment,
     )  # fmt: skip
-    assert done.returncode in codes, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -96,10 +93,6 @@ def test_it_runs_from_where_it_was_installed(installed: Path, tmp_path: Path) ->
     assert Path(where.strip()) == installed / "atom" / "__init__.py"
     assert python("-m", "atom", "--version", cwd=tmp_path, **there).strip() == __version__
     assert "atom demo" in python(str(installed / "bin" / "atom"), "--help", cwd=tmp_path, **there)
-    either = (ExitCode.OK, ExitCode.DIAGNOSIS)  # this box may be too small to train
-    said = python("-m", "atom", "doctor", "--json", cwd=tmp_path, codes=either, **there)
-    levels = {each["topic"]: each["level"] for each in json.loads(said)["findings"]}
-    assert levels["Host kernels"] == "ok"
 
 
 def test_an_editable_installation_is_found_beside_a_clone_named_atom(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from atom.daemon.model.kept_run import KeptRun
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.records.manifest import manifest_digest
 from benchmarks.shared.daemon_logs import commits
@@ -23,7 +24,6 @@ from benchmarks.shared.real_swarm import (
     Swarm,
     endless,
     gather,
-    read_manifest,
     swarm_in,
 )
 
@@ -72,7 +72,7 @@ def target_of(peers: Sequence[Peer], address: str) -> dict[str, Any]:
     return {
         "run": join.run,
         "owner": join.owner,
-        "run_id": manifest_digest(read_manifest(peers[0].state, RUN)).hex(),
+        "run_id": manifest_digest(KeptRun.read(peers[0].state).manifest).hex(),
         "peers": [peer.peer_id for peer in peers],
         "dht": [dht_address(peer) for peer in peers],
         "doors": [peer.info()["data_addresses"][0] for peer in peers],

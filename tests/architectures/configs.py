@@ -99,15 +99,27 @@ _GATED_DELTA: Config = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"],
 }
-_PIXTRAL: Config = {
-    "model_type": "pixtral",
+_QWEN_NEXT: Config = {
+    **_EXPERTS,
+    **_SMALL_EXPERTS,
+    **_GATED_DELTA,
+    "head_dim": HEAD,
+    "shared_expert_intermediate_size": 16,
+}
+_IMAGES: Config = {
     "hidden_size": 16,
     "intermediate_size": 16,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
-    "head_dim": HEAD,
     "image_size": 28,
     "patch_size": 14,
+}
+_PIXTRAL: Config = {**_IMAGES, "model_type": "pixtral", "head_dim": HEAD}
+_MAMBA: Config = {
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 16,
 }
 _GRANITE: Config = {
     "logits_scaling": 4.0,
@@ -146,27 +158,9 @@ CONFIGS: dict[str, tuple[str, Config]] = {
     ),
     "qwen3": ("norms of queries and keys", _HEADS),
     "qwen3_moe": ("the same, and experts", {**_EXPERTS, **_SMALL_EXPERTS, "head_dim": HEAD}),
-    "qwen3_next": (
-        "gated delta rule beside attention, experts",
-        {
-            **_EXPERTS,
-            **_SMALL_EXPERTS,
-            **_GATED_DELTA,
-            "head_dim": HEAD,
-            "shared_expert_intermediate_size": 16,
-        },
-    ),
+    "qwen3_next": ("gated delta rule beside attention, experts", _QWEN_NEXT),
     "qwen3_5_text": ("gated delta rule beside attention", {**_HEADS, **_GATED_DELTA}),
-    "qwen3_5_moe_text": (
-        "the same, and experts",
-        {
-            **_EXPERTS,
-            **_SMALL_EXPERTS,
-            **_GATED_DELTA,
-            "head_dim": HEAD,
-            "shared_expert_intermediate_size": 16,
-        },
-    ),
+    "qwen3_5_moe_text": ("the same, and experts", _QWEN_NEXT),
     "qwen3_5": (
         "the same, with an encoder of images",
         {
@@ -190,14 +184,7 @@ CONFIGS: dict[str, tuple[str, Config]] = {
         "the same, with an encoder of images",
         {
             "text_config": {**_GEMMA, "model_type": "gemma3_text"},
-            "vision_config": {
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "image_size": 28,
-                "patch_size": 14,
-            },
+            "vision_config": _IMAGES,
             "mm_tokens_per_image": 1,
         },
     ),
@@ -262,11 +249,8 @@ CONFIGS: dict[str, tuple[str, Config]] = {
             **_LOCAL,
             **_GRANITE,
             "layer_types": ["mamba", "attention"],
+            **_MAMBA,
             "mamba_n_heads": 8,
-            "mamba_d_head": 8,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 8,
-            "mamba_chunk_size": 16,
             "shared_intermediate_size": 32,
         },
     ),
@@ -351,15 +335,7 @@ CONFIGS: dict[str, tuple[str, Config]] = {
     "falcon_mamba": ("state space", {**_STATE, "state_size": 4}),
     "falcon_h1": (
         "state space beside attention",
-        {
-            **_GROUPED,
-            "mamba_d_ssm": 32,
-            "mamba_n_heads": 4,
-            "mamba_d_head": 8,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 8,
-            "mamba_chunk_size": 16,
-        },
+        {**_GROUPED, **_MAMBA, "mamba_d_ssm": 32, "mamba_n_heads": 4},
     ),
     "jamba": (
         "layers of state space, of attention, of experts",

@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import tempfile
+import time
 import warnings
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +86,33 @@ class Attacker:
             return respond(request)
 
         await self._p2p._client.add_unary_handler(f"DHTProtocol.{method}", handler)
+
+    async def lie_beside(self, key: str, find: Callable[[bytes], Any]) -> Counter[str]:
+        """Join the DHT as the nearest node to a key, which takes every record.
+
+        Args:
+            key: Key that the victim looks for.
+            find: Returns the results of a request to find keys.
+
+        Returns:
+            How often the victim asked, by method; counted from now on.
+        """
+        near = dht_pb2.NodeInfo(node_id=(DHTID.generate(key) ^ 2).to_bytes(KEY_BYTES, "big"))
+        answers = {
+            "rpc_find": lambda raw: dht_pb2.FindResponse(results=find(raw), peer=near),
+            "rpc_store": lambda raw: dht_pb2.StoreResponse(store_ok=[True], peer=near),
+            "rpc_ping": lambda raw: dht_pb2.PingResponse(peer=near, dht_time=time.time()),
+        }
+        asked = Counter[str]()
+
+        def respond(method: str, raw: bytes) -> bytes:
+            asked[method] += 1
+            return bytes(answers[method](raw).SerializeToString())
+
+        for method in answers:
+            await self.answer(method, partial(respond, method))
+        await self.send("rpc_ping", dht_pb2.PingRequest(peer=near).SerializeToString())
+        return asked
 
     async def protocols_include(self, protocol: str) -> bool:
         """Return True if the victim accepts a stream of this libp2p protocol."""

@@ -9,6 +9,7 @@ input in hexadecimal and ends with exit code 1. The same seed makes the same inp
 """
 
 import argparse
+import contextlib
 import math
 import random
 import sys
@@ -42,19 +43,7 @@ from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import SocketStream, TlsStream, server_context
 from atom.wire import transport_pb2 as wire
-from tests.swarm.chain_samples import (
-    BALLOT,
-    COMMIT,
-    EVIDENCE,
-    PARENT,
-    PARTS,
-    PEERS,
-    VALUE,
-    VOTERS,
-    a_commit,
-    beginning,
-    page_of,
-)
+from tests.swarm.chain_samples import MESSAGES, PEERS, a_commit, beginning, page_of
 from tests.swarm.swarm_samples import a_lease, a_manifest, payload_of
 
 MOST_GROWTH_BYTES = 64 * 1024 * 1024
@@ -125,30 +114,8 @@ def corpus(samples: Sequence[bytes], dice: random.Random) -> Iterator[bytes]:
 # ---- what is decoded
 
 
-class Recorded:
-    """A stream that gives what a stranger sent, then ends; takes whatever is sent to it."""
-
-    def __init__(self, raw: bytes) -> None:
-        self._left = memoryview(raw)
-
-    def send_all(self, view: memoryview, patience: Patience) -> None:
-        pass
-
-    def recv_into(self, view: memoryview, patience: Patience) -> None:
-        if len(self._left) < len(view):
-            raise ConnectionResetError("closed by the other end")
-        view[:] = self._left[: len(view)]
-        self._left = self._left[len(view) :]
-
-    def idle(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        pass
-
-
-class RecordedSocket(SocketStream):
-    """Socket below TLS that records the bytes."""
+class Recorded(SocketStream):
+    """A stream, or a socket below TLS, that gives the bytes of a stranger, then ends."""
 
     def __init__(self, raw: bytes) -> None:
         self._left = memoryview(raw)
@@ -163,6 +130,9 @@ class RecordedSocket(SocketStream):
         view[:count] = self._left[:count]
         self._left = self._left[count:]
         return count
+
+    def idle(self) -> bool:
+        return True
 
     def close(self) -> None:
         pass
@@ -198,7 +168,7 @@ def received_frames(raw: bytes) -> None:
 
 
 def received_tls(raw: bytes) -> None:
-    stream = TlsStream(RecordedSocket(raw[8:]), _server_context(), raw[:8])
+    stream = TlsStream(Recorded(raw[8:]), _server_context(), raw[:8])
     stream.handshake(_NEVER)
     stream.recv_into(memoryview(bytearray(64)), _NEVER)
 
@@ -230,25 +200,7 @@ def read_chain(genesis: Head, raw: bytes) -> None:
 
 
 def message_samples() -> list[bytes]:
-    accepted = messages.Accepted(BALLOT, VALUE, EVIDENCE)
-    return [
-        messages.encode(message)
-        for message in (
-            messages.Prevote(PARENT, VOTERS),
-            messages.PrevoteAnswer(PARENT, "busy"),
-            messages.Prepare(PARENT, BALLOT, VOTERS[:2]),
-            messages.Promise(PARENT, BALLOT, accepted, None, 8, 20.25, b"s" * 32, b"x" * 64),
-            messages.Promise(PARENT, BALLOT, None, accepted, 8, -0.0, b"", b"x" * 64, leaving=True),
-            messages.Nack(PARENT, BALLOT, BALLOT, "ballot-too-low"),
-            messages.Ring(PARENT, BALLOT, PARTS, (250,) * len(PARTS)),
-            messages.Suspect(PARENT, BALLOT, PEERS[1]),
-            messages.Vouched(PARENT, BALLOT, b"v" * 32, b"x" * 64),
-            messages.Accept(PARENT, BALLOT, VALUE, EVIDENCE, BALLOT),
-            messages.AcceptedVote(PARENT, BALLOT, b"x" * 64),
-            messages.CommitNotice(COMMIT),
-            messages.Abort(PARENT, BALLOT, "timeout"),
-        )
-    ]
+    return list(map(messages.encode, MESSAGES))
 
 
 def record_samples() -> list[bytes]:
@@ -317,15 +269,13 @@ def tls_samples() -> list[bytes]:
     """Return the first flight of a client."""
     sent = list[bytes]()
 
-    class Below(RecordedSocket):
+    class Below(Recorded):
         def send_all(self, view: memoryview, patience: Patience) -> None:
             sent.append(bytes(view))
 
-    try:
+    with contextlib.suppress(ConnectionResetError):  # there is no server
         TlsStream(Below(b"")).handshake(_NEVER)
-    except ConnectionResetError:
-        return sent
-    raise AssertionError("there is no server")
+    return sent
 
 
 @cache

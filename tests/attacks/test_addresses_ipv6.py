@@ -1,10 +1,7 @@
 """A peer that listens on `[::]` is reached, and announced, by both address families."""
 
-import asyncio
 import json
 import socket
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,19 +9,12 @@ import pytest
 from atom.config.peer_file import Network
 from atom.daemon.peer.addresses import announced_multiaddrs, data_addresses, known_contacts
 from atom.swarm import dial_rules
-from atom.swarm.addresses import ListenAddress, listening
-from atom.swarm.dht.directory import open_directory
-from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.addresses import listening
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Reached
 from atom.swarm.router.requests import PublicPort
-from atom.swarm.stream.handshake import Local
 from atom.swarm.transport import transport
-from atom.swarm.transport.transport import Transport
-from tests.event_list import EventList
-from tests.swarm.transport_peers import RUN, Peer, make_peer
-
-__all__ = ["make_peer"]
+from tests.swarm.transport_peers import Make
 
 BOTH: dict[int, str | None] = {socket.AF_INET: "192.168.1.2", socket.AF_INET6: "2001:db8::2"}
 
@@ -51,38 +41,15 @@ def test_a_peer_announces_the_families_that_it_listens_on(monkeypatch: pytest.Mo
 
 
 def test_a_witness_on_both_families_dials_back_by_ipv4(
-    make_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+    make_peer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The witness sees an IPv4 address inside an IPv6 address."""
     monkeypatch.setattr(transport, "_PROBE_S", 0.1)
-    asker, local = make_peer(), Local(Identity.create(), RUN, bytes(16))
-    on_loopback = partial(dial_rules.dialled_classes, ["127.0.0.1"])
-    witness = Transport(local, ("::", 0), EventList(), dialled=on_loopback)
-    witness.start()
-    try:
-        asker.transport.set_addresses(witness.peer_id, [f"127.0.0.1:{witness.address[1]}"])
-        witness.set_addresses(asker.peer_id, [f"a.example:{asker.transport.address[1]}"])
-        assert asker.transport.probe(witness.peer_id) is Reached.YES
-    finally:
-        witness.close()
-
-
-def test_the_dht_node_listens_on_both_families(tmp_path: Path) -> None:
-    identity = tmp_path / "identity.key"
-    owner = Identity.load_or_create(identity).peer_id
-
-    async def visible() -> tuple[str, ...]:
-        node = NodeSettings(identity_path=str(identity), listen="[::]:0")
-        directory = await open_directory("run", owner, node)
-        try:
-            return await directory.visible_addresses()
-        finally:
-            await directory.close()
-
-    found = asyncio.run(visible())
-    assert {each.split("/")[1] for each in found} == {"ip4", "ip6"}
-    assert len({each.split("/")[4] for each in found}) == 1, "at one port"
-    assert ListenAddress("::1", 7).multiaddrs() == ("/ip6/::1/tcp/7",)
+    asker, witness = make_peer(), make_peer(host="::")
+    for one, other, host in ((asker, witness, "127.0.0.1"), (witness, asker, "a.example")):
+        port = other.transport.address[1]
+        one.transport.set_addresses(other.peer_id, [f"{host}:{port}"])
+    assert asker.transport.probe(witness.peer_id) is Reached.YES
 
 
 @pytest.mark.parametrize(

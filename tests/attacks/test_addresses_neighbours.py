@@ -4,7 +4,6 @@ Two witnesses with tenure must see both at one public host. An attacker claims i
 names a service in the home of the victim.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +20,8 @@ from atom.swarm.transport.dialer import AddressInfo
 from atom.swarm.transport.lease_exchange import LeaseExchange
 from atom.swarm.transport.limits import Unreachable
 from tests.swarm.swarm_samples import a_lease
-from tests.swarm.transport_peers import Peer, make_peer
+from tests.swarm.transport_peers import Make, Peer
 
-__all__ = ["make_peer"]
-
-Make = Callable[..., Peer]
 UNIX = 1_700_000_000.0
 PRINTER = "192.168.1.9"
 PUBLIC_HOST = "203.0.113.7"
@@ -102,62 +98,45 @@ def swarm(make_peer: Make, monkeypatch: pytest.MonkeyPatch) -> Swarm:
     return Swarm(make_peer)
 
 
-@pytest.fixture
-def dialled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Swarm], list[str]]:
-    """Function that returns the hosts that the victim dials for its neighbour, then for `far`."""
+def dialled(swarm: Swarm, patch: pytest.MonkeyPatch) -> list[str]:
+    """Return the hosts that the victim dials for its neighbour, then for `far`."""
+    found = list[str]()
 
-    def hosts(swarm: Swarm) -> list[str]:
-        found = list[str]()
+    def connect(target: AddressInfo, *_: object) -> Any:
+        found.append(target[4][0])
+        raise OSError("no such network here")
 
-        def connect(target: AddressInfo, *_: object) -> Any:
-            found.append(target[4][0])
-            raise OSError("no such network here")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(dialer, "_connect", connect)
-            swarm.announced[:] = [PUBLIC_HOST]
-            transport = swarm.victim.peer.transport
-            for other, host in ((swarm.near, "10.0.0.8"), (swarm.far, PRINTER)):
-                transport.set_addresses(other.peer_id, [f"{host}:9100"])
-                with pytest.raises(Unreachable):
-                    transport.connect(other.peer_id, Purpose.MESSAGES)
-        return found
-
-    return hosts
+    patch.setattr(dialer, "_connect", connect)
+    swarm.announced[:] = [PUBLIC_HOST]
+    transport = swarm.victim.peer.transport
+    for other, host in ((swarm.near, "10.0.0.8"), (swarm.far, PRINTER)):
+        transport.set_addresses(other.peer_id, [f"{host}:9100"])
+        with pytest.raises(Unreachable):
+            transport.connect(other.peer_id, Purpose.MESSAGES)
+    return found
 
 
 def test_two_witnesses_that_see_two_peers_at_one_host_make_them_dial_each_other(
-    swarm: Swarm, dialled: Callable[[Swarm], list[str]]
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm.reach_witnesses()
     for witness in swarm.witnesses:
         witness.send_leases()
     swarm.victim.hear(len(swarm.witnesses))
     assert swarm.victim.exchange.neighbours(0.0) == {swarm.near.peer_id}
-    assert dialled(swarm) == ["10.0.0.8"]
+    assert dialled(swarm, monkeypatch) == ["10.0.0.8"]
 
 
-@pytest.mark.parametrize("liars", ["one-with-tenure", "without-tenure", "of-themselves"])
 def test_fewer_witnesses_make_the_victim_dial_nothing_in_its_home(
-    swarm: Swarm, dialled: Callable[[Swarm], list[str]], liars: str
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attacker's peer elsewhere has a lease with the address of the victim's printer."""
-    witness, _ = swarm.witnesses
-    for liar, named in {
-        "one-with-tenure": [(witness, swarm.far), (witness, swarm.near)],
-        "without-tenure": [(swarm.near, swarm.far), (swarm.far, swarm.near)],
-        "of-themselves": [(swarm.far, swarm.far), (witness, witness)],
-    }[liars]:
+    """The attacker's peer elsewhere has a lease with the address of the victim's printer. One liar
+    has tenure, and names a service, too: no peer of the run has that name."""
+    witness, other = swarm.witnesses
+    claims = [(witness, swarm.far), (witness, swarm.near), (witness, witness)]
+    claims += [(swarm.near, swarm.far), (swarm.far, swarm.near), (swarm.far, swarm.far)]
+    for liar, named in claims:
         liar.claim(swarm.victim.peer_id, (short_name(named.peer_id), short_name(PRINTER)))
-    swarm.victim.hear(2)
-    assert dialled(swarm) == []
-
-
-def test_a_claim_names_a_peer_and_never_a_service(
-    swarm: Swarm, dialled: Callable[[Swarm], list[str]]
-) -> None:
-    """Two liars with tenure name the printer: no peer of the run has that name."""
-    for liar in swarm.witnesses:
-        liar.claim(swarm.victim.peer_id, (short_name(PRINTER), short_name(f"{PRINTER}:9100")))
-    swarm.victim.hear(len(swarm.witnesses))
-    assert dialled(swarm) == []
+    other.claim(swarm.victim.peer_id, (short_name(PRINTER), short_name(f"{PRINTER}:9100")))
+    swarm.victim.hear(len(claims) + 1)
+    assert dialled(swarm, monkeypatch) == []

@@ -3,25 +3,26 @@
 import contextlib
 import socket
 import time
-from collections.abc import Callable
 
 import pytest
 
 from atom.swarm.records.lease import Reached
 from atom.swarm.transport import transport
-from tests.swarm.transport_peers import Peer, make_peer
+from tests.swarm.transport_peers import Make, Peer
 
-__all__ = ["make_peer"]
-
-Make = Callable[..., Peer]
 PROBE_S = 0.4
 
 
-@pytest.fixture
-def two(make_peer: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[Peer, Peer]:
-    """A witness, and an attacker that may ask it."""
+@pytest.fixture(autouse=True)
+def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert transport._DIAL_BACK_S < transport._PROBE_S
     monkeypatch.setattr(transport, "_PROBE_S", PROBE_S)
     monkeypatch.setattr(transport, "_DIAL_BACK_S", PROBE_S / 2)
+
+
+@pytest.fixture
+def two(make_peer: Make) -> tuple[Peer, Peer]:
+    """A witness, and an attacker that may ask it."""
     witness, attacker = make_peer(), make_peer()
     attacker.knows(witness)
     return witness, attacker
@@ -72,7 +73,3 @@ def test_the_time_of_the_answer_does_not_depend_on_the_port(
         began = time.monotonic()
         attacker.transport.probe(witness.peer_id)
         assert time.monotonic() - began >= PROBE_S
-
-
-def test_dialling_back_takes_less_than_the_constant_time() -> None:
-    assert transport._DIAL_BACK_S < transport._PROBE_S

@@ -3,7 +3,7 @@
 import contextlib
 import queue
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +13,8 @@ from atom.swarm.transport import dialer, reverse_connections
 from atom.swarm.transport.dialer import AddressInfo
 from atom.swarm.transport.limits import Unreachable
 from atom.swarm.transport.reverse_connections import TOKEN_BYTES
-from tests.swarm.transport_peers import SOON, Peer, make_peer, until
+from tests.swarm.transport_peers import SOON, Make
 
-__all__ = ["make_peer"]
-
-Make = Callable[..., Peer]
 COMMAND = b"\r\nFLUSHALL\r\n\r\n\r\n"
 
 
@@ -86,39 +83,9 @@ def test_a_peer_with_a_public_address_does_not_dial_itself(make_peer: Make, host
         victim.transport.set_addresses(attacker.peer_id, [f"{host}:{port}"])
         with pytest.raises(Unreachable, match="address-not-dialled"):
             victim.transport.connect(attacker.peer_id, Purpose.MESSAGES)
+        assert victim.transport.send(attacker.peer_id, b"hello")
+        assert victim.lost.get(timeout=SOON) == attacker.peer_id
         assert visits(service) == 0
-
-
-def test_a_message_to_a_peer_inside_the_network_is_dropped_with_the_reason(
-    make_peer: Make, service: socket.socket
-) -> None:
-    victim, attacker = make_peer(announced=["203.0.113.7"]), make_peer()
-    port = service.getsockname()[1]
-    victim.transport.set_addresses(attacker.peer_id, [f"127.0.0.1:{port}"])
-    assert victim.transport.send(attacker.peer_id, b"hello")
-    assert victim.lost.get(timeout=SOON) == attacker.peer_id
-    told = until(lambda: [e for e in victim.events.events if e["event"] == "peer-unreachable"])
-    assert "address-not-dialled" in told[0]["detail"]
-    assert visits(service) == 0
-
-
-def test_private_addresses_are_dialled_for_peers_known_to_be_in_the_same_network(
-    make_peer: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peer, near, far = make_peer(announced=["203.0.113.7"]), make_peer(), make_peer()
-    dialled = list[Any]()
-
-    def connect(target: AddressInfo, *given: object) -> None:
-        dialled.append(target[4])
-        raise OSError("no such network here")
-
-    monkeypatch.setattr(dialer, "_connect", connect)
-    peer.transport.set_neighbours(lambda: [near.peer_id])
-    for other, host in ((far, "10.0.0.7"), (near, "10.0.0.8"), (near, "127.0.0.1")):
-        peer.transport.set_addresses(other.peer_id, [f"{host}:7"])
-        with pytest.raises(Unreachable):
-            peer.transport.connect(other.peer_id, Purpose.MESSAGES)
-    assert dialled == [("10.0.0.8", 7)]
 
 
 # ---- host names

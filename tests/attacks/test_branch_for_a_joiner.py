@@ -11,10 +11,8 @@ import pytest
 
 from atom.swarm.chain.commit import Commit
 from tests.swarm.chain_samples import a_commit
-from tests.training.catching_peer import Make, Served, peer_of
+from tests.training.catching_peer import Make, Served
 from tests.training.small_history import FOUNDER, ROUNDS, chain_bytes, run
-
-__all__ = ["peer_of"]
 
 PARTS_AT, LONGER = 2, 3
 

@@ -48,48 +48,38 @@ def guarded_protocol() -> Any:
     return protocol
 
 
-def test_a_peer_that_names_a_new_node_id_each_time_has_one_place() -> None:
+async def test_a_peer_that_names_a_new_node_id_each_time_has_one_place() -> None:
     """And many peers have few: hivemind remembers every replacement of a full bucket."""
-
-    async def check() -> None:
-        protocol = guarded_protocol()
-        table, liar = protocol.routing_table, PeerID(b"liar")
-        for _ in range(500):
-            await protocol.update_routing_table(DHTID.generate(), liar)
-        assert len(table.uid_to_peer_id) == 1
-        for number in range(5_000):
-            top = 1 << (8 * KEY_BYTES - 1)  # one half of all ids: buckets that do not split
-            crowd_id = DHTID(top | int.from_bytes(b"%d" % time.time_ns(), "big") % top)
-            await protocol.update_routing_table(crowd_id, PeerID(b"peer %d" % number))
-        replaced = sum(len(bucket.replacement_nodes) for bucket in table.buckets)
-        assert replaced <= 20 * len(table.buckets)
-        assert len(table.uid_to_peer_id) <= 40 * len(table.buckets) < 2_600
-
-    asyncio.run(check())
+    protocol = guarded_protocol()
+    table, liar = protocol.routing_table, PeerID(b"liar")
+    for _ in range(500):
+        await protocol.update_routing_table(DHTID.generate(), liar)
+    assert len(table.uid_to_peer_id) == 1
+    for number in range(5_000):
+        top = 1 << (8 * KEY_BYTES - 1)  # one half of all ids: buckets that do not split
+        crowd_id = DHTID(top | int.from_bytes(b"%d" % time.time_ns(), "big") % top)
+        await protocol.update_routing_table(crowd_id, PeerID(b"peer %d" % number))
+    replaced = sum(len(bucket.replacement_nodes) for bucket in table.buckets)
+    assert replaced <= 20 * len(table.buckets)
+    assert len(table.uid_to_peer_id) <= 40 * len(table.buckets) < 2_600
 
 
-def test_peers_that_name_the_same_node_id_have_one_place() -> None:
-    async def check() -> None:
-        protocol = guarded_protocol()
-        for number in range(500):
-            await protocol.update_routing_table(DHTID(7), PeerID(b"peer %d" % number))
-        assert protocol.routing_table.peer_id_to_uid == {PeerID(b"peer 499"): DHTID(7)}
-
-    asyncio.run(check())
+async def test_peers_that_name_the_same_node_id_have_one_place() -> None:
+    protocol = guarded_protocol()
+    for number in range(500):
+        await protocol.update_routing_table(DHTID(7), PeerID(b"peer %d" % number))
+    assert protocol.routing_table.peer_id_to_uid == {PeerID(b"peer 499"): DHTID(7)}
 
 
-def test_pinged_nodes_that_have_left_the_table_are_forgotten() -> None:
-    async def check() -> None:
-        protocol = guarded_protocol()
-        table = protocol.routing_table
-        for number in range(3_000):
-            crowd_id = DHTID.generate()
-            await protocol.update_routing_table(crowd_id, PeerID(b"peer %d" % number))
-            bucket = table.buckets[table.get_bucket_index(crowd_id)]
-            for pinged in bucket.nodes_requested_for_ping & bucket.nodes_to_peer_id.keys():
-                silent = bucket.nodes_to_peer_id[pinged]
-                await protocol.update_routing_table(None, silent, responded=False)
-        pinged = sum(len(bucket.nodes_requested_for_ping) for bucket in table.buckets)
-        assert 0 < pinged <= len(table.buckets)
-
-    asyncio.run(check())
+async def test_pinged_nodes_that_have_left_the_table_are_forgotten() -> None:
+    protocol = guarded_protocol()
+    table = protocol.routing_table
+    for number in range(3_000):
+        crowd_id = DHTID.generate()
+        await protocol.update_routing_table(crowd_id, PeerID(b"peer %d" % number))
+        bucket = table.buckets[table.get_bucket_index(crowd_id)]
+        for pinged in bucket.nodes_requested_for_ping & bucket.nodes_to_peer_id.keys():
+            silent = bucket.nodes_to_peer_id[pinged]
+            await protocol.update_routing_table(None, silent, responded=False)
+    pinged = sum(len(bucket.nodes_requested_for_ping) for bucket in table.buckets)
+    assert 0 < pinged <= len(table.buckets)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from atom.base.errors import PeerRefused, Reason
+from atom.base.errors import Reason
 from atom.cli.look.chain_reader import LedgerReader
 from atom.swarm.chain import commit_chain
 from atom.swarm.chain.commit import Commit
@@ -13,11 +13,10 @@ from atom.swarm.chain.commit_chain import PAGE_BYTES, Ask, pages_beyond
 from atom.swarm.records.lease import Lease
 from atom.swarm.state.blobs import Content, plain_bytes
 from tests.swarm.chain_samples import a_commit, page_of
+from tests.swarm.refusals import refusal
 from tests.swarm.swarm_samples import a_lease
-from tests.training.catching_peer import PAGE_COMMITS, Make, Served, peer_of
+from tests.training.catching_peer import PAGE_COMMITS, Make, Served
 from tests.training.small_history import FOUNDER, ROUNDS, chain_bytes, run
-
-__all__ = ["peer_of"]
 
 BOUND = 64 * 1024
 """Bytes of a chain in these tests; 64 MiB outside."""
@@ -28,13 +27,12 @@ GIVES_UP = 8 * BOUND
 class Endless(Served):
     """A chain with a branch at the head of some round, and ever more rounds of one voter."""
 
-    def __init__(self, parts_at: int, branched: bool = True) -> None:
+    def __init__(self, parts_at: int) -> None:
         super().__init__()
         story = run()
         self.commits = [*story.commits[:parts_at]]
         self.head = story.heads[parts_at]
-        if branched:
-            self._add(story.branch(parts_at))
+        self._add(story.branch(parts_at))
         self.served_bytes = 0
 
     def _add(self, commit: Commit) -> None:
@@ -60,18 +58,12 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_chain, "MAX_CHAIN_BYTES", BOUND)
 
 
-def refused(peer: object, donor: str, *claim: int) -> PeerRefused:
-    with pytest.raises(PeerRefused) as caught:
-        peer.proven_head(donor, *claim)  # type: ignore[attr-defined]
-    return caught.value
-
-
 def test_an_endless_branch_is_refused_by_name_and_its_donor_reported(peer_of: Make) -> None:
     peer = peer_of(at=ROUNDS)
     attackers = [Endless(ROUNDS) for _ in range(3)]
     for attacker in attackers:
         door = peer.door(attacker)
-        assert refused(peer, door, 2**40).reason is Reason.TOO_LARGE
+        assert refusal(peer.proven_head, door, 2**40) is Reason.TOO_LARGE
         assert peer.liars[-1] == door
         assert BOUND < attacker.served_bytes < BOUND + PAGE_BYTES
         walked = peer.recovery._walked

@@ -26,11 +26,9 @@ from atom.wire import transport_pb2 as wire
 from tests.manual_clock import ManualClock
 from tests.swarm.chain_samples import page_of
 from tests.swarm.refusals import refusal
-from tests.swarm.stream_pairs import HEADER, stream_pair, streams_end
-from tests.training.catching_peer import Make, peer_of, state_name
+from tests.swarm.stream_pairs import HEADER, stream_pair
+from tests.training.catching_peer import Make, state_name
 from tests.training.small_history import ROUNDS, run
-
-__all__ = ["peer_of", "streams_end"]
 
 SOON = 10.0
 ASKED = 50

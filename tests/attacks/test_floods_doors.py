@@ -2,26 +2,31 @@
 
 import contextlib
 import math
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from atom.base.errors import PeerRefused
 from atom.swarm.addresses import host_group
-from atom.swarm.identity import Identity
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import SocketStream, TlsStream
 from atom.swarm.transport.limits import ConnectionLimiter, KnownPeers
-from tests.swarm.stream_pairs import stream_pair, streams_end
-from tests.swarm.transport_peers import RUN, SOON, Peer, make_peer, still_serves, until
+from tests.swarm.stream_pairs import stream_pair
+from tests.swarm.transport_peers import (
+    SOON,
+    Make,
+    Peer,
+    before_tls,
+    newcomer,
+    reaches,
+    shake,
+    still_serves,
+    until,
+)
 
-__all__ = ["make_peer", "streams_end"]
-
-Make = Callable[..., Peer]
 LONG = {"HANDSHAKE_S": 600.0}
 """Nothing ends because its time is over."""
 
@@ -32,41 +37,14 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def silent(stack: ExitStack, peer: Peer, host: str, count: int) -> list[SocketStream]:
+def silent(stack: ExitStack, peer: Peer, host: str, count: int) -> None:
     """Open connections from that address of this machine on which nothing is said."""
-    address = peer.transport.address
-    made = [
-        SocketStream(socket.create_connection(address, source_address=(host, 0)))
-        for _ in range(count)
-    ]
-    for stream in made:
-        stack.callback(stream.close)
-    return made
-
-
-def shake_from(host: str, peer: Peer, local: Local, purpose: Purpose = Purpose.MESSAGES) -> Channel:
-    """A client at that address of this machine that follows the protocol."""
-    connected = socket.create_connection(peer.transport.address, source_address=(host, 0))
-    stream = TlsStream(SocketStream(connected))
-    channel = Channel(stream)
-    channel.purpose = purpose
-    try:
-        stream.handshake(Patience.within(SOON))
-        certificate = stream.certificate()
-        assert certificate is not None
-        handshake.greet(channel, local, peer.peer_id, certificate, Patience.within(SOON))
-    except BaseException:
-        channel.close()
-        raise
-    return channel
+    for _ in range(count):
+        stack.callback(before_tls(peer, host).close)
 
 
 def unproven(peer: Peer) -> int:
     return len(peer.transport._listener._limiter._unproven)
-
-
-def newcomer() -> Local:
-    return Local(Identity.create(), RUN, bytes(16))
 
 
 def test_two_silent_hosts_keep_no_third_one_out(make_peer: Make, stack: ExitStack) -> None:
@@ -85,7 +63,7 @@ def test_one_host_with_many_lines_leaves_a_place_to_another_host(
     reverse = peer.transport._reverse
 
     def keep_line(host: str, local: Local) -> None:
-        stack.callback(shake_from(host, peer, local, Purpose.LINE).close)
+        stack.callback(shake(peer, local, host=host, purpose=Purpose.LINE).close)
 
     for _ in range(8):
         keep_line("127.0.0.2", newcomer())
@@ -100,11 +78,11 @@ def test_one_host_with_many_identities_keeps_no_other_host_out(
 ) -> None:
     """The attacker has all places of strangers; another stranger takes one of these."""
     peer = make_peer(MAX_CONNECTIONS=8, **LONG)
-    crowd = [shake_from("127.0.0.2", peer, newcomer()) for _ in range(4)]
+    crowd = [shake(peer, newcomer(), host="127.0.0.2") for _ in range(4)]
     for channel in crowd:
         stack.callback(channel.close)
     with pytest.raises(PeerRefused, match="too-many-connections"):
-        shake_from("127.0.0.2", peer, newcomer())
+        shake(peer, newcomer(), host="127.0.0.2")
     assert still_serves(peer)
 
 
@@ -132,31 +110,20 @@ def test_host_groups(ip: str, group: str) -> None:
     assert host_group(ip) == group
 
 
-def test_after_a_restart_peers_that_we_dialled_find_their_places(
-    make_peer: Make, stack: ExitStack
+@pytest.mark.parametrize("known", [True, False])
+def test_after_a_restart_known_peers_that_we_dialled_find_their_places_and_strangers_do_not(
+    make_peer: Make, stack: ExitStack, known: bool
 ) -> None:
     """The server remembers no earlier peer, and 32 hosts take all places of strangers."""
-    peer, voter = make_peer(**LONG), make_peer(**LONG)
-    peer.transport.known.at_head([voter.peer_id])
-    peer.knows(voter)
-    peer.transport.connect(voter.peer_id, Purpose.MESSAGES).close()
+    peer, other = make_peer(**LONG), make_peer(**LONG)
+    peer.transport.known.at_head([other.peer_id] if known else [])
+    peer.knows(other)
+    peer.transport.connect(other.peer_id, Purpose.MESSAGES).close()
     for number in range(32):
         silent(stack, peer, f"127.0.1.{number}", 1)
     until(lambda: unproven(peer) == 32)
-    voter.knows(peer)
-    voter.transport.connect(peer.peer_id, Purpose.MESSAGES).close()
-
-
-def test_a_stranger_that_we_dialled_gets_no_place_of_known_peers(
-    make_peer: Make, stack: ExitStack
-) -> None:
-    peer, stranger = make_peer(**LONG), make_peer(**LONG)
-    peer.knows(stranger)
-    peer.transport.connect(stranger.peer_id, Purpose.MESSAGES).close()
-    for number in range(32):
-        silent(stack, peer, f"127.0.1.{number}", 1)
-    until(lambda: unproven(peer) == 32)
-    assert not still_serves(peer)
+    other.knows(peer)
+    assert reaches(other, peer) is known
 
 
 def test_one_deadline_bounds_a_whole_handshake(
@@ -173,11 +140,10 @@ def test_one_deadline_bounds_a_whole_handshake(
     peer = make_peer(HANDSHAKE_S=60.0)
     certificate = peer.transport._listener._certificate
     monkeypatch.setattr(SocketStream, "recv_some", recv_some)
-    connected = SocketStream(socket.create_connection(peer.transport.address))
     patience = Patience.within(SOON)
-    with contextlib.closing(Channel(TlsStream(connected))) as channel:
-        assert isinstance(channel.stream, TlsStream)
-        channel.stream.handshake(patience)
+    stream = TlsStream(before_tls(peer))
+    with contextlib.closing(Channel(stream)) as channel:
+        stream.handshake(patience)
         handshake.greet(channel, newcomer(), peer.peer_id, certificate, patience)
         monkeypatch.undo()
     finite = {each for each in deadlines if each < math.inf}

@@ -2,23 +2,14 @@
 
 import contextlib
 import threading
-from collections.abc import Callable
 
-from atom.swarm.identity import Identity
 from atom.swarm.stream.bandwidth import Rate
 from atom.swarm.stream.frames import Channel, Kind, Patience
-from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.limits import FairShare, KnownPeers
-from tests.swarm.transport_peers import RUN, SOON, Peer, make_peer, shake, until
-
-__all__ = ["make_peer"]
+from tests.swarm.transport_peers import SOON, Make, newcomer, shake, until
 
 FLOODERS, EACH = 24, 4
 LARGE = bytes(200_000)
-
-
-def newcomer() -> Local:
-    return Local(Identity.create(), RUN, bytes(16))
 
 
 def flood(channel: Channel) -> None:
@@ -28,7 +19,7 @@ def flood(channel: Channel) -> None:
 
 
 def test_a_newcomer_and_a_voter_are_heard_while_strangers_flood(
-    make_peer: Callable[..., Peer],
+    make_peer: Make,
 ) -> None:
     """The flood takes over two minutes at the rate of all strangers."""
     peer, voter = make_peer(HANDSHAKE_S=60.0), newcomer()

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from atom.base.errors import StorageError
-from atom.swarm.addresses import RecentHead, format_join_address, parse_join_address
+from atom.swarm.addresses import RecentHead
 from atom.swarm.chain.commit import Commit
 from atom.swarm.chain.commit_chain import parse_commits, verified_heads
 from tests.swarm.chain_samples import a_commit, vote
-from tests.training.catching_peer import Make, Served, peer_of
+from tests.training.catching_peer import Make, Served
 from tests.training.small_history import FOUNDER, PEERS, ROUNDS, chain_bytes, run
-
-__all__ = ["peer_of"]
 
 EXTRA = 20
 
@@ -96,13 +94,3 @@ def test_a_state_of_another_chain_is_refused_at_the_start(peer_of: Make) -> None
     peer.recovery.pinned = RecentHead(2, b"x" * 32)
     with pytest.raises(StorageError, match="another chain than the join address names"):
         peer.recovery.restore()
-
-
-def test_a_join_address_carries_the_head() -> None:
-    text = (
-        "/ip4/10.0.0.5/tcp/31337/p2p/12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
-        "/run/tiny/owner/12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw/head/7-" + "ab" * 32
-    )
-    address = parse_join_address(text)
-    assert address.head == RecentHead(7, bytes.fromhex("ab" * 32))
-    assert format_join_address(address) == text

@@ -12,17 +12,13 @@ import pytest
 
 from atom.base.errors import Reason
 from atom.swarm.chain.commit import (
-    VOTE_DOMAIN,
     Ballot,
     ChainRules,
     Commit,
     Head,
     MemberCount,
     Value,
-    Vote,
     Voter,
-    signed_by,
-    vote_payload,
 )
 from atom.swarm.chain.messages import (
     Accept,
@@ -34,7 +30,7 @@ from atom.swarm.chain.messages import (
     Promise,
     Ring,
 )
-from atom.swarm.chain.succession import VOUCH_DOMAIN, Evidence, next_voters, vouch_payload
+from atom.swarm.chain.succession import Evidence, next_voters
 from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.identity import Identity
 from atom.training.round.events import (
@@ -51,6 +47,7 @@ from atom.training.round.events import (
 )
 from atom.training.round.machine import RoundMachine
 from atom.training.round.round_state import RoundTerms
+from tests.swarm.chain_samples import vote, vouch
 
 BATCH, GIVEN, STATE, RESULT, NORM = 64, 16, b"s" * 32, b"r" * 32, 1.0
 KEYS = sorted((Identity.create() for _ in range(5)), key=lambda key: key.peer_id)
@@ -119,19 +116,13 @@ class Attempt:
         promises = {v.peer_id: p.signature for v, p in self.promises.items()}
         return Evidence(
             tuple(promises.get(m.peer_id, b"x" * 64) for m in value.contributions),
-            vouched=(vouched_by(LIAR, value, BALLOT),),
+            vouched=(vouch(LIARS_KEY, value, BALLOT, LIAR),),
         )
-
-
-def vouched_by(voter: Voter, value: Value, ballot: Ballot) -> Vote:
-    """Return the signature of a voter that vouches for a value at a ballot."""
-    payload = signed_by(voter, vouch_payload(value.parent, ballot, value.digest()))
-    return Vote(voter, KEY_OF[voter].sign(VOUCH_DOMAIN, payload))
 
 
 def by_all(attempt: "Attempt", value: Value, ballot: Ballot = BALLOT) -> Evidence:
     """Return the evidence for a value that all voters vouch for."""
-    vouched = tuple(vouched_by(voter, value, ballot) for voter in VOTERS)
+    vouched = tuple(vouch(KEY_OF[voter], value, ballot, voter) for voter in VOTERS)
     return replace(attempt.evidence(value), vouched=vouched)
 
 
@@ -159,39 +150,28 @@ LIES: Mapping[str, tuple[Reason, Callable[[Attempt], Value]]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_no_honest_voter_signs_a_lie(lie: str) -> None:
+def test_no_honest_voter_signs_a_lie_or_applies_one_that_only_the_liar_signed(lie: str) -> None:
     attempt, (reason, lying) = Attempt.called(), LIES[lie]
-    refusals = set()
     value = lying(attempt)
+    signed = vote(LIARS_KEY, value, BALLOT, voter=LIAR)
+    refusals = set()
     for machine in attempt.machines.values():
         proposal = Accept(HEAD.digest, BALLOT, value, attempt.evidence(value), BALLOT)
         actions = hears(machine, proposal)
         actions += machine.handle(ResultFetched(RESULT, True, value.gradient_norm), 1.1)
         assert sent(actions, AcceptedVote) == []
         refusals |= {nack.reason for nack in sent(actions, Nack)}
-    assert refusals == {reason}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_no_honest_voter_applies_a_lie_that_only_the_liar_signed(lie: str) -> None:
-    attempt = Attempt.called()
-    value = LIES[lie][1](attempt)
-    payload = signed_by(LIAR, vote_payload(HEAD.digest, BALLOT, value.digest()))
-    notice = CommitNotice(
-        Commit(value, BALLOT, (Vote(LIAR, LIARS_KEY.sign(VOTE_DOMAIN, payload)),))
-    )
-    for machine in attempt.machines.values():
-        actions = hears(machine, notice)
+        actions = hears(machine, CommitNotice(Commit(value, BALLOT, (signed,))))
         assert [each.peer_id for each in actions if isinstance(each, Offence)] == [LIAR.peer_id]
         assert not any(isinstance(each, Apply) for each in actions)
         assert machine.head == HEAD
+    assert refusals == {reason}
 
 
 def test_a_commit_without_contributions_is_refused_although_a_quorum_signed_it() -> None:
     """Live commits follow the same rules as catch-up: the journal never rejects its own chain."""
     value = Attempt.called().value(contributions=())
-    payload = vote_payload(HEAD.digest, BALLOT, value.digest())
-    votes = [Vote(v, KEY_OF[v].sign(VOTE_DOMAIN, signed_by(v, payload))) for v in VOTERS]
+    votes = [vote(KEY_OF[voter], value, BALLOT, voter=voter) for voter in VOTERS]
     for machine in honest_machines().values():
         actions = hears(machine, CommitNotice(Commit(value, BALLOT, tuple(votes))))
         assert [each.reason for each in actions if isinstance(each, Offence)] == [Reason.BAD_WEIGHT]
@@ -201,10 +181,9 @@ def test_a_branch_that_a_former_member_opens_alone_is_not_followed_while_voters_
     attempt = Attempt.called()
     mine = (MemberCount(LIAR.peer_id, LIAR.incarnation, BATCH, 1.0),)
     value = attempt.value(contributions=mine, survivors=(LIAR,), voters_next=(LIAR,))
-    payload = vote_payload(HEAD.digest, BALLOT, value.digest(), (LIAR,))
-    vote = Vote(LIAR, LIARS_KEY.sign(VOTE_DOMAIN, signed_by(LIAR, payload)))
+    signed = vote(LIARS_KEY, value, BALLOT, voter=LIAR)
     for machine in attempt.machines.values():
-        assert hears(machine, CommitNotice(Commit(value, BALLOT, (vote,)))) == []
+        assert hears(machine, CommitNotice(Commit(value, BALLOT, (signed,)))) == []
         assert machine.head == HEAD
 
 

@@ -16,93 +16,81 @@ MIB = 2**20
 TOP = "sys/fs/cgroup"
 
 
-def write(folder: Path, **files: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+Files = dict[str, str]
+
+
+def write(folder: Path, files: Files) -> None:
     for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text + "\n")
-
-
-def group(folder: Path, most: str, used: int, **more: str) -> None:
-    stat = f"anon {used}\nactive_file 0\ninactive_file 0"
-    write(
-        folder, **{"memory__max": most, "memory__current": f"{used}", "memory__stat": stat} | more
-    )
-
-
-def first_version(folder: Path, most: int, used: int, cached: int = 0) -> None:
-    stat = f"active_file 1\ninactive_file 1\ntotal_active_file 0\ntotal_inactive_file {cached}"
-    write(
-        folder, memory__limit_in_bytes=f"{most}", memory__usage_in_bytes=f"{used}",
-        memory__stat=stat,
-    )  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{text}\n")
 
 
 def in_groups(root: Path, lines: str) -> None:
-    write(root / "proc/self", cgroup=lines)
+    write(root / "proc/self", {"cgroup": lines})
 
 
-def test_a_container_sees_no_path_of_the_host(tmp_path: Path) -> None:
-    in_groups(tmp_path, "5:cpu,cpuacct:/docker/ab\n0::/docker/ab")
-    group(tmp_path / TOP, f"{64 * MIB}", 20 * MIB)
-    assert usable_memory(tmp_path) == UsableMemory(64 * MIB, 44 * MIB, is_limited=True)
+def second(most: object, used: int, cached: int = 0, high: object = "max") -> Files:
+    """Files of a group, with MiB in use, of which so many are files in the cache."""
+    stat = f"anon 7\nactive_file {cached * MIB // 2}\ninactive_file {cached * MIB // 2}"
+    current = f"{used * MIB}"
+    return {
+        "memory.max": f"{most}", "memory.high": f"{high}", "memory.current": current,
+        "memory.stat": stat,
+    }  # fmt: skip
 
 
-def test_the_tightest_group_above_counts(tmp_path: Path) -> None:
-    in_groups(tmp_path, "0::/user.slice/atom.service")
-    group(tmp_path / TOP / "user.slice", f"{64 * MIB}", 50 * MIB)
-    group(tmp_path / TOP / "user.slice/atom.service", f"{32 * MIB}", 1 * MIB)
-    assert usable_memory(tmp_path) == UsableMemory(32 * MIB, 14 * MIB, is_limited=True)
+def first(most: int, used: int) -> Files:
+    """Files of a group of the first version; 10 MiB of its children are files in the cache."""
+    stat = f"active_file 1\ninactive_file 1\ntotal_active_file 0\ntotal_inactive_file {10 * MIB}"
+    usage = {"memory.usage_in_bytes": f"{used * MIB}", "memory.stat": stat}
+    return {"memory.limit_in_bytes": f"{most}", **usage}
 
 
-@pytest.mark.parametrize(
-    ("used", "more", "free"),
-    [
-        (60, {"memory__stat": f"anon 7\nactive_file {10 * MIB}\ninactive_file {10 * MIB}"}, 24),
-        (1, {"memory__max": "max", "memory__high": f"{64 * MIB}"}, 63),
-        (65, {}, 0),
-    ],
-    ids=["files in the cache are free", "beyond high all are slowed to a crawl", "beyond"],
-)
-def test_what_a_group_leaves(tmp_path: Path, used: int, more: dict[str, str], free: int) -> None:
-    in_groups(tmp_path, "0::/atom")
-    group(tmp_path / TOP / "atom", f"{64 * MIB}", used * MIB, **more)
-    assert usable_memory(tmp_path) == UsableMemory(64 * MIB, free * MIB, is_limited=True)
+M64, M32, ENDLESS = 64 * MIB, 32 * MIB, 2**63 - 4096
+BOX, DOCKER = second(M64, 20), "5:cpu,cpuacct:/docker/ab\n0::/docker/ab"
+OLD = first(M64, 30)
+LIMITED: dict[str, tuple[str, dict[str, Files], int, int]] = {
+    "a container that sees no path of the host": (DOCKER, {"": BOX}, 64, 44),
+    "the tightest group above": (
+        "0::/user.slice/atom.service",
+        {"user.slice": second(M64, 50), "user.slice/atom.service": second(M32, 1)}, 32, 14,
+    ),
+    "files in the cache are free": ("0::/atom", {"atom": second(M64, 60, 20)}, 64, 24),
+    "beyond high all are slowed": ("0::/atom", {"atom": second("max", 1, high=M64)}, 64, 63),
+    "beyond the limit": ("0::/atom", {"atom": second(M64, 65)}, 64, 0),
+    "the first version, a box": ("4:memory:/box\n0::/", {"memory/box": OLD}, 64, 44),
+    "in docker": (
+        "12:rdma:/\n9:memory:/docker/ab\n1:name=systemd:/docker/ab", {"memory": OLD}, 64, 44
+    ),
+    "mounted together": ("3:cpuset,memory:/a/b", {"cpuset,memory/a/b": OLD}, 64, 44),
+    "a link": ("3:cpuset,memory:/a/b", {"memory/a/b": OLD}, 64, 44),
+    "nested": ("4:memory:/docker/ab/inner", {"memory/inner": OLD}, 64, 44),
+    "moved": ("4:memory:/../../elsewhere", {"memory": OLD}, 64, 44),
+    "top": ("4:memory:/", {"memory": OLD}, 64, 44),
+    "the tightest of the first version": (
+        "4:memory:/a/b\n0::/",
+        {"memory": first(ENDLESS, 9), "memory/a": first(M32, 19), "memory/a/b": first(M64, 1)},
+        32, 23,
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("most", ["max", "-", str(2**63 - 4096)])
-def test_a_group_without_a_limit_changes_nothing(tmp_path: Path, most: str) -> None:
-    in_groups(tmp_path, "0::/atom")
-    group(tmp_path / TOP / "atom", most, MIB)
-    seen = usable_memory(tmp_path)
-    assert (seen.total_bytes, seen.is_limited) == (psutil.virtual_memory().total, False)
-
-
-@pytest.mark.parametrize(
-    ("lines", "folder"),
-    [
-        ("4:memory:/box\n0::/", "memory/box"),
-        ("12:rdma:/\n9:memory:/docker/ab\n1:name=systemd:/docker/ab", "memory"),
-        ("3:cpuset,memory:/a/b", "cpuset,memory/a/b"),
-        ("3:cpuset,memory:/a/b", "memory/a/b"),
-        ("4:memory:/docker/ab/inner", "memory/inner"),
-        ("4:memory:/../../elsewhere", "memory"),
-        ("4:memory:/", "memory"),
-    ],
-    ids=["a box", "in docker", "mounted together", "a link", "nested", "moved", "top"],
-)
-def test_limits_of_the_first_version_count(lines: str, folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", LIMITED)
+def test_the_tightest_limit_of_memory_counts(case: str, tmp_path: Path) -> None:
+    lines, groups, total, free = LIMITED[case]
     in_groups(tmp_path, lines)
     (tmp_path / TOP / "memory").mkdir(parents=True)
-    first_version(tmp_path / TOP / folder, 64 * MIB, 30 * MIB, cached=10 * MIB)
-    assert usable_memory(tmp_path) == UsableMemory(64 * MIB, 44 * MIB, is_limited=True)
+    for folder, files in groups.items():
+        write(tmp_path / TOP / folder, files)
+    assert usable_memory(tmp_path) == UsableMemory(total * MIB, free * MIB, is_limited=True)
 
 
-def test_the_tightest_group_of_the_first_version_counts(tmp_path: Path) -> None:
-    in_groups(tmp_path, "4:memory:/a/b\n0::/")
-    first_version(tmp_path / TOP / "memory", 2**63 - 4096, 9 * MIB)
-    first_version(tmp_path / TOP / "memory/a", 32 * MIB, 9 * MIB)
-    first_version(tmp_path / TOP / "memory/a/b", 64 * MIB, MIB)
-    assert usable_memory(tmp_path) == UsableMemory(32 * MIB, 23 * MIB, is_limited=True)
+@pytest.mark.parametrize("most", ["max", "-", ENDLESS])
+def test_a_group_without_a_limit_changes_nothing(tmp_path: Path, most: object) -> None:
+    in_groups(tmp_path, "0::/atom")
+    write(tmp_path / TOP / "atom", second(most, 1))
+    seen = usable_memory(tmp_path)
+    assert (seen.total_bytes, seen.is_limited) == (psutil.virtual_memory().total, False)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +119,7 @@ def test_the_tightest_quota_of_processors_counts(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
     in_groups(tmp_path, lines)
-    for name, text in files.items():
-        path = tmp_path / TOP / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
+    write(tmp_path / TOP, files)
     assert usable_processors(tmp_path) == processors
 
 

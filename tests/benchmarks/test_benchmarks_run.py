@@ -3,35 +3,28 @@
 import sys
 from importlib import import_module
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
 from programs import run, torch_alone
 
-TIMING = {"median_s", "fastest_s", "slowest_s", "runs_s"}
-
 
 def check_timing(timing: dict[str, Any], runs: int) -> None:
-    assert set(timing) == TIMING
     assert len(timing["runs_s"]) == runs
     assert 0 < timing["fastest_s"] <= timing["median_s"] <= timing["slowest_s"]
 
 
 def test_ring_beside_gloo() -> None:
-    sides = ["gloo", "tls", "tls/int8/parts", "tls/bfloat16"]
     body = run(
-        "ring.run", "--members", "2", "--megabytes", "0.1", "0.5", "--runs", "2", "--sides", *sides,
+        "ring.run", "--members", "2", "--megabytes", "0.1", "--runs", "2",
+        "--sides", "gloo", "tls/int8/parts",
         says="x gloo's speed",
     )  # fmt: skip
-    assert (body["benchmark"], body["members"], body["mbit"]) == ("ring", 2, [])
-    rows = body["rows"]
-    assert [round(row["MB"], 1) for row in rows] == [0.1] * 4 + [0.5] * 4
-    assert [row["side"] for row in rows] == sides * 2
-    for row in rows:
+    assert [row["side"] for row in body["rows"]] == ["gloo", "tls/int8/parts"]
+    assert body["rows"][0]["x gloo's speed"] == 1
+    for row in body["rows"]:
         check_timing(row["seconds"], runs=2)
         assert row["CPU ms per MB"] > 0
-        assert row["side"] != "gloo" or row["x gloo's speed"] == 1
 
 
 def test_a_state_from_donors_that_train() -> None:
@@ -39,23 +32,16 @@ def test_a_state_from_donors_that_train() -> None:
         "state.run", "--megabytes", "9", "--donors", "2", "--mbit", "10000", "--rounds", "2",
         "--ring-megabytes", "0.1", "--pause-s", "0",
     )  # fmt: skip
-    assert (body["benchmark"], body["megabytes"], body["mbit"]) == ("state", 9.0, 10000.0)
     one, both, alone, beside = body["rows"]
     assert (one["donors"], both["donors"]) == (1, 2)
-    for transfer in (one, both):
-        assert transfer["seconds"] > 0
-        assert transfer["of the limit"] > 0
-    for rounds in (alone, beside):
-        check_timing(rounds["seconds"], runs=2)
+    assert min(row["of the limit"] for row in (one, both)) > 0
     medians = [rounds["seconds"]["median_s"] for rounds in (beside, alone)]
     assert beside["ratio"] == pytest.approx(medians[0] / medians[1])
 
 
 def test_the_optimizer_beside_torchs() -> None:
     body = run("optimizer.run", "--elements", "10000", "--threads", "2", "--runs", "2")
-    assert (body["benchmark"], body["threads"]) == ("optimizer", 2)
     sides = {row["side"]: row for row in body["rows"]}
-    assert {side["elements"] for side in sides.values()} == {9984}
     baseline = sides["torch fused"]["seconds"]["median_s"]
     for side in sides.values():
         check_timing(side["seconds"], runs=2)
@@ -84,47 +70,36 @@ def test_what_cannot_be_measured_is_refused_at_once(
 
 
 def test_the_cost_of_a_crowd() -> None:
-    body = run("scale.virtual", "--peers", "4", "5", "--rounds", "1", says="early")
-    assert [row["peers"] for row in body["rows"]] == [4, 5]
-    for row in body["rows"]:
-        assert 0 < row["trigger_s"] <= row["latest_trigger_s"] <= row["round_s"]
-        assert row["early"] == 0
-        assert row["dht_kb_per_peer_s"] > 0
+    (row,) = run("scale.virtual", "--peers", "4", "--rounds", "1", says="early")["rows"]
+    assert 0 < row["trigger_s"] <= row["latest_trigger_s"] <= row["round_s"]
+    assert (row["peers"], row["early"]) == (4, 0)
+    assert row["dht_kb_per_peer_s"] > 0
 
 
 def test_a_swarm_of_one_beside_plain_pytorch() -> None:
     body = run("scale.one_peer", "--rounds", "3", "--turns", "1")
-    assert (body["benchmark"], body["rounds"]) == ("one-peer", 3)
     ours, theirs = (row["seconds a round"]["median_s"] for row in body["rows"])
     assert body["rows"][0]["ratio"] == pytest.approx(ours / theirs)
 
 
 def test_every_amount_of_memory_is_estimated_and_measured(tmp_path: Path) -> None:
-    body = run(
+    rows = run(
         "plan.accuracy", "--models", "tiny", "--runs", "2", "--micro-batches", "2",
         env=torch_alone(tmp_path),
-    )  # fmt: skip
-    assert (body["benchmark"], body["device"], body["threads"]) == ("plan-accuracy", "cpu", 1)
-    rows = body["rows"]
+    )["rows"]  # fmt: skip
     assert [row["memory"] for row in rows] == ["swapped", "partly", "resident"]
     for row in rows:
         assert row["ratio"] == pytest.approx(row["foretold_s"] / row["measured_s"])
-    assert rows[2]["resident"] == rows[2]["sub-models"]
-    assert rows[0]["resident"] < rows[0]["sub-models"]
+    assert rows[0]["resident"] < rows[2]["resident"] == rows[2]["sub-models"]
     assert rows[0]["device_bytes"] < rows[2]["device_bytes"]
-    assert body["ratio_by_model"] == {"tiny": median(row["ratio"] for row in rows)}
 
 
 def test_a_peers_devices_beside_pytorchs_own_ways() -> None:
-    body = run(
+    ours, theirs = run(
         "devices.run", "--devices", "2", "--passes", "2", "--steps", "1", "--blocks", "2",
-        "--width", "64", "--block-ms", "1", "--sides", "Atom", "FSDP2", "interleaved 1F1B",
+        "--width", "64", "--block-ms", "1", "--sides", "Atom", "FSDP2",
         says="device MB",
-    )  # fmt: skip
-    ours = body["rows"][0]
-    for row in body["rows"]:
-        assert row["loss"] == pytest.approx(ours["loss"], rel=1e-5), row["side"]
-        assert row["micro-batches/s"] > 0
-        assert row["device MB"] > 0
+    )["rows"]  # fmt: skip
+    assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-5)
     assert ours["same bits"]
-    assert ours["beside foretold"] > 0
+    assert min(ours["micro-batches/s"], ours["device MB"], ours["beside foretold"]) > 0

@@ -16,11 +16,6 @@ def test_a_stage_holds_its_parameters_all_micro_batches_and_one_layer_at_work() 
     assert memory.stage_bytes(layers, 3, parameter_bytes=18) == 18 * 150 + 3 * 2 * 10 + (70 + 5)
 
 
-def test_a_parameter_of_two_layers_is_held_once() -> None:
-    tied = [layer("a", 100, working=0), layer("a", 100, working=0)]
-    assert memory.stage_bytes(tied, 1, parameter_bytes=16) == 1600 + 20 + 5
-
-
 def test_the_largest_stage_counts_and_the_first_holds_most_micro_batches() -> None:
     layers = [layer(name, 100, working=0) for name in "abcd"]
     per_layer = 100 * memory.BYTES_PER_PARAMETER

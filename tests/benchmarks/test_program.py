@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from atom.config.load import parse_run_text
 from benchmarks.shared.program import Timing, parser_of, publish, table
-from benchmarks.shared.run_text import run_text
 
 MODEL = {"layers": 2, "heads": 2, "model_dim": 16, "sequence_tokens": 8}
 
@@ -15,12 +13,6 @@ def test_types_of_options_follow_from_their_defaults() -> None:
     parser = parser_of("doc", peers=[2], pass_seconds=0.5, quick=False, codec={"default": "int4"})
     options = parser.parse_args(["--peers", "3", "4", "--pass-seconds", "2", "--quick"])
     assert vars(options) == {"peers": [3, 4], "pass_seconds": 2.0, "quick": True, "codec": "int4"}
-
-
-def test_a_count_below_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parser_of("doc", peers=2).parse_args(["--peers", "0"])
-    assert "--peers" in capsys.readouterr().err
 
 
 def test_absent_figures_are_empty_cells_and_words_stay() -> None:
@@ -42,10 +34,3 @@ def test_the_table_goes_to_stderr_and_all_figures_to_stdout(
     assert "load" not in captured.err
     assert (body["benchmark"], body["members"]) == ("toy", 2)
     assert (body["rows"][0]["load"], body["rows"][0]["seconds"]["median_s"]) == (4, 2.0)
-
-
-def test_a_run_file_of_a_benchmark_is_a_run_file() -> None:
-    batch = {"global_sequences": 8, "micro_batch_sequences": 1}
-    text = run_text("toy", model=MODEL, batch=batch, snapshot={"every_rounds": 5})
-    run = parse_run_text(text)
-    assert (run.run.name, run.batch.global_sequences, run.snapshot.every_rounds) == ("toy", 8, 5)

@@ -12,12 +12,12 @@ import torch
 from programs import ROOT, torch_alone
 
 from benchmarks.swap.atom_side import Atom
-from benchmarks.swap.cases import BY_NAME, CASES, GB
+from benchmarks.swap.cases import BY_NAME, CASES
 from benchmarks.swap.exactness import Exactness
 from benchmarks.swap.measure import Measured
 from benchmarks.swap.processes import Child, Deadline, SideFailed
 from benchmarks.swap.setup import Setup, SideMissing
-from benchmarks.swap.table import side_rows, verdict
+from benchmarks.swap.table import side_rows
 
 
 def run(folder: Path, *options: str, says: str = "") -> dict[str, Any]:
@@ -35,26 +35,12 @@ def test_sides_in_turn_with_torch_alone(tmp_path: Path) -> None:
     assert set(case["sides"]) == {"atom", "memory"}
     assert not case["missing"]
     for side in case["sides"].values():
-        assert len(side["step"]["runs_s"]) == 1
-        assert len(side["losses"]) == 2
         assert all(loss < math.log(256) + 0.1 for loss in side["losses"])
         assert side["memory"]["host_bytes"] > 10**7
     seconds = [case["sides"][side]["step"]["median_s"] for side in ("memory", "atom")]
     assert case["figures"]["speed beside memory"] == pytest.approx(seconds[0] / seconds[1])
-    facts = case["sides"]["atom"]["facts"]
-    assert 0 < facts["busy"] <= 1
-    assert facts["planned"]["device_bytes"] <= 64 * 2**20
+    assert case["sides"]["atom"]["facts"]["planned"]["device_bytes"] <= 64 * 2**20
     assert json.loads((tmp_path / "json").read_text())["cases"] == body["cases"]
-
-
-def test_weights_are_compared(tmp_path: Path) -> None:
-    body = run(tmp_path, "--case", "exactness")
-    (case,) = body["cases"]
-    verdicts = {target["figure"]: target["verdict"] for target in case["targets"]}
-    assert verdicts == {
-        "equal steps, float32": "toy size", "equal steps, bfloat16": "not measured"
-    }  # fmt: skip
-    assert case["figures"] == {"equal steps, float32": 1.0}
 
 
 @pytest.mark.parametrize("layout", ["exact", "split"])
@@ -102,18 +88,6 @@ def test_the_page_has_every_case_and_target() -> None:
             assert limit == "all" or limit.startswith(("≥ ", "≤ ")), limit
             if limit != "all" and "%" not in limit and "GiB" not in limit:
                 assert float(limit.split()[1]) == target.limit, (name, limit)
-
-
-def test_targets_are_judged() -> None:
-
-    case = BY_NAME["2.7b-32k"]
-    measured = Measured(case, figures={"speed beside memory": 0.54, "gpu_gb": 5.9})
-    verdicts = {target.figure: verdict(measured, target, judged=True) for target in case.targets}
-    assert verdicts["speed beside memory"] == "missed"
-    assert verdicts["gpu_gb"] == "met"
-    assert verdicts["busy"] == "not measured"
-    assert case.gpu_bytes == 6 * GB
-    assert case.tokens == 32768
 
 
 def test_sums_that_cannot_be_divided_exactly_are_refused_before_anything_is_taken() -> None:

@@ -145,11 +145,11 @@ def test_a_wire_in_trouble(three: Swarm, wire: Wire, trouble: Trouble, attempt: 
     bob = three.peers[1]
     three.until(lambda: all_in(three), "a round of all three", 2 * BOUND_S)
     assert wire.chunks > 0, "no peer uses this wire"
-    wire.trouble = trouble
+    wire.fall_into(trouble)
     try:
         others_go_on(three, bob)
     finally:
-        wire.trouble = Trouble.NONE
+        wire.fall_into(Trouble.NONE)
     mark = len(bob.rounds)
     three.until(lambda: contributes(three, bob, mark), "its part again", 2 * BOUND_S)
 

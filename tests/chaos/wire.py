@@ -1,13 +1,13 @@
 """A stretch of wire in front of one peer's port, which can be cut or go dead."""
 
-import selectors
+import contextlib
 import socket
 import threading
+import time
 from enum import StrEnum
 
 _CHUNK_BYTES = 64 * 1024
 _LOOK_S = 0.05
-_PATIENCE_S = 5.0
 
 
 class Trouble(StrEnum):
@@ -27,60 +27,51 @@ class Wire:
         self.chunks = 0
         """Passed so far."""
         self._listener = socket.create_server((host, port))
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._other_end: dict[socket.socket, socket.socket] = {}
-        """Other end of each connection, in both directions."""
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"wire {host}", daemon=True)
-        self._thread.start()
+        self._ends = set[socket.socket]()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def fall_into(self, trouble: Trouble) -> None:
+        self.trouble = trouble
+        for end in [*self._ends] if trouble is Trouble.CUT else []:
+            _hang_up(end)
 
     def close(self) -> None:
-        self._closing.set()
-        self._thread.join()
-        self._drop(*self._other_end)
+        self.fall_into(Trouble.CUT)
+        _hang_up(self._listener)
+        for thread in self._threads:
+            thread.join()
         self._listener.close()
-        self._selector.close()
-
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            if self.trouble is Trouble.CUT:
-                self._drop(*self._other_end)
-            if self.trouble is Trouble.DEAD:
-                self._closing.wait(_LOOK_S)  # the kernel still accepts
-                continue
-            for key, _ in self._selector.select(_LOOK_S):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif isinstance(end := key.fileobj, socket.socket) and end in self._other_end:
-                    self._carry(end)
 
     def _accept(self) -> None:
-        near, _ = self._listener.accept()
+        with contextlib.suppress(OSError):  # the listener's end
+            while True:
+                near, _ = self._listener.accept()
+                self._connect(near)
+
+    def _connect(self, near: socket.socket) -> None:
         try:
-            if self.trouble is Trouble.CUT:
-                raise OSError("cut")
-            far = socket.create_connection(("127.0.0.1", self.port), _PATIENCE_S)
+            far = socket.create_connection(("127.0.0.1", self.port))
         except OSError:
             near.close()
             return
-        near.settimeout(_PATIENCE_S)
-        for end, other in ((near, far), (far, near)):
-            self._other_end[end] = other
-            self._selector.register(end, selectors.EVENT_READ)
+        for ends in ((near, far), (far, near)):
+            self._ends.add(ends[0])
+            self._threads.append(threading.Thread(target=self._carry, args=ends, daemon=True))
+            self._threads[-1].start()
 
-    def _carry(self, end: socket.socket) -> None:
-        try:
-            chunk = end.recv(_CHUNK_BYTES)
-            self._other_end[end].sendall(chunk)
-            self.chunks += 1
-        except OSError:
-            chunk = b""
-        if not chunk:
-            self._drop(end, self._other_end[end])
+    def _carry(self, end: socket.socket, other: socket.socket) -> None:
+        with end, contextlib.suppress(OSError):
+            while self.trouble is not Trouble.CUT and (chunk := end.recv(_CHUNK_BYTES)):
+                while self.trouble is Trouble.DEAD:
+                    time.sleep(_LOOK_S)
+                other.sendall(chunk)
+                self.chunks += 1
+        self._ends.discard(end)
+        _hang_up(other)
 
-    def _drop(self, *ends: socket.socket) -> None:
-        for end in ends:
-            del self._other_end[end]
-            self._selector.unregister(end)
-            end.close()
+
+def _hang_up(end: socket.socket) -> None:
+    """End a connection; a thread that waits at it goes on."""
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from atom.base.errors import ControlError, DeviceError, StorageError
+from atom.base.errors import ControlError, DeviceError
 from atom.daemon import control
 from atom.daemon.control import ControlServer, ask
 from atom.daemon.state_directory import StateDirectory
@@ -59,16 +59,6 @@ def served(tmp_path: Path) -> Iterator[tuple[Target, Path]]:
     server.close()
 
 
-def test_a_machine_without_a_place_for_sockets_is_said_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "control.sock"
-    path.mkdir()
-    monkeypatch.setattr(StateDirectory, "place_control_socket", lambda state: path)
-    with pytest.raises(StorageError, match="cannot listen on"):
-        ControlServer(Target(), made(tmp_path)).start()
-
-
 def test_every_command_arrives(served: tuple[Target, Path]) -> None:
     target, path = served
     assert ask(path, "info") == {"run": "demo", "round": 3}
@@ -80,9 +70,8 @@ def test_every_command_arrives(served: tuple[Target, Path]) -> None:
     assert target.calls == ["pause", "resume", 12.5, None]
 
 
-def test_what_has_changed_arrives_and_so_does_what_is_wrong(served: tuple[Target, Path]) -> None:
+def test_a_refusal_arrives_with_its_hint(served: tuple[Target, Path]) -> None:
     target, path = served
-    assert ask(path, "reload") == [{"key": "a.b", "live": True}]
 
     def refuse() -> list[Any]:
         raise DeviceError("bad is bad", "say something else")
@@ -132,7 +121,7 @@ def test_a_daemon_that_fails_or_is_older_is_not_said_to_be_away(tmp_path: Path) 
         older.stop(None).wait()
 
 
-@pytest.mark.parametrize("name", ["my run", "ä\n", "50%25", "#2", "who?", "a,b", "x" * 120])
+@pytest.mark.parametrize("name", ["ä\n", "50%25", "#2?", "a, b", "x" * 120])
 def test_any_folder_will_do(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC takes some characters of a path for its own, and a socket's path has to be short; the
     path of the temporary folder may be too long as well."""

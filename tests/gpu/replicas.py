@@ -14,17 +14,18 @@ from atom.optim.adamw import AdamW
 from atom.swap.device import Device
 from atom.swap.schedule import Arrangement
 from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.gpu.conftest import ON_A_GPU
 from tests.training.small_replica import RATE
 
-CONFIG = GPT3Config(4, 2, 64, 32, 61, dropout=0.1)
-ROUNDS = 4
+WIDTH, TOKENS, ROUNDS = (64, 32, 4) if ON_A_GPU else (16, 8, 3)
+CONFIG = GPT3Config(4, 2, WIDTH, TOKENS, 61, dropout=0.1)
 EVERY = frozenset(range(CONFIG.layers + 2))
 
 
 def batches(seed: int) -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     return [
-        {n: torch.randint(61, (2, 32), generator=generator) for n in ("tokens", "targets")}
+        {n: torch.randint(61, (2, TOKENS), generator=generator) for n in ("tokens", "targets")}
         for _ in range(2)
     ]
 

@@ -5,23 +5,12 @@ from collections.abc import Callable
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers_zoo import Loss
 
 from atom.models.gpt3 import GPT3, GPT3Config
 
 Batch = dict[str, Tensor]
 VOCABULARY, LENGTH = 128, 32
-
-
-class Loss(nn.Module):
-    """Model of `transformers` that returns only its loss."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, **batch: Tensor) -> Tensor:
-        loss: Tensor = self.inner(**batch).loss
-        return loss
 
 
 def _sizes() -> dict[str, int]:
@@ -61,7 +50,6 @@ GPT3_NAMES = ("tokens", "targets")
 HF_NAMES = ("input_ids", "labels")
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
-    "gpt3": (gpt3, tokens(*GPT3_NAMES)),
     "gpt3 with dropout": (lambda: gpt3(0.1), tokens(*GPT3_NAMES)),
     "llama": (llama, tokens(*HF_NAMES)),
     "bert": (bert, tokens(*HF_NAMES)),

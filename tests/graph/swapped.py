@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from layer_major import run_layer_major
 from torch import Tensor, nn
-from traced_modules import Batch
+from traced_modules import Batch, legal_ends
 
 from atom.graph.chain import Machine
 from atom.graph.costs.seconds import typical_graph
@@ -81,9 +81,7 @@ def swapped(
 
 def finest(graph: Graph) -> Program:
     """Cut a graph at every legal position."""
-    last = len(graph.calls)
-    ends = [end for end in range(1, last) if end not in graph.forbidden_cuts]
-    return build_program(graph, ends=[*ends, last])
+    return build_program(graph, ends=[*legal_ends(graph), len(graph.calls)])
 
 
 def planned(graph: Graph) -> Program:

@@ -10,10 +10,6 @@ from traced_modules import ZOO, Alone, TiedGPT, tokens_and_targets
 from atom.graph.chain import Chain
 from atom.graph.costs import call_cost
 from atom.graph.costs.operations import operation_costs
-from atom.graph.ir import Program, SubModel, padded_elements
-from atom.graph.layers import layers_of
-from atom.graph.program import build_program, load
-from atom.graph.segment import bind
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3
 
@@ -54,54 +50,6 @@ def test_what_is_kept_is_what_autograd_keeps(name: str) -> None:
     assert kept(costs) == kept_in_earnest(model, batch)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_memory_at_the_peak_is_foreseen(name: str) -> None:
-    """During backward, gradients of later parameters and memory kept by earlier calls coexist."""
-    make, batch = MODELS[name]
-    graph = trace(make(), batch)
-    operations = operation_costs(graph).operations
-    program, end = build_program(graph), 0
-    parts = zip(layers_of(graph), program.sub_models, load(program, "cpu"), strict=True)
-    for layer, sub_model, make_module in parts:
-        calls = operations[end : end + len(layer.calls)]
-        end += len(layer.calls)
-        gradients = [4 * sum(one.parameters.values()) for one in calls]
-        foreseen = max(
-            sum(below.working_bytes for below in calls[: index + 1])
-            + calls[index].transient_bytes
-            + sum(gradients[index + 1 :])
-            for index in range(len(calls))
-        )
-        # The caller of the sub-model holds its outputs and their gradients all the time.
-        foreseen += 2 * sum(
-            program.values[name].size_bytes for name in sub_model.outputs if name != program.loss
-        )
-        used = peak_in_earnest(program, sub_model, make_module())
-        slack = 1.7 if layer.name == "embedding" else 1.3  # its output is all there is
-        assert used <= foreseen <= slack * used, layer.name
-
-
-def made_up(program: Program, sub_model: SubModel, module: nn.Module) -> list[torch.Tensor]:
-    """Bind made-up parameters to a sub-model and return made-up inputs."""
-    shapes = program.layout.by_name
-    bind(module, sub_model, {n: torch.rand(shapes[n].shape) for _, n in sub_model.parameters})
-    specs = [program.values[name] for name in sub_model.inputs]
-    return [
-        torch.zeros(spec.shape, dtype=spec.dtype).requires_grad_(spec.needs_grad) for spec in specs
-    ]
-
-
-def peak_in_earnest(program: Program, sub_model: SubModel, module: nn.Module) -> int:
-    """Return the peak bytes that a forward and a backward add to parameters and inputs."""
-    inputs = made_up(program, sub_model, module)
-    constants = [v for m in module.modules() for v in vars(m).values() if torch.is_tensor(v)]
-    ledger = call_cost._Ledger([*inputs, *module.parameters(), *constants])
-    with ledger:
-        roots = [output for output in module(*inputs) if output.requires_grad]
-        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-    return ledger.next_phase()[1]
-
-
 def test_a_gpu_keeps_one_byte_for_a_dropped_element() -> None:
     graph = trace(gpt3(0.1), tokens(*GPT3_NAMES))
     dropped = [i for i, node in enumerate(graph.calls) if "dropout.default" in str(node.target)]
@@ -140,7 +88,7 @@ def test_fused_attention_is_counted_too() -> None:
     assert sum(kernel.flops for kernel in attention.backward) == 5 * products
 
 
-@pytest.mark.parametrize("name", sorted(ZOO))
+@pytest.mark.parametrize("name", ["buffers", "in place", "learned bias", "regions"])
 def test_every_graph_has_costs(name: str) -> None:
     make, batch = ZOO[name]
     model = make()
@@ -209,14 +157,3 @@ def test_the_head_holds_its_logits_twice_in_its_backward() -> None:
     loss, float32 = operation_costs(graph).operations[-1], 2 * 32 * 128 * 4
     assert loss.working_bytes >= float32
     assert loss.transient_bytes >= 2 * float32
-
-
-def test_parameters_by_operation_are_aligned_and_tied_ones_are_named_twice() -> None:
-    graph = trace(gpt3(), tokens(*GPT3_NAMES))
-    chain = operation_costs(graph)
-    used = [name for operation in chain.operations for name in operation.parameters]
-    assert set(used) == set(graph.layout.by_name)
-    assert used.count("embedding.tokens.weight") == 2
-    for operation in chain.operations:
-        for name, elements in operation.parameters.items():
-            assert elements == padded_elements(graph.layout.by_name[name].numel)

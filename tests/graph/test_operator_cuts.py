@@ -1,22 +1,19 @@
-"""Cuts between any two operators give the same bits, few classes, and names for the pieces."""
+"""Cuts between any two operators give few classes, names for the pieces, and shared values."""
 
 import functools
 import itertools
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 from traced_modules import (
     BATCH,
-    HEADS,
     LENGTH,
+    OWN,
     WIDTH,
-    ZOO,
-    Attention,
-    Batch,
     TiedGPT,
     hidden_states,
+    legal_ends,
     tokens_and_targets,
 )
 
@@ -26,59 +23,14 @@ from atom.graph.program import build_program, load
 from atom.graph.segment import bind
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
-from atom.graph.verify import verify_against_eager
-from atom.models.gpt3 import GPT3, GPT3Config
-
-TINY = GPT3Config(2, 2, 16, sequence_tokens=16, vocabulary_size=32, dropout=0.1)
-
-
-class SideValues(nn.Module):
-    """Model with views that live over many calls: an expanded mask, cos and sin, a slice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Attention(0.1) for _ in range(2))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        angles = torch.outer(torch.arange(LENGTH).float(), torch.arange(WIDTH) / WIDTH)
-        cos, sin = angles.cos()[None], angles.sin()[None]
-        seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-        mask = seen[None, None].expand(BATCH, HEADS, LENGTH, LENGTH)
-        for layer in self.layers:
-            first, second = hidden.chunk(2, dim=-1)
-            hidden = layer(hidden * cos + torch.cat([-second, first], dim=-1) * sin, mask)
-        return (hidden[:, 0] - first[:, -1].mean()).square().mean()
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
-    **ZOO,
-    "gpt3": (lambda: GPT3(TINY), tokens_and_targets),
-    "gpt, longer": (
-        lambda: TiedGPT(dropout=0.1, length=128),
-        functools.partial(tokens_and_targets, length=128),
-    ),
-    "side values": (SideValues, hidden_states),
-}
 
 
 @functools.cache
 def traced(name: str) -> tuple[nn.Module, Graph]:
-    make, batch = MODELS[name]
+    make, batch = OWN[name]
     torch.manual_seed(0)
     model = make()
     return model, trace(model, batch(0))
-
-
-def legal_ends(graph: Graph) -> list[int]:
-    """Return all legal positions except the last one, which every cut contains."""
-    return [end for end in range(1, len(graph.calls)) if end not in graph.forbidden_cuts]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_finest_legal_cut_gives_the_model_s_bits(name: str) -> None:
-    model, graph = traced(name)
-    program = build_program(graph, ends=[*legal_ends(graph), len(graph.calls)])
-    verify_against_eager(model, program, MODELS[name][1](1))
 
 
 def test_pieces_of_identical_layers_share_classes_and_whole_layers_stay_whole() -> None:
@@ -133,7 +85,7 @@ def crossing_values(name: str, batch: int = 1) -> tuple[Program, dict[str, Tenso
     model, graph = traced(name)
     program = build_program(graph, ends=[*legal_ends(graph), len(graph.calls)])
     parameters = {n: p.detach() for n, p in model.named_parameters()}
-    values: dict[str, Tensor] = MODELS[name][1](batch)
+    values: dict[str, Tensor] = OWN[name][1](batch)
     for make, sub_model in zip(load(program, "cpu"), program.sub_models, strict=True):
         module = make()
         bind(module, sub_model, parameters)
@@ -144,7 +96,7 @@ def crossing_values(name: str, batch: int = 1) -> tuple[Program, dict[str, Tenso
     return program, values
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OWN)
 def test_every_value_is_given_once_however_many_cuts_it_crosses(name: str) -> None:
     program, values = crossing_values(name)
     given = list(itertools.chain.from_iterable(s.outputs for s in program.sub_models))
@@ -162,7 +114,7 @@ def made_of_sizes_alone(name: str) -> tuple[set[str], set[str]]:
     return set(program.shared), {n for n in made if torch.equal(first[n], second[n])}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OWN)
 def test_values_called_shared_are_the_same_in_every_micro_batch(name: str) -> None:
     shared, same = made_of_sizes_alone(name)
     assert shared <= same

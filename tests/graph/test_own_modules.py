@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from swapped import CUTS, assert_equal, eager, frozen_in, plain, swapped
-from traced_modules import OWN, LongSkips, SeveralInputs, TwiceTied, hidden_states
+from traced_modules import OWN, Plain, SeveralInputs, TwiceTied, hidden_states
 
 from atom.base.errors import ModelError
 from atom.graph.program import build_program
@@ -13,8 +13,13 @@ from atom.graph.trace import trace
 from atom.graph.verify import verify_against_eager
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        *((name, "finest") for name in OWN),
+        *((name, "planned") for name in ("twice tied", "several inputs", "gpt3")),
+    ],
+)
 def test_swapped_is_whole(name: str, cut: str) -> None:
     torch.manual_seed(0)
     make, batch = OWN[name]
@@ -22,7 +27,6 @@ def test_swapped_is_whole(name: str, cut: str) -> None:
     graph = trace(model, batch(0))
     program = CUTS[cut](graph)
     expected = eager(model, [batch(1)], [3])
-    assert_equal(plain(model, program, [batch(1)], [3]), expected, frozen_in(graph))
     assert_equal(swapped(model, program, [batch(1)], [3]), expected, frozen_in(graph))
 
 
@@ -82,14 +86,13 @@ def test_an_input_left_out_is_none_and_stays_out() -> None:
     verify_against_eager(model, with_bias, given)
     verify_against_eager(model, without_bias, left_out)
     with pytest.raises(ModelError, match=r"bias is .* was missing"):
-        plain(model, without_bias, [given], [0])
+        verify_against_eager(model, without_bias, given)
     with pytest.raises(ModelError, match="bias is missing"):
-        plain(model, with_bias, [left_out], [0])
+        verify_against_eager(model, with_bias, left_out)
 
 
 def test_a_batch_of_another_make_is_refused() -> None:
-    torch.manual_seed(0)
-    model = LongSkips()
+    model = Plain()
     program = build_program(trace(model, hidden_states()))
     hidden = hidden_states(1)["hidden"]
     for wrong in (hidden[:1], hidden.double(), hidden[:, :5]):

@@ -1,12 +1,15 @@
 """Checkpoints in a model keep its bits and reduce its memory at every cut."""
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 import torch.utils.checkpoint
-from checkpointed_modules import CHECKPOINTED, CheckpointedGPT, ChunkedGPT, UncheckedGPT, recomputed
 from swapped import assert_equal, eager, finest, swapped
-from torch import Tensor
-from traced_modules import TiedGPT, tokens_and_targets
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from traced_modules import VOCABULARY, Block, TiedGPT, legal_ends, tokens_and_targets
 
 from atom.base.errors import ModelError
 from atom.graph.costs.operations import operation_costs
@@ -15,6 +18,91 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, is_getitem
 from atom.graph.verify import verify_against_eager
+
+recomputed = partial(checkpoint, use_reentrant=False)
+
+
+class ChunkedGPT(TiedGPT):
+    """GPT with a tied head that computes its loss in chunks of tokens; the last one is shorter."""
+
+    chunk_tokens = 12
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        hidden = self._hidden(tokens).flatten(0, 1)
+        pairs = zip(
+            hidden.split(self.chunk_tokens), targets.flatten().split(self.chunk_tokens), strict=True
+        )
+        return torch.stack([self._chunk(*pair) for pair in pairs]).sum() / targets.numel()
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        hidden = self.drop(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]])
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.norm(hidden)
+
+    def _chunk(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return recomputed(self._loss_sum, hidden, targets)
+
+    def _loss_sum(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        logits = F.linear(hidden, self.tokens.weight)
+        return F.cross_entropy(logits.float(), targets, reduction="sum")
+
+
+class UncheckedGPT(ChunkedGPT):
+    """GPT with the same results as `ChunkedGPT`, but without checkpoints."""
+
+    def _chunk(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return self._loss_sum(hidden, targets)
+
+
+class CheckpointedBlock(Block):
+    """Block that checkpoints its feed-forward network with dropout, and a part of that network."""
+
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        hidden = hidden + self.attention(self.norm1(hidden), mask)
+        return hidden + recomputed(self.feed_forward, self.norm2(hidden))
+
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        widened = recomputed(lambda given: F.gelu(self.up(given)), hidden)
+        with torch.no_grad():
+            scale = 1 / widened.abs().amax(dim=-1, keepdim=True)
+        first, second = self.drop(self.down(widened * scale)).chunk(2, dim=-1)
+        return torch.cat([second, first], dim=-1)
+
+
+class CheckpointedGPT(ChunkedGPT):
+    """GPT with checkpoints inside blocks, around one whole block, and in the head."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.1)
+        self.blocks = nn.ModuleList([CheckpointedBlock(0.1), CheckpointedBlock(0.1), Block(0.1)])
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        hidden = self.drop(self.tokens(tokens))
+        for block in self.blocks[:-1]:
+            hidden = block(hidden)
+        return self.norm(recomputed(self.blocks[-1], hidden))
+
+
+class OneOfTwoResults(ChunkedGPT):
+    """GPT with a checkpointed function that returns two values, one of them without a gradient."""
+
+    def _chunk(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        loss, count = recomputed(self._both, hidden, targets)
+        return loss * count
+
+    def _both(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return self._loss_sum(hidden, targets), (targets < VOCABULARY).sum() / targets.numel()
+
+
+CHECKPOINTED = {
+    "chunks": lambda: ChunkedGPT(dropout=0.1),
+    "everywhere": CheckpointedGPT,
+    "two results": OneOfTwoResults,
+}
+
+
+# --- tests ---
 
 
 def inside(graph: Graph) -> list[list[str]]:
@@ -33,14 +121,15 @@ def test_a_chunk_of_the_loss_is_a_span() -> None:
         assert not graph.forbidden_cuts & {first, end}
 
 
-@pytest.mark.parametrize("name", CHECKPOINTED)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in CHECKPOINTED), ("everywhere", torch.bfloat16)],
+)
 def test_bits_are_those_of_the_model_at_any_cut(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = CHECKPOINTED[name]().to(dtype)
     graph = trace(model, tokens_and_targets())
-    last = len(graph.calls)
-    legal = [end for end in range(1, last) if end not in graph.forbidden_cuts]
+    last, legal = len(graph.calls), legal_ends(graph)
     for ends in ([last], layer_ends(layers_of(graph)), [*legal[::5], last], [*legal, last]):
         verify_against_eager(model, build_program(graph, ends=ends), tokens_and_targets(1))
 

@@ -1,8 +1,6 @@
 """Unmodified models of `transformers` train swapped as they train whole, bit by bit."""
 
-import subprocess
 import sys
-from functools import lru_cache
 
 import pytest
 import torch
@@ -13,34 +11,22 @@ from traced_modules import Batch
 from atom.base.errors import ModelError
 from atom.graph.program import build_program
 from atom.graph.trace import trace
-from atom.graph.traced import Graph
 from atom.graph.verify import verify_against_eager
 
 transformers = pytest.importorskip("transformers")
 from transformers_zoo import MODELS, TOKENS, batch, make, tokens  # noqa: E402
 
-DROPOUTS = [0.0, 0.1]
 
-
-@lru_cache(maxsize=1)
-def traced(name: str, dropout: float) -> tuple[nn.Module, Graph]:
-    model = make(name, dropout)
-    return model, trace(model, batch(name, 0))
-
-
-@pytest.mark.parametrize(
-    ("name", "dropout", "cut"),
-    [(name, dropout, "finest") for name in MODELS for dropout in DROPOUTS]
-    + [(name, DROPOUTS[-1], "planned") for name in MODELS],
-)
+@pytest.mark.parametrize(("cut", "dropout"), [("finest", 0.0), ("planned", 0.1)])
+@pytest.mark.parametrize("name", MODELS)
 def test_swapped_is_whole(name: str, dropout: float, cut: str) -> None:
-    model, graph = traced(name, dropout)
-    program = CUTS[cut](graph)
+    """Attention has other kernels with dropout than without."""
+    model = make(name, dropout)
+    program = CUTS[cut](trace(model, batch(name, 0)))
     assert len(program.sub_models) > (40 if cut == "finest" else 1)
     batches, seeds = [batch(name, 1)], [7]
     expected = eager(model, batches, seeds)
     assert all(gradient.any() for gradient in expected[1].values())
-    assert_equal(plain(model, program, batches, seeds), expected)
     assert_equal(swapped(model, program, batches, seeds), expected)
 
 
@@ -67,8 +53,7 @@ def test_position_ids_of_ones_own_may_pack_sequences() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "bert"])
-@pytest.mark.parametrize("padded", [0, 9])
+@pytest.mark.parametrize(("name", "padded"), [("llama", 0), ("llama", 9), ("bert", 9)])
 def test_a_padding_mask_is_part_of_the_batch(name: str, padded: int) -> None:
     model = make(name, 0.0)
     program = build_program(trace(model, padding(0, 0)))
@@ -142,16 +127,3 @@ def test_the_library_is_as_it_was_afterwards() -> None:
     model = make("llama", 0.0)
     verify_against_eager(model, build_program(trace(model, tokens(0))), tokens(1))
     assert dict(vars(masks)) == before
-
-
-def test_tracing_does_not_import_the_library() -> None:
-    script = (
-        "import sys, torch; from torch import nn; from atom.graph.verify import *;"
-        "from atom.graph.program import compile_program;"
-        "model = nn.Sequential(nn.Linear(2, 2), nn.Flatten(0), nn.Linear(4, 1), nn.Flatten(0));"
-        "model.append(nn.AvgPool1d(1)); model.forward = lambda input: model[0](input).sum();"
-        "batch = {'input': torch.ones(2, 2)};"
-        "verify_against_eager(model, compile_program(model, batch), batch);"
-        "assert not [name for name in sys.modules if name.startswith('transformers')]"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

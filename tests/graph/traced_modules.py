@@ -1,15 +1,24 @@
 """Small modules, each with a construct that is difficult to split."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from atom.graph.traced import Graph
+from atom.models.gpt3 import GPT3, GPT3Config
+
 BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 2, 16, 16, 2, 32
 
 Batch = dict[str, Tensor]
+
+
+def legal_ends(graph: Graph) -> list[int]:
+    """Return all legal positions except the last one, which every cut contains."""
+    return [end for end in range(1, len(graph.calls)) if end not in graph.forbidden_cuts]
 
 
 def tokens_and_targets(seed: int = 0, length: int = LENGTH) -> Batch:
@@ -221,27 +230,6 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
 }
 
 
-class LongSkips(nn.Module):
-    """Model that uses the results of all layers again at its end, so that they cross all cuts."""
-
-    DEPTH = 6
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(self.DEPTH))
-        self.up = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(self.DEPTH))
-        self.gates = nn.ParameterList(torch.ones(WIDTH) for _ in range(self.DEPTH))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        skips = [hidden]
-        for layer in self.down:
-            skips.append(F.dropout(F.gelu(layer(skips[-1])), 0.1) + skips[0])
-        hidden = skips[-1]
-        for layer, gate in zip(self.up, self.gates, strict=True):
-            hidden = layer(hidden) * gate + skips.pop() * skips[0].mean()
-        return torch.stack([*skips, hidden]).square().mean()
-
-
 class TwiceTied(nn.Module):
     """Model that uses one matrix as embedding, in the middle, and as head."""
 
@@ -369,10 +357,36 @@ class Functions(nn.Module):
         return hidden.square().mean()
 
 
+TINY = GPT3Config(2, 2, 16, sequence_tokens=16, vocabulary_size=32, dropout=0.1)
+
+
+class SideValues(nn.Module):
+    """Model with views that live over many calls: an expanded mask, cos and sin, a slice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Attention(0.1) for _ in range(2))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        angles = torch.outer(torch.arange(LENGTH).float(), torch.arange(WIDTH) / WIDTH)
+        cos, sin = angles.cos()[None], angles.sin()[None]
+        seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        mask = seen[None, None].expand(BATCH, HEADS, LENGTH, LENGTH)
+        for layer in self.layers:
+            first, second = hidden.chunk(2, dim=-1)
+            hidden = layer(hidden * cos + torch.cat([-second, first], dim=-1) * sin, mask)
+        return (hidden[:, 0] - first[:, -1].mean()).square().mean()
+
+
 OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
     "functions": (Functions, hidden_states),
-    "long skips": (LongSkips, hidden_states),
     "twice tied": (TwiceTied, tokens_and_targets),
+    "gpt3": (lambda: GPT3(TINY), tokens_and_targets),
+    "gpt, longer": (
+        lambda: TiedGPT(dropout=0.1, length=128),
+        partial(tokens_and_targets, length=128),
+    ),
+    "side values": (SideValues, hidden_states),
     "several inputs": (SeveralInputs, SeveralInputs.batch),
     "several inputs, one left out": (SeveralInputs, SeveralInputs.batch_without_bias),
     **ZOO,

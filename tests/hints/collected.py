@@ -30,13 +30,11 @@ def hints() -> dict[str, str]:
 
 
 def _in_module(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    scopes = [tree, *(each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))]
     names: dict[str, list[ast.expr]] = {}
-    for scope in scopes:
-        for node in ast.walk(scope):
-            if isinstance(node, ast.Assign):
-                for name, value in _assigned(node):
-                    names.setdefault(name, []).append(value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for name, value in _assigned(node):
+                names.setdefault(name, []).append(value)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (given := _hint_of(node)) is not None:
             for text in dict.fromkeys(_texts(given, names)):

@@ -1,13 +1,14 @@
 """Hints are true: after each has been followed, the error is gone."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from atom.base.errors import AtomError
 from tests.hints.collected import hints
-from tests.hints.edits import RUN_HINTS, parse
+from tests.hints.edits import RUN_HINTS, Edits, parse
 from tests.hints.not_followed import NOT_FOLLOWED
 from tests.hints.scenes import SCENES
 
@@ -15,6 +16,14 @@ from tests.hints.scenes import SCENES
 def says(hint: str, said: str) -> bool:
     parts = map(re.escape, hint.split("{…}"))
     return re.fullmatch(".*".join(parts), said, re.DOTALL) is not None
+
+
+def keys_of(edit: Edits) -> Iterator[str]:
+    """Yield each key that an edit changes, and the sections of those keys."""
+    for key, value in edit.items():
+        yield key
+        if isinstance(value, dict):
+            yield from (f"{key}.{inner}" for inner in value)
 
 
 def test_every_hint_is_followed_or_has_a_reason_not_to_be() -> None:
@@ -34,6 +43,9 @@ def test_a_run_file_is_accepted_once_the_hint_is_followed(hint: str) -> None:
     with pytest.raises(AtomError) as caught:
         parse([mistake])
     assert says(hint, caught.value.hint)
+    named = re.match(r"the run's manifest: ([\w.]+): ", caught.value.message)
+    assert named is not None
+    assert named[1] in {key for edit in (mistake, *remedies) for key in keys_of(edit)}
     for remedy in remedies:
         parse([mistake, remedy])
 

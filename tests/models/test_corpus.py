@@ -43,18 +43,6 @@ def test_entries_keep_their_order_and_a_file_counts_once(tmp_path: Path) -> None
     assert names(corpus, tmp_path) == ["z.md", "w.txt", "y.txt"]
 
 
-@pytest.mark.parametrize("most", [None, 3])
-def test_a_text_that_cannot_be_read_is_no_trouble_with_the_disk(
-    tmp_path: Path, most: int | None
-) -> None:
-    write(tmp_path, a="abcdef")
-    (document,) = text_corpus([tmp_path]).read()
-    (tmp_path / "a").unlink()
-    stale = Corpus(lambda: iter([document]), most)
-    with pytest.raises(ConfigError, match="a cannot be read: No such file"):
-        stale.survey()
-
-
 def test_what_may_not_be_looked_at_is_not_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

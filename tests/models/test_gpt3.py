@@ -10,7 +10,6 @@ from atom.base.errors import ConfigError
 from atom.models.gpt3 import (
     GPT2_VOCABULARY,
     GPT3,
-    PREFIX,
     SIZES,
     GPT3Config,
     GPT3Source,
@@ -175,14 +174,6 @@ def test_the_logits_are_equal_in_every_bit(dtype: torch.dtype) -> None:
         logits = theirs(model, dtype)(input_ids=tokens).logits
         assert torch.equal(model.logits(tokens), logits)
     assert logits.std() > 0.1
-
-
-def test_every_parameter_has_one_place() -> None:
-    places = SOURCE.outside(torch.float32).places
-    names = [name for name, _ in GPT3(CONFIG, device="meta").named_parameters()]
-    assert [place.parameter for place in places] == names
-    assert len({place.name for place in places}) == len(places)
-    assert all(place.name.startswith(PREFIX) for place in places)
 
 
 def test_a_config_of_the_same_model_is_taken() -> None:

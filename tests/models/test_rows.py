@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -14,7 +13,7 @@ from atom.base.errors import ConfigError
 from atom.models.data.corpus import Corpus, Reading, text_corpus
 from atom.models.data.rows import RowText, rows_of
 from atom.models.data.stored_dataset import StoredDataset
-from tests.models.chat_tokenizer import chat_tokenizer
+from tests.models.chat_tokenizer import CHATML, chat_tokenizer
 
 TEXTS = ["one", 'zwei é, "quoted"\nand a second line', "x" * 200_000, "end; last"]
 ROWS = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
@@ -53,11 +52,6 @@ FILES = {
     "a.parquet": packed(ROWS, "a.parquet"),
     "a.arrow": packed(ROWS, "a.arrow"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
 
 
 def documents(corpus: Corpus) -> list[str]:
@@ -158,6 +152,9 @@ def test_forms_of_the_field(tmp_path: Path, row: dict[str, Any], text: str, kind
     assert documents(table(tmp_path / "in", {f"a.{kind}": content}, form)) == [text] * 2
 
 
+DEEP = f'{{"messages": [{{"role": "user", "content": "a", "x": {"[" * 700}{"]" * 700}}}]}}'
+
+
 @pytest.mark.parametrize(
     ("name", "bad", "said"),
     [
@@ -171,10 +168,17 @@ def test_forms_of_the_field(tmp_path: Path, row: dict[str, Any], text: str, kind
         ("a.jsonl", "\0\0\0", "not JSON: Expecting value"),
         ("a.csv", "one,two", "another number of fields than in the first line"),
         ("a.jsonl", '{"conversations": [{"from": "narrator", "value": "x"}]}', "from 'narrator'"),
+        ("a.jsonl", '{"conversations": [{"from": ["human"], "value": "x"}]}', "from ['human']"),
+        ("a.jsonl", '{"conversations": [{"from": null}]}', "from None"),
+        ("a.jsonl", '{"conversations": [7]}', "no columns from and value"),
         ("a.jsonl", '{"conversations": 5}', "no columns from and value"),
+        ("a.jsonl", DEEP, "nested too deeply"),
         ("a.jsonl", '{"instruction": 1, "output": "x"}', '"instruction" holds int'),
         ("a.jsonl", '{"instruction": "", "output": "x", "history": [["a", "b"]]}', "has a history"),
         ("a.jsonl", '{"messages": "x"}', "is not a list of messages"),
+        ("a.jsonl", '{"messages": ["x"]}', "is not a list of messages"),
+        ("a.jsonl", '{"prompt": 3, "completion": "c"}', "is not a list of messages"),
+        ("a.jsonl", '{"prompt": {"a": 1}, "completion": ["c"]}', "is not a list of messages"),
         (
             "a.jsonl",
             '{"messages": [{"role": "user", "content": "a\\udcffb"}]}',
@@ -199,6 +203,36 @@ def test_a_bad_row_stops_the_start_until_it_may_be_omitted(
     omitted = skipping.survey().account.omitted
     assert documents(skipping) == ["good", "good"]
     assert omitted == {"row that cannot be used": (1, f"{tmp_path}/in/{name}, row 2")}
+
+
+QUESTION = {"role": "user", "content": "One?"}
+
+
+@pytest.mark.parametrize(
+    ("row", "template", "said"),
+    [
+        ({"text": "x" * 99}, CHATML, "row 1: no answers; it has 'text'"),
+        ({"messages": [QUESTION, QUESTION | {"role": "assistant"}]}, None, "has no chat template"),
+        ({"messages": [QUESTION]}, CHATML, "all empty"),
+    ],
+)
+def test_rows_without_answers_to_train_on_are_named(
+    tmp_path: Path, row: dict[str, Any], template: str | None, said: str
+) -> None:
+    form = RowText(tokenizer=str(chat_tokenizer(tmp_path / "tokenizer", template)), answers=True)
+    with pytest.raises(ConfigError, match=said):
+        table(tmp_path / "in", {"a.jsonl": [row]}, form).survey()
+
+
+@pytest.mark.parametrize(("answers", "text"), [(True, "12<|endoftext|>"), (False, "12")])
+def test_rows_of_null_are_left_out(tmp_path: Path, answers: bool, text: str) -> None:
+    form = RowText(tokenizer=str(chat_tokenizer(tmp_path / "tokenizer")), answers=answers)
+    rows = [
+        {"prompt": prompt, "completion": completion}
+        for prompt, completion in (("1", "2"), (None, "3"), ("2", None))
+    ]
+    found = table(tmp_path / "in", {"a.jsonl": [*rows, {"messages": None}]}, form)
+    assert documents(found) == [text]
 
 
 @pytest.mark.parametrize(
@@ -253,18 +287,6 @@ def test_padding_of_arrow_files_is_removed_and_nulls_of_json_stay(tmp_path: Path
         {"a": {"b": 1}},
     ]
     assert [*rows_of(tmp_path / "a.jsonl", None, wanted)] == rows
-
-
-@pytest.mark.parametrize("turn", [{"from": ["human"], "value": "x"}, {"from": None}, 7])
-def test_a_malformed_turn_is_a_bad_row(tmp_path: Path, turn: object) -> None:
-    tokenizer = str(chat_tokenizer(tmp_path / "tokenizer"))
-    good = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
-    deep: object = 1
-    for _ in range(700):
-        deep = [deep]
-    rows = [{"conversations": [turn]}, {"messages": [{"role": "user", "content": "a", "x": deep}]}]
-    form = RowText(tokenizer=tokenizer, skips_bad_rows=True)
-    assert len(documents(table(tmp_path / "in", {"a.jsonl": [*rows, good]}, form))) == 1
 
 
 def test_a_system_column_begins_a_conversation(tmp_path: Path) -> None:

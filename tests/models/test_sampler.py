@@ -17,7 +17,7 @@ seeds = st.integers(0, 2**63 - 1)
 
 
 @given(size=sizes, seed=seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_key_names_a_bijection(size: int, seed: int) -> None:
     order = Permutation.keyed(size, str(seed))
     assert sorted(map(order, range(size))) == list(range(size))
@@ -38,20 +38,12 @@ def test_huge_ranges_cost_no_memory() -> None:
     assert all(0 <= order(size - 1 - i) < size for i in range(1000))
 
 
-def test_epochs_have_different_orders() -> None:
-    sampler = Order(200, 200, 9)
-    first = [sampler.window_at(i) for i in range(200)]
-    second = [sampler.window_at(200 + i) for i in range(200)]
-    assert sorted(first) == sorted(second)
-    assert first != second
-
-
 @given(
     windows=st.integers(50, 400),
     rounds=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=8),
     seed=seeds,
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_members_never_share_a_sample_within_an_epoch(
     windows: int, rounds: list[list[int]], seed: int
 ) -> None:
@@ -65,22 +57,6 @@ def test_members_never_share_a_sample_within_an_epoch(
     assert len(set(drawn)) == len(drawn)
     seen = {(position // windows, sampler.window_at(position)) for position in drawn}
     assert len(seen) == len(drawn)
-
-
-@given(members=st.integers(1, 5), per_member=st.integers(1, 6), seed=seeds)
-@settings(max_examples=60, deadline=None)
-def test_an_epoch_of_full_rounds_covers_every_window(
-    members: int, per_member: int, seed: int
-) -> None:
-    windows = members * per_member * 7
-    sampler = Sampler((Order(windows, 5, seed),))
-    seen = [
-        sampler.window_at(sampler.draw_position(cursor, range(members), rank, k))
-        for cursor in range(0, windows, members * per_member)
-        for rank in range(members)
-        for k in range(per_member)
-    ]
-    assert sorted(window for _, window in seen) == list(range(windows))
 
 
 @given(cursor=st.integers(0, 10**6), k=st.integers(0, 5000), windows=st.integers(1, 5000))
@@ -111,7 +87,7 @@ pieces = st.integers(1, 3 * BLOCK_PIECES)
 @given(
     count=pieces, piece_windows=st.integers(1, 6), less=st.integers(0, 5), epoch=st.integers(0, 3)
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_an_epoch_goes_through_blocks_of_pieces(
     count: int, piece_windows: int, less: int, epoch: int
 ) -> None:
@@ -136,7 +112,7 @@ def test_both_pieces_and_windows_are_shuffled() -> None:
 
 
 @given(count=pieces, piece_windows=st.integers(1, 40), less=st.integers(0, 39), at=st.floats(0, 2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_pieces_come_in_the_order_in_which_positions_need_them(
     count: int, piece_windows: int, less: int, at: float
 ) -> None:
@@ -168,7 +144,7 @@ texts = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 9)), min_size=1, 
 
 
 @given(texts=texts, first=st.integers(0, 1000), cycles=st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_cycle_has_each_text_by_its_weight(
     texts: list[tuple[int, int]], first: int, cycles: int
 ) -> None:
@@ -209,7 +185,7 @@ def test_guests_of_a_mixture_begin_far_from_the_members() -> None:
 
 
 @given(texts=texts, position=st.integers(0, 3000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_pieces_of_all_texts_come_as_cycles_need_them(
     texts: list[tuple[int, int]], position: int
 ) -> None:

@@ -110,14 +110,6 @@ def test_a_large_box_keeps_half_of_its_cores_for_others(monkeypatch: pytest.Monk
     assert threads == [1, 4, 8, 8, 8, 32]
 
 
-def test_only_matrices_decay() -> None:
-    store = filled_store()
-    before, view = store.master.clone(), store.layout.view
-    take_step(SETTINGS, store, torch.zeros_like(before), 0.1, 1)
-    assert torch.equal(view(store.master, "bias"), view(before, "bias"))
-    assert view(store.master, "odd").norm() < view(before, "odd").norm()
-
-
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_every_kind_of_number_is_rounded_to_nearest_even(
     level: int, precision: torch.dtype

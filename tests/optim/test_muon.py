@@ -11,11 +11,10 @@ from atom.config.run_file import RunFile
 from atom.graph.ir import ParameterLayout
 from atom.optim import muon
 from atom.optim import optimizer as optimizer_module
-from atom.optim.adamw import MOMENTS, AdamW
-from atom.optim.momentum import MOMENTUM
+from atom.optim.adamw import AdamW
 from atom.optim.muon import MOMENTUM_DECAY, Muon, orthogonal
 from atom.swap.host_store import StateForm
-from atom.training.run_optimizer import ReplicaTerms, optimizer, update_rule
+from atom.training.run_optimizer import optimizer, update_rule
 from tests.one_step import allocate_store, take_step
 
 RATE, DECAY, STEPS, CLIP = 1e-2, 0.1, 5, 0.5
@@ -95,16 +94,6 @@ def test_all_singular_values_become_about_one(
 
 def test_a_matrix_of_zeros_stays_where_it_is() -> None:
     assert not orthogonal(torch.zeros(8, 4)).any()
-
-
-def test_a_hidden_matrix_keeps_one_number_for_each_weight(
-    run_with: Callable[..., RunFile],
-) -> None:
-    run = run_with("muon", LOCAL)
-    arenas = ReplicaTerms.of(run, LAYOUT).state
-    matrices = 32 * 80 + 96 * 32
-    assert arenas[MOMENTUM].elements == matrices
-    assert [arenas[name].elements for name in MOMENTS] == [LAYOUT.total_elements - matrices] * 2
 
 
 def test_it_is_refused_where_all_peers_must_take_the_same_steps(

@@ -12,7 +12,6 @@ from atom.base.errors import ConfigError
 from atom.config.run_file import OPTIMIZERS, RunFile
 from atom.graph.ir import ParameterLayout
 from atom.optim.rate import RateSettings
-from atom.plan.footprint import Footprint
 from atom.swap.device import CpuDevice
 from atom.training.run_optimizer import ReplicaTerms, optimizer
 from tests.training.plain_training import CLIP_NORM, PlainTraining
@@ -64,19 +63,6 @@ def test_training_is_bit_equal_to_plain_pytorch(run: RunFile) -> None:
             plain.step(batches(1, round_number), round_number)
             for name, weight in replica.export_parameters().items():
                 assert torch.equal(weight, plain.parameters[name]), (round_number, name)
-
-
-def test_memory_and_snapshots_are_estimated_by_what_it_declares(run: RunFile) -> None:
-    layout = ParameterLayout.of({"matrix": (32, 16), "bias": (16,)})
-    assert list(ReplicaTerms.of(run, layout).shared) == ["master", "momentum"]
-    assert (
-        sum(arena.size_bytes for arena in ReplicaTerms.of(run, layout).shared.values())
-        == 8 * layout.trained_elements
-    )
-    assert (
-        Footprint.of(ReplicaTerms.of(run, layout), 0).host.total_bytes
-        == (8 + 4 + 2 * 4) * layout.trained_elements
-    )
 
 
 def test_a_form_that_it_does_not_have_is_refused(

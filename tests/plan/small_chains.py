@@ -1,11 +1,10 @@
-"""Random models small enough to try everything on them, and a second opinion on their memory."""
+"""Random models small enough to try everything on them."""
 
 import random
 from collections.abc import Iterator
 from itertools import combinations
 
 from atom.graph.chain import Chain, Machine, Operation, Value
-from atom.plan.choice import Choice
 from atom.plan.memory import Limits
 
 MACHINE = Machine(load_bytes_per_s=1e6, gradient_bytes_per_s=1.5e6)
@@ -64,34 +63,3 @@ def plenty(chain: Chain, limits: Limits) -> int:
     values = sum(value.size_bytes for value in chain.values)
     per_element = 4 * limits.element_bytes + 8
     return per_element * elements + (limits.micro_batches + 1) * (activations + values)
-
-
-def held_bytes(chain: Chain, choice: Choice) -> int:
-    """Bytes at the peak, counted operation by operation: an upper bound of no less than needed."""
-    arrangement, limits, ends = choice.arrangement, choice.cut.limits, choice.cut.ends
-    element_bytes, resident, kept = limits.element_bytes, arrangement.resident, arrangement.kept
-    spans = list(zip([0, *ends[:-1]], ends, strict=True))
-    pieces = [chain.operations[a:b] for a, b in spans]
-    names = [{k: v for o in p for k, v in o.parameters.items()} for p in pieces]
-    elements = [sum(each.values()) for each in names]
-    swapped = [elements[s] for s in range(len(pieces)) if s not in resident]
-    held = arrangement.slots * max([0, *swapped]) * element_bytes
-    held += sum(elements[s] for s in resident) * element_bytes
-    held += 2 * max(elements) * 4
-    if element_bytes == 4:  # sums that go on from one to the next
-        sizes = {k: v for each in names for k, v in each.items()}
-        held += sum(4 * v for k, v in sizes.items() if sum(k in each for each in names) > 1)
-    for value in chain.values:
-        home = [s for s, (a, b) in enumerate(spans) if a <= value.made_by < b]
-        if not home or value.last_used_by >= ends[home[0]]:  # of the batch, or across a cut
-            held += limits.micro_batches * value.size_bytes
-    held += limits.micro_batches * sum(o.working_bytes for s in kept for o in pieces[s])
-    at_work = []
-    for s, piece in enumerate(pieces):
-        whole = sum(o.working_bytes for o in piece) if s in kept else 0
-        most = max(
-            sum(below.working_bytes for below in piece[: i + 1]) + o.transient_bytes
-            for i, o in enumerate(piece)
-        )
-        at_work.append(most - whole + elements[s] * element_bytes)
-    return held + max(at_work)

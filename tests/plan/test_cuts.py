@@ -1,19 +1,69 @@
 """The dynamic programme against Algorithm 1, and against numbers made by hand."""
 
 import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
-from algorithm_one import algorithm_one, charged_s
 from small_chains import random_chain
 
 from atom.graph.chain import Chain, Machine, Operation, Value
 from atom.plan import cuts
-from atom.plan.cuts import Parts, fastest_cut, parts_of
-from atom.plan.memory import Limits, Piece, alone_bytes, pieces_of
+from atom.plan.cuts import Ends, Parts, fastest_cut, parts_of
+from atom.plan.memory import Cut, Limits, Piece, alone_bytes, piece_of, pieces_of
 
 PLENTY = Limits(1 << 40, element_bytes=4, micro_batches=4)
 LINK = Machine(100.0, 200.0)
+
+
+# --- the reference ---
+
+
+def algorithm_one(
+    chain: Chain, machine: Machine, limits: Limits, fits: Callable[[Piece], bool]
+) -> Ends:
+    """Return the cut for which a pass is charged least, after the paper's Algorithm 1.
+
+    A recursive search over every legal cut into sub-models that fit, one by one; exponential in
+    operations. The paper refuses a cut in which computing does not cover a load; here what is not
+    covered is charged as the time it takes, so that a slow link still has a best answer.
+    """
+    found = _completions(chain, 0, fits)
+    return min(found, key=lambda ends: charged_s(chain, machine, limits, ends))
+
+
+def _completions(chain: Chain, begin: int, fits: Callable[[Piece], bool]) -> Iterator[Ends]:
+    count = len(chain.operations)
+    if begin == count:
+        yield ()
+    for end in range(begin + 1, count + 1):
+        if not fits(piece_of(chain.operations[begin:end])):
+            return
+        if end not in chain.forbidden:
+            yield from ((end, *rest) for rest in _completions(chain, end, fits))
+
+
+def charged_s(chain: Chain, machine: Machine, limits: Limits, ends: Sequence[int]) -> float:
+    """Return the cost of a cut, straight from the formula of `atom.plan.cuts`."""
+    pieces = Cut.of(chain, machine, limits, ends).pieces
+    forward = [limits.micro_batches * piece.forward_s for piece in pieces]
+    backward = [limits.micro_batches * piece.backward_s for piece in pieces]
+    again = [f + b for f, b in zip(forward, backward, strict=True)]
+    load = [p.elements * limits.element_bytes / machine.load_bytes_per_s for p in pieces]
+    out = [p.elements * limits.gradient_element_bytes for p in pieces]
+    out = [size / machine.gradient_bytes_per_s for size in out]
+    seconds = load[0] + out[0] + again[-1] + sum(forward[:-1]) + sum(again[:-1])
+    for s, following in pairwise(range(len(pieces))):
+        seconds += max(0.0, load[following] - forward[s])
+        seconds += max(0.0, out[following] - again[s])
+        if following < len(pieces) - 1:
+            seconds += max(0.0, load[s] - again[following])
+    kept = sum(crossing.value_bytes for piece in pieces for crossing in piece.crossings)
+    return seconds + kept / machine.load_bytes_per_s
+
+
+# --- the dynamic programme ---
 
 
 def all_parts(chain: Chain, limits: Limits) -> Parts:
@@ -49,9 +99,9 @@ def random_terms(pick: random.Random) -> tuple[Machine, Limits]:
     return Machine(pick.choice(rates), pick.choice(rates)), limits
 
 
-@pytest.mark.parametrize("first", range(0, 160, 40))
+@pytest.mark.parametrize("first", range(0, 36, 12))
 def test_it_finds_what_algorithm_one_finds(first: int) -> None:
-    for seed in range(first, first + 40):
+    for seed in range(first, first + 12):
         pick = random.Random(seed)
         chain = random_chain(pick, 9) if seed % 2 else repeated(pick)
         machine, limits = terms = random_terms(pick)
@@ -69,7 +119,7 @@ def test_it_finds_what_algorithm_one_finds(first: int) -> None:
 
 
 def test_bounds_do_not_depend_on_the_device() -> None:
-    for seed in range(20):
+    for seed in range(8):
         chain = random_chain(random.Random(seed))
         bounds = all_parts(chain, PLENTY).bounds(PLENTY.device_bytes)
         for most in (bounds[0], sum(bounds) // len(bounds)):

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +34,7 @@ SECONDS = replace(WORK, step=HostStep(1e6, 30.0), steps_beside=False)
 LOCAL = replace(SECONDS, inner_sequences=4)
 
 
+@cache
 def chosen(seed: int) -> Choice:
     pick = random.Random(seed)
     chain = random_chain(pick)
@@ -111,7 +113,7 @@ def test_on_a_thin_line_the_swarm_is_faster_without_this_peer() -> None:
     assert (alone.without, alone.times_alone) == (0, 1)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_predictions_are_monotone(seed: int) -> None:
     choice = chosen(seed)
 
@@ -134,7 +136,7 @@ def test_predictions_are_monotone(seed: int) -> None:
     assert reduce[0] == 0, "alone there is nothing to average"
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_pass_waits_for_the_step_as_far_as_it_must(seed: int) -> None:
     choice = chosen(seed)
     sizes = {name: n for piece in choice.cut.pieces for name, n in piece.parameters.items()}
@@ -147,8 +149,8 @@ def test_a_pass_waits_for_the_step_as_far_as_it_must(seed: int) -> None:
         assert slow > 0.99e6, "the last sub-model's own parameters are updated last"
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("passes", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("passes", [1, 5])
 def test_a_norm_is_summed_while_gradients_land(seed: int, passes: int) -> None:
     """But for what lands last."""
     choice = chosen(seed)
@@ -161,7 +163,7 @@ def test_a_norm_is_summed_while_gradients_land(seed: int, passes: int) -> None:
     assert least_s * 0.999 <= more_s <= all_s * 1.001
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_passes_of_a_round_follow_each_other_without_waiting_for_what_lands(seed: int) -> None:
     """Each costs no more than a pass that finds nothing, and no less than its computing."""
     choice = chosen(seed)

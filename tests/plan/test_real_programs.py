@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from atom.graph.costs.seconds import assume_graph
-from atom.graph.layers import ends_alike
+from atom.graph.layers import ends_alike, layer_ends, layers_of
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
@@ -36,16 +36,9 @@ def asked(precision: torch.dtype) -> Question:
     return Question.of(graph, assume_graph(graph, "rtx3060-12g"), 1 << 40, 4)
 
 
+@cache
 def least_bytes(precision: torch.dtype) -> int:
-    low, high = 1, 1 << 30
-    while low < high:  # the least that does not raise
-        middle = (low + high) // 2
-        try:
-            answer(precision, middle)
-            high = middle
-        except ValueError:
-            low = middle + 1
-    return low
+    return enough_bytes(asked(precision))
 
 
 @cache
@@ -56,7 +49,7 @@ def answer(precision: torch.dtype, budget: int) -> Choice:
 @cache
 def budgets(precision: torch.dtype) -> tuple[int, ...]:
     least = least_bytes(precision)
-    return (least, 3 * least // 2, 2 * least, 4 * least, 1 << 40)
+    return (least, 3 * least // 2, 4 * least, 1 << 40)
 
 
 def test_a_choice_cuts_no_other_graph_than_its_own() -> None:
@@ -78,8 +71,8 @@ def test_slots_are_what_the_engine_allocates(precision: torch.dtype) -> None:
         assert memory.total_bytes <= budget
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_what_is_frozen_takes_no_memory_for_gradients(precision: torch.dtype) -> None:
+def test_what_is_frozen_takes_no_memory_for_gradients() -> None:
+    precision = torch.bfloat16
     config = GPT3Config(4, 2, 48, sequence_tokens=16, vocabulary_size=128)
     model = GPT3(config, device="meta", dtype=precision)
     model.requires_grad_(False)
@@ -117,13 +110,6 @@ def test_gradients_in_sixteen_bits_are_rounded_in_memory_that_is_counted() -> No
     )
 
 
-def test_with_the_least_memory_cuts_fall_inside_layers() -> None:
-    least, _, _, _, most = budgets(torch.float32)
-    layers = set(asked(torch.float32).layer_ends)
-    assert not set(answer(torch.float32, least).cut.ends) <= layers
-    assert set(answer(torch.float32, most).cut.ends) <= layers
-
-
 class Noisy(nn.Module):
     """Model with more calls in training than in evaluation, and with illegal cuts."""
 
@@ -141,29 +127,27 @@ class Noisy(nn.Module):
         return x.square().mean()
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_cuts_carry_over_to_the_model_without_dropout(seed: int) -> None:
+def test_cuts_carry_over_to_the_model_without_dropout() -> None:
     batch = {"x": torch.randn(2, 12)}
     graph, plain = trace(Noisy(), batch), trace(Noisy(), batch, training=False)
     assert len(plain.calls) < len(graph.calls)
-    of = Question.of(graph, assume_graph(graph, "rtx3060-12g"), 1 << 30, 1)
+    layers = layer_ends(layers_of(graph))
+    assert len(ends_alike(graph, plain, layers)) == len(layers)
     legal = [p for p in range(1, len(graph.calls)) if p not in graph.forbidden_cuts]
-    pick = random.Random(seed)
-    middle = sorted(pick.sample(legal, pick.randint(1, 4)))
-    wanted = [*of.layer_ends, *middle] if seed % 2 else [*middle, len(graph.calls)]
-    cut = tuple(sorted(set(wanted)))
-    assert ends_alike(graph, graph, cut) == cut
-    ends = ends_alike(graph, plain, cut)
-    program = build_program(plain, ends=ends)  # refuses what is not legal
-    assert len(program.sub_models) == len(ends) <= len(cut)
-    assert len(ends_alike(graph, plain, of.layer_ends)) == len(of.layer_ends)
+    for seed in range(20):
+        pick = random.Random(seed)
+        middle = pick.sample(legal, pick.randint(1, 4))
+        cut = tuple(sorted({*middle, *(layers if seed % 2 else [len(graph.calls)])}))
+        assert ends_alike(graph, graph, cut) == cut
+        ends = ends_alike(graph, plain, cut)
+        program = build_program(plain, ends=ends)  # refuses what is not legal
+        assert len(program.sub_models) == len(ends) <= len(cut)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_document_says_it_all_and_is_json(precision: torch.dtype) -> None:
-    graph = graph_of(precision)
-    for budget in budgets(precision):
-        choice = answer(precision, budget)
+def test_the_document_says_it_all_and_is_json() -> None:
+    graph = graph_of(torch.float32)
+    for budget in budgets(torch.float32)[1:3]:
+        choice = answer(torch.float32, budget)
         document = choice.to_json(choice.program(graph))
         assert json.loads(json.dumps(document, allow_nan=False)) == document
         assert [tuple(s["operations"])[1] for s in document["sub_models"]] == list(choice.cut.ends)

@@ -1,4 +1,4 @@
-"""One thread for each test of this room; devices of its rigs are closed."""
+"""Devices of rigs are closed after each test of this room."""
 
 from engine_rig import surroundings
 

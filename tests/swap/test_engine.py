@@ -16,7 +16,7 @@ from atom.swap.schedule import Arrangement
 from tests.one_step import take_step
 
 SETTINGS = AdamW(betas=(0.9, 0.99), weight_decay=0.1)
-RATE, STEPS = 0.05, 4
+RATE, STEPS = 0.05, 3
 CUTS = pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE], ids=["finest", "halves", "whole"])
 
 
@@ -60,14 +60,12 @@ def plain_gradients(
     return losses
 
 
-@pytest.mark.parametrize("slots", [2, 3])
-@pytest.mark.parametrize("sizes", [(4,), (4, 3, 5)])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(("sizes", "slots"), [((4,), 3), ((4, 3, 5), 2)])
 @CUTS
 def test_steps_are_bit_equal_to_plain_pytorch(
-    cut: Sequence[Sequence[str]], dropout: float, sizes: tuple[int, ...], slots: int
+    cut: Sequence[Sequence[str]], sizes: tuple[int, ...], slots: int
 ) -> None:
-    rig = EngineRig(cut, dropout=dropout, arrangement=Arrangement(slots))
+    rig, dropout = EngineRig(cut, arrangement=Arrangement(slots)), 0.1
     adamw = SETTINGS
     plain = plain_parameters(rig.program)
     optimizer = PaddedAdamW(plain, SETTINGS, RATE)

@@ -1,4 +1,4 @@
-"""The compiled library: where it comes from, and what adds up in it."""
+"""The compiled library: where it comes from, and what adds up in it, in pieces and threads."""
 
 import subprocess
 import sys
@@ -12,7 +12,9 @@ from atom.base import build_kernels as module
 from atom.base.build_kernels import compile_kernels
 from atom.base.build_kernels import main as build_kernels_main
 from atom.base.errors import MismatchError
+from atom.swap import host_sums
 from atom.swap.host_kernels import LIBRARY, SOURCE, HostKernels, host_kernels, load
+from atom.swap.host_sums import add
 
 
 @pytest.fixture(params=range(host_kernels().highest_level + 1))
@@ -88,3 +90,45 @@ def test_sums_in_sixteen_bits_are_rounded_with_the_documented_noise(
     expected = rounded_sum(total, addend, first, noise_key=2**63 + 17)
     kernels.add_rounded(total, addend, first, 2**63 + 17)
     assert torch.equal(total, expected)
+
+
+# --- sums in pieces and threads ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("elements", [0, 63, 64, 1000])
+def test_pieces_and_threads_do_not_show(
+    elements: int, threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_sums, "PIECE_ELEMENTS", 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    generator = torch.Generator().manual_seed(elements)
+    total = torch.randn(elements, generator=generator)
+    addend = torch.randn(elements, generator=generator).to(dtype)
+    expected = total + addend
+    add(total, addend)
+    assert torch.equal(total, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_pieces_and_threads_do_not_show_in_rounded_sums(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_sums, "PIECE_ELEMENTS", 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    total, addend = torch.randn(2, 1000, generator=torch.Generator().manual_seed(3)).bfloat16()
+    expected = rounded_sum(total, addend, 77, 5)
+    add(total, addend, 77, 5)
+    assert torch.equal(total, expected)
+
+
+def test_what_is_too_small_for_one_sum_is_not_lost_in_many() -> None:
+    """Rounded to nearest, a sum of one would stay one."""
+    total, small = torch.ones(4096).bfloat16(), torch.full((4096,), 2.0**-12).bfloat16()
+    nearest = total.clone()
+    for key in range(1024):
+        add(total, small, 0, key)
+        nearest += small
+    assert torch.equal(nearest, torch.ones(4096).bfloat16())
+    assert total.float().mean().item() == pytest.approx(1.25, abs=0.01)

@@ -1,23 +1,27 @@
 """Values between sub-models that wait on the host: the same bits, the bytes foreseen."""
 
+import dataclasses
 import functools
 import gc
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from crossing_models import MODELS, batch
+from crossing_models import MODELS, TOKENS, WIDTH, Masked, batch
 from engine_rig import LateDevice, assert_same, cancelled, opened
 from live_bytes import allocations
-from torch import Tensor
+from torch import Tensor, nn
 
-from atom.graph.ir import Program
+from atom.graph.ir import Program, SubModel
 from atom.graph.layers import layer_ends, layers_of
-from atom.graph.program import build_program, load
+from atom.graph.program import build_program, compile_program, load
+from atom.graph.segment import Computed
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
+from atom.swap import computation
 from atom.swap.device import Copy, CpuDevice
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
@@ -101,8 +105,7 @@ def told_without(model: str, cut: str, count: int) -> list[object]:
     return Rig(program_of(model, cut), Arrangement()).story(count)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("cut", ["layers", "1", "2"])
+@pytest.mark.parametrize(("cut", "count"), [("layers", 3), ("1", 1), ("2", 3)])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_bits_are_the_same_however_late_copies_are(model: str, cut: str, count: int) -> None:
     program = program_of(model, cut)
@@ -119,22 +122,6 @@ def test_what_kept_graphs_hold_stays(model: str) -> None:
     middle = range(2, len(program.sub_models) - 2, 2)
     rig = Rig(program, everything(program, stay=middle))
     assert_same(rig.story(2), told_without(model, "layers", 2))
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("model", MODELS)
-def test_any_of_the_boundaries_may_move(model: str, seed: int) -> None:
-    """The offloaded values are the fewest that a plan can choose, or a random choice."""
-    program, pick = program_of(model, "layers"), random.Random(seed)
-    count = len(program.sub_models)
-    some = range(pick.randint(1, count - 3)) if seed == 0 else pick.sample(range(count), count // 2)
-    arrangement = Arrangement(2, offloaded=frozenset(some), least_offloaded_bytes=0)
-    device = CountingDevice()
-    rig = Rig(program, arrangement, device)
-    assert_same(rig.story(2), told_without(model, "layers", 2))
-    device.come = 0
-    rig.run_pass(1, 2)
-    assert device.come == moved_bytes(shape_of(program, arrangement, 2))
 
 
 def moved_bytes(shape: Shape) -> int:
@@ -168,48 +155,46 @@ class CountingDevice(CpuDevice):
         super().values_out(key, copies, *rest)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("cut", ["layers", "1"])
+@pytest.mark.parametrize("which", ["every", "first", "random"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_pass_moves_as_many_bytes_as_foreseen(model: str, cut: str, count: int) -> None:
-    program = program_of(model, cut)
-    arrangement, device = everything(program), CountingDevice()
+def test_any_boundaries_may_move_and_a_pass_moves_as_many_bytes_as_foreseen(
+    model: str, which: str
+) -> None:
+    """The fewest that a plan can choose are the first ones."""
+    program, micro_batches = program_of(model, "layers"), 2
+    every = range(len(program.sub_models))
+    some = {"every": every, "first": every[:2], "random": random.Random(1).sample(every, 5)}[which]
+    arrangement = Arrangement(2, offloaded=frozenset(some), least_offloaded_bytes=0)
+    device = CountingDevice()
     rig = Rig(program, arrangement, device)
-    shape = shape_of(program, arrangement, count)
+    assert_same(rig.story(micro_batches), told_without(model, "layers", micro_batches))
+    shape = shape_of(program, arrangement, micro_batches)
     check(training_pass(shape), shape)
     check(evaluation_pass(shape), shape, training=False)
-    for _ in range(2):
-        device.come = device.gone = 0
-        rig.run_pass(1, count)
-        come = gone = moved_bytes(shape)
-        assert device.come == come
-        # A view of a value that leaves is copied first, without the last row's gap.
-        assert device.gone == gone or (model == "viewing" and 0.98 * gone < device.gone < gone)
     device.come = device.gone = 0
-    rig.engine.evaluate([batch(seed) for seed in range(count)])
+    rig.run_pass(1, micro_batches)
+    come = gone = moved_bytes(shape)
+    assert device.come == come
+    # A view of a value that leaves is copied first, without the last row's gap.
+    assert device.gone == gone or (model == "viewing" and 0.98 * gone < device.gone < gone)
+    device.come = device.gone = 0
+    rig.engine.evaluate([batch(seed) for seed in range(micro_batches)])
     assert (device.come, device.gone) == (0, 0)
 
 
-def test_memory_does_not_grow_over_100_passes() -> None:
+def test_memory_does_not_grow_over_20_passes() -> None:
     program = program_of("viewing", "layers")
     rig = Rig(program, everything(program))
     alive = []
-    for seed in range(100):
+    for seed in range(20):
         rig.engine.run_pass([batch(seed % 3)], [seed])
         rig.recording.take()
-        if seed in (1, 99):
+        if seed in (1, 19):
             with allocations() as sizes:
                 rig.engine.run_pass([batch(0)], [0])
             assert sum(sizes()) == 0, "all that a pass takes it gives back"
             alive.append(sum(issubclass(type(each), Tensor) for each in gc.get_objects()))
     assert alive[0] == alive[1]
-
-
-def test_there_is_a_place_more_than_micro_batches_and_memory_on_the_host() -> None:
-    program = program_of("skipping", "layers")
-    boundary = Rig(program, everything(program)).slots.boundary
-    assert len(boundary.ring) == MOST + 1
-    assert boundary.host.numel() > 0
 
 
 def test_more_micro_batches_than_there_is_host_memory_for_are_refused() -> None:
@@ -218,3 +203,77 @@ def test_more_micro_batches_than_there_is_host_memory_for_are_refused() -> None:
     with pytest.raises(ValueError, match="host memory for only 3"):
         rig.run_pass(1, MOST + 1)
     assert_same(rig.run_pass(1, 2), told_without("skipping", "layers", 2)[0])
+
+
+# --- values that are the same in every micro-batch ---
+
+MICRO_BATCHES, EVERY = 3, frozenset(range(6))
+ARRANGEMENTS = pytest.mark.parametrize(
+    "arrangement",
+    [Arrangement(), Arrangement(2, EVERY), Arrangement(2, EVERY, EVERY)],
+    ids=["swapped", "resident", "kept"],
+)
+
+
+@torch.library.custom_op("atom_tests::noise", mutates_args=())
+def noise(extent: int) -> Tensor:
+    """Draws random numbers, and does not say so."""
+    return torch.rand(extent)
+
+
+@noise.register_fake
+def _(extent: int) -> Tensor:
+    return torch.empty(extent)
+
+
+class Noisy(Masked):
+    """Model whose table is random and whose mask is not."""
+
+    def table(self) -> Tensor:
+        return noise(WIDTH) * torch.ones(TOKENS, WIDTH)
+
+
+@ARRANGEMENTS
+def test_held_once_with_the_bits_of_one_each(arrangement: Arrangement) -> None:
+    program = program_of("masked", "layers")
+    each = dataclasses.replace(program, shared=frozenset())
+    assert program.shared
+    story = Rig(program, arrangement).story(MICRO_BATCHES)
+    assert_same(story, Rig(each, arrangement).story(MICRO_BATCHES))
+    assert len(set(story[0][0])) == MICRO_BATCHES
+
+
+@ARRANGEMENTS
+def test_every_micro_batch_is_given_the_same_memory(
+    arrangement: Arrangement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: defaultdict[str, list[Tensor]] = defaultdict(list)
+    compute, program = computation.compute, program_of("masked", "layers")
+
+    def watched(
+        module: nn.Module, sub_model: SubModel, values: dict[str, Tensor], record: bool = True
+    ) -> Computed:
+        for name in sub_model.inputs:
+            given[name].append(values[name])  # alive, so that no address is used twice
+        return compute(module, sub_model, values, record)
+
+    monkeypatch.setattr(computation, "compute", watched)
+    Rig(program, arrangement).run_pass(1, MICRO_BATCHES)
+    for name in given.keys() - program.batch_inputs:
+        addresses = {value.data_ptr() for value in given[name]}
+        assert len(addresses) == (1 if name in program.shared else MICRO_BATCHES)
+
+
+def test_what_an_unknown_operator_makes_is_each_micro_batch_s_own() -> None:
+    model = Noisy()
+    program = compile_program(model, batch(0))
+    assert program.shared, "the mask"
+    assert not any(name.startswith(("noise", "mul")) for name in program.shared)
+    rig = Rig(program, Arrangement())
+    for name, value in model.named_parameters():
+        rig.store.write_weights(name, value)
+    rig.store.changed()
+    losses, _ = rig.run_pass(0, MICRO_BATCHES)
+    for seed, found in enumerate(losses):
+        torch.manual_seed(seed)
+        assert found == model(**batch(seed)).item()

@@ -130,10 +130,14 @@ def test_each_sub_model_waits_for_its_own_parameters_only(
     rig.stepper.wait()
 
 
-@ARRANGEMENTS
 @pytest.mark.parametrize(
-    ("precision", "form"),
-    [(torch.float32, StateForm.EXACT), *((torch.bfloat16, form) for form in StateForm)],
+    ("precision", "form", "arrangement"),
+    [
+        (torch.float32, StateForm.EXACT, KEPT),
+        (torch.bfloat16, StateForm.EXACT, SWAPPED),
+        (torch.bfloat16, StateForm.SPLIT, RESIDENT),
+        (torch.bfloat16, StateForm.HALF, KEPT),
+    ],
 )
 def test_the_same_bits_as_one_after_the_other(
     new_rig: Callable[..., Rig], precision: torch.dtype, form: StateForm, arrangement: Arrangement

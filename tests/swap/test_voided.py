@@ -207,7 +207,7 @@ FAILURES = [MemoryError(), RuntimeError(ALLOCATOR), torch.OutOfMemoryError("CUDA
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
-@pytest.mark.parametrize("failing", [1, 2, 5, 10, 14, 20, 23])
+@pytest.mark.parametrize("failing", [1, 2, 5, 14, 23])
 def test_out_of_memory_voids_the_pass_and_nothing_else(failing: int, failure: Exception) -> None:
     device, given_back = ShortOfMemory(failing, failure), list[object]()
     device.give_back = given_back.append
@@ -224,7 +224,7 @@ def test_out_of_memory_voids_the_pass_and_nothing_else(failing: int, failure: Ex
     assert_next_pass_is_right(rig)
 
 
-@pytest.mark.parametrize("failing", [1, 2, 5, 14])
+@pytest.mark.parametrize("failing", [1, 14])
 def test_other_failures_are_not_taken_for_it_and_no_slot_is_trusted_then(failing: int) -> None:
     rig = EngineRig(FINEST, device=ShortOfMemory(failing, RuntimeError("size mismatch")))
     with pytest.raises(RuntimeError, match="size mismatch"):

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from atom.swarm.chain import messages
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
@@ -20,7 +21,7 @@ from atom.swarm.chain.commit import (
     vote_payload,
 )
 from atom.swarm.chain.commit_chain import EncodedRecords
-from atom.swarm.chain.succession import Evidence, next_voters
+from atom.swarm.chain.succession import VOUCH_DOMAIN, Evidence, next_voters, vouch_payload
 from atom.swarm.identity import Identity, peer_id_of
 
 INCARNATION = b"i" * 16
@@ -91,6 +92,13 @@ def vote(signer: Identity, value: Value, ballot: Ballot, **changes: Any) -> Vote
     return Vote(changes.get("voter", voter), signed)
 
 
+def vouch(signer: Identity, value: Value, ballot: Ballot, voter: Voter | None = None) -> Vote:
+    """Return the signature of a voter that vouches for a value at a ballot."""
+    voter = voter or voter_of(signer)
+    payload = signed_by(voter, vouch_payload(value.parent, ballot, value.digest()))
+    return Vote(voter, signer.sign(VOUCH_DOMAIN, payload))
+
+
 def heads_along(first: Head, commits: Sequence[Commit]) -> list[Head]:
     heads = [first]
     for commit in commits:
@@ -107,3 +115,21 @@ VALUE = Value(PARENT, 7, BALLOT, b"r" * 32, 1.5, b"s" * 32, PARTS, VOTERS, VOTER
 VOTES = tuple(Vote(voter, b"x" * 64) for voter in VOTERS)
 COMMIT = Commit(VALUE, BALLOT, VOTES)
 EVIDENCE = Evidence((b"x" * 64,) * len(PARTS), VOTES[:1], (PEERS[1],), VOTES)
+ACCEPTED = messages.Accepted(BALLOT, VALUE, EVIDENCE)
+MESSAGES: list[messages.Message] = [
+    messages.Prevote(PARENT, VOTERS),
+    messages.PrevoteAnswer(PARENT),
+    messages.PrevoteAnswer(PARENT, "busy"),
+    messages.Prepare(PARENT, BALLOT, VOTERS),
+    messages.Promise(PARENT, BALLOT, ACCEPTED, None, 8, 20.25, b"s" * 32, b"x" * 64, leaving=True),
+    messages.Promise(PARENT, BALLOT, None, ACCEPTED, 8, -0.0, b"", b"x" * 64),
+    messages.Nack(PARENT, BALLOT, BALLOT, "ballot-too-low"),
+    messages.Ring(PARENT, BALLOT, PARTS, shares=(3, 0, 1000), voters_next=VOTERS),
+    messages.Suspect(PARENT, BALLOT, PEERS[2]),
+    messages.Vouched(PARENT, BALLOT, b"v" * 32, b"x" * 64),
+    messages.Accept(PARENT, BALLOT, VALUE, EVIDENCE, BALLOT),
+    messages.AcceptedVote(PARENT, BALLOT, b"x" * 64),
+    messages.CommitNotice(COMMIT),
+    messages.Abort(PARENT, BALLOT, "early"),
+]
+"""Messages of a round of each kind, for tests of bytes."""

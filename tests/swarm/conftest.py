@@ -1,15 +1,27 @@
-"""Fixtures of all tests of the package; this file also makes pytest add its folder to the path."""
+"""Fixtures of all tests of the package, which may be coroutines."""
 
+import asyncio
+import inspect
 import threading
 from collections import Counter
 
 import pytest
-from threaded_ring import swarm_of
-from transport_peers import make_peer
 
 from tests.swarm.stream_pairs import streams_end
+from tests.swarm.threaded_ring import swarm_of
+from tests.swarm.transport_peers import make_peer
 
 __all__ = ["make_peer", "streams_end", "swarm_of"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own; return None for other tests."""
+    if not inspect.iscoroutinefunction(pyfuncitem.function):
+        return None
+    parameters = inspect.signature(pyfuncitem.function).parameters
+    asyncio.run(pyfuncitem.function(**{name: pyfuncitem.funcargs[name] for name in parameters}))
+    return True
 
 
 @pytest.fixture

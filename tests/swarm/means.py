@@ -1,5 +1,6 @@
 """Averages in the form in which peers hold them."""
 
+import torch
 from torch import Tensor
 
 from atom.swarm.exchange.allreduce import Channels, all_reduce
@@ -15,3 +16,7 @@ def encoded(numbers: Tensor, codec: Codec = EXACT) -> EncodedMean:
     wires = terms.mean_wires(numbers.numel())
     all_reduce(Sums(numbers), wires, terms, Channels())
     return wires.encoded()
+
+
+def wire_of(values: Tensor, codec: Codec) -> Tensor:
+    return codec.encode(values, torch.empty(4 * values.numel() + 16, dtype=torch.uint8)).clone()

@@ -6,19 +6,18 @@ from dataclasses import make_dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
 import pytest
-from swarm_samples import a_lease, a_manifest
 
 from atom.base.errors import Reason
 from atom.swarm.chain import messages
 from atom.swarm.chain.commit import Branch, MemberCount
-from atom.swarm.chain.messages import Accepted
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import MAX_ADDRESSES, Link
 from atom.swarm.records.manifest import DataAmount, SignedRecord
 from atom.swarm.schema import MAX_INT, decode, encode
 from atom.swarm.state.arenas import ArenaManifest, BlobManifest
-from tests.swarm.chain_samples import BALLOT, COMMIT, EVIDENCE, PARENT, PARTS, PEERS, VALUE, VOTERS
+from tests.swarm.chain_samples import BALLOT, MESSAGES, PARENT, PARTS, PEERS, VALUE
 from tests.swarm.refusals import refusal
+from tests.swarm.swarm_samples import a_lease, a_manifest
 
 UNBOUNDED = [bytes, str, tuple[int, ...], Annotated[tuple[int, ...], bool]]
 
@@ -31,22 +30,6 @@ def test_no_field_goes_without_a_bound(hint: Any) -> None:
 
 # ---- all that is sent
 
-ACCEPTED = Accepted(BALLOT, VALUE, EVIDENCE)
-MESSAGES: list[messages.Message] = [
-    messages.Prevote(PARENT, VOTERS),
-    messages.PrevoteAnswer(PARENT),
-    messages.Prepare(PARENT, BALLOT, VOTERS),
-    messages.Promise(PARENT, BALLOT, ACCEPTED, None, 8, 20.25, b"s" * 32, b"x" * 64, True),
-    messages.Promise(PARENT, BALLOT, None, ACCEPTED, 8, -0.0, b"", b"x" * 64),
-    messages.Nack(PARENT, BALLOT, BALLOT, "ballot-too-low"),
-    messages.Ring(PARENT, BALLOT, PARTS, shares=(3, 0, 1000), voters_next=VOTERS),
-    messages.Suspect(PARENT, BALLOT, PEERS[2]),
-    messages.Vouched(PARENT, BALLOT, b"v" * 32, b"x" * 64),
-    messages.Accept(PARENT, BALLOT, VALUE, EVIDENCE, BALLOT),
-    messages.AcceptedVote(PARENT, BALLOT, b"x" * 64),
-    messages.CommitNotice(COMMIT),
-    messages.Abort(PARENT, BALLOT, "early"),
-]
 LINK = Link(b"87654321", 0.25, 1e9)
 LEASE = a_lease(PEERS[0], links=(LINK,), branches=(Branch(7, 3, b"12345678"),))
 MANIFEST = a_manifest(Identity.create(), data_amount=DataAmount(3, 2, 1))

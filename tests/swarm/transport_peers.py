@@ -15,7 +15,7 @@ from atom.swarm.dial_rules import dialled_classes
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import Listed
 from atom.swarm.stream import handshake
-from atom.swarm.stream.frames import Channel, Kind, Patience
+from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import SocketStream, TlsStream
 from atom.swarm.transport import limits
@@ -69,6 +69,9 @@ class Peer:
             self.transport.set_addresses(other.peer_id, addresses, not listens)
 
 
+Make = Callable[..., Peer]
+
+
 def until(find: Callable[[], Found]) -> Found:
     """Call a function until its result is true, and return the result."""
     waited = threading.Event()
@@ -79,8 +82,24 @@ def until(find: Callable[[], Found]) -> Found:
     raise AssertionError("not in time")
 
 
+def reaches(one: Peer, two: Peer) -> bool:
+    with contextlib.suppress(OSError, PeerRefused):
+        one.transport.connect(two.peer_id, Purpose.MESSAGES).close()
+        return True
+    return False
+
+
+def keep_lines(guest: Peer, *hosts: Peer) -> None:
+    """Let a peer that cannot be dialled keep a line to each of the hosts."""
+    guest.knows(*hosts)
+    for host in hosts:
+        host.knows(guest)
+    guest.transport.keep_lines([host.peer_id for host in hosts])
+    until(lambda: all(reaches(host, guest) for host in hosts))
+
+
 @pytest.fixture
-def make_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Peer]]:
+def make_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     made: list[Peer] = []
 
     def make(
@@ -111,14 +130,18 @@ def make_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Peer]]:
     assert not any(e["event"] == "thread-failed" for peer in made for e in peer.events.events)
 
 
-def before_tls(peer: Peer) -> SocketStream:
-    """A connection on which nothing has been said."""
-    return SocketStream(socket.create_connection(peer.transport.address))
+def newcomer(run: bytes = RUN) -> Local:
+    return Local(Identity.create(), run, bytes(16))
 
 
-def in_tls(peer: Peer) -> TlsStream:
+def before_tls(peer: Peer, host: str = "127.0.0.1") -> SocketStream:
+    """A connection from this address of the machine, on which nothing has been said."""
+    return SocketStream(socket.create_connection(peer.transport.address, source_address=(host, 0)))
+
+
+def in_tls(peer: Peer, host: str = "127.0.0.1") -> TlsStream:
     """A connection on which nothing is proven."""
-    stream = TlsStream(before_tls(peer))
+    stream = TlsStream(before_tls(peer, host))
     try:
         stream.handshake(Patience.within(SOON))
     except BaseException:
@@ -127,10 +150,17 @@ def in_tls(peer: Peer) -> TlsStream:
     return stream
 
 
-def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:
+def shake(
+    peer: Peer,
+    local: Local,
+    server: str | None = None,
+    host: str = "127.0.0.1",
+    purpose: Purpose = Purpose.MESSAGES,
+) -> Channel:
     """A client that follows the protocol except where the test bends it."""
-    stream = in_tls(peer)
+    stream = in_tls(peer, host)
     channel = Channel(stream)
+    channel.purpose = purpose
     name = server or peer.transport.peer_id
     try:
         certificate = stream.certificate()
@@ -145,7 +175,7 @@ def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:
 def still_serves(peer: Peer) -> bool:
     """Return True if the peer admits a newcomer and receives its message."""
     try:
-        channel = shake(peer, Local(Identity.create(), RUN, bytes(16)))
+        channel = shake(peer, newcomer())
     except (OSError, PeerRefused):  # no place is free
         return False
     with contextlib.closing(channel):

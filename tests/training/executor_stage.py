@@ -18,13 +18,13 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer
 from atom.swarm.stream.frames import Pace
-from atom.training.round.events import Apply, Event, Stepped
+from atom.training.round.events import Apply, Event, Freeze, Stepped
 from atom.training.round_executor import RoundExecutor
 from atom.training.shared_state import FirstState, SharedState
 from atom.training.storage.checkpoints import Checkpoints
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.results import Results
-from atom.training.storage.run_storage import Journal, RunStorage
+from atom.training.storage.run_storage import Journal, RunStorage, list_snapshots
 from tests.event_list import EventList
 from tests.swarm.chain_samples import a_commit, beginning, voter_of
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
@@ -93,7 +93,6 @@ class Stage(WorkerScene):
         self,
         folder: Path,
         run: Any = None,
-        room: type[DiskRoom] = DiskRoom,
         keeps: peer_file.Checkpoints = NONE,
     ) -> None:
         """`run`: by default every second round leaves a snapshot, and none validates."""
@@ -106,7 +105,7 @@ class Stage(WorkerScene):
         self.posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.transport = LocalTransport(LocalNetwork(), IDENTITY, ME.incarnation, EventList())
         self.transport.start()
-        self.folder, self.room = folder, room(folder, self.events)
+        self.folder, self.room = folder, SmallDisk(folder, self.events)
         self.storage = RunStorage(self.journal, self.results, self.snapshots, self.room, 2, {})
         self.checkpoints = Checkpoints(folder / "checkpoints", self.storage, keeps)
         self.blobs = BlobServer(self.storage.content)
@@ -167,6 +166,11 @@ class Stage(WorkerScene):
         self.settle()
         return stepped
 
+    def freeze(self, ballot: Ballot = BALLOT, goes_on: bool = True) -> Event:
+        """Return the answer to a freeze."""
+        self.executor.carry_out(Freeze(ballot, goes_on))
+        return self.next_event()
+
     def settle(self) -> None:
         """Wait until the work after the step is done, too."""
         self.on_worker(lambda: self.shared.settled.result())
@@ -185,3 +189,8 @@ class Stage(WorkerScene):
 
 def kinds(stage: Stage) -> list[str]:
     return [event["event"] for event in stage.events.events]
+
+
+def snapshots(stage: Stage) -> list[int]:
+    """Rounds of the snapshots on disk, newest first."""
+    return [snapshot.round for snapshot in list_snapshots(stage.snapshots)]

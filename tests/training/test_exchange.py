@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,6 @@ from atom.swarm.exchange.reduction import ExchangeBroken
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Channel, Pace
-from atom.swarm.transport.transport import Transport
 from atom.training import exchange
 from atom.training.exchange import (
     INTRODUCTION_S,
@@ -56,21 +56,22 @@ class Doorway(LocalTransport):
 
 
 class Member:
-    """Member whose gradients record when they are read, and may be blocked."""
+    """Member number n, whose gradients are 10^n, record when they are read, and may be blocked."""
 
-    def __init__(self, transport: Transport, gradients: Tensor, folder: Path, codec: Codec) -> None:
-        self.transport, self.gradients = transport, gradients
-        self.transport.start()
-        self.results = Results(folder, len(gradients), codec)
-        self.lost = torch.empty(len(gradients)) if codec.given_back else None
+    def __init__(self, network: LocalNetwork, number: int, folder: Path, codec: Codec) -> None:
+        self.door = Doorway(network, number)
+        self.door.start()
+        self.gradients = torch.full((ELEMENTS,), 10.0**number)
+        self.results = Results(folder / str(number), ELEMENTS, codec)
+        self.lost = torch.empty(ELEMENTS) if codec.given_back else None
         self.reads = 0
         self.gave_to: tuple[bytes, Ballot] | None = None
         self.reading, self.may_read = threading.Event(), threading.Event()
         self.may_read.set()
         self.fault: Exception | None = None
-        self.outcomes: queue.SimpleQueue[ExchangeFinished | ExchangeFailed] = queue.SimpleQueue()
+        self.outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.exchange = Exchange(
-            transport, self.results, self._read, self.outcomes.put, BootClock()
+            self.door, self.results, self._read, self.outcomes.put, BootClock()
         )
 
     def _read(self, parent: bytes, ballot: Ballot) -> Contribution:
@@ -81,18 +82,6 @@ class Member:
         if self.fault is not None:
             raise self.fault
         return Sums(self.gradients, self.lost)
-
-    @property
-    def peer_id(self) -> str:
-        return self.transport.peer_id
-
-    def part(self, sequences: int) -> MemberCount:
-        return MemberCount(self.peer_id, bytes(16), sequences, 1.0)
-
-    def start(
-        self, parts: tuple[MemberCount, ...], attempt: int, shares: tuple[int, ...] = ()
-    ) -> None:
-        self.exchange.start(StartExchange(PARENT, ballot(attempt), parts, shares))
 
     def finished(self) -> ExchangeFinished:
         outcome = self.outcomes.get(timeout=WAIT_S)
@@ -109,32 +98,23 @@ class Member:
         held = self.results.get(digest)
         assert held is not None
         assert state_digest(held.arenas) == digest
-        return held.numbers(self.results.codec, self.results.elements)[:]
-
-    def close(self) -> None:
-        self.may_read.set()
-        self.exchange.stop()
-        self.transport.close()
+        return held.numbers(self.results.codec, ELEMENTS)[:]
 
 
 class Circle:
-    """Some members on one network: the gradients of number n are 10^n."""
+    """Some members on one network."""
 
     def __init__(self, size: int, folder: Path, codec: Codec) -> None:
         network = LocalNetwork()
-        self.doors = [Doorway(network, number) for number in range(size)]
-        self.members = [
-            Member(door, torch.full((ELEMENTS,), 10.0**number), folder / str(number), codec)
-            for number, door in enumerate(self.doors)
-        ]
+        self.members = [Member(network, number, folder, codec) for number in range(size)]
 
     def start(
         self, *sequences: int, attempt: int = 1, shares: tuple[int, ...] = (), who: slice = slice(9)
     ) -> None:
         pairs = zip(self.members, sequences, strict=True)
-        parts = tuple(member.part(count) for member, count in pairs)
+        parts = tuple(MemberCount(each.door.peer_id, bytes(16), n, 1.0) for each, n in pairs)
         for member in self.members[who]:
-            member.start(parts, attempt, shares)
+            member.exchange.start(StartExchange(PARENT, ballot(attempt), parts, shares))
 
     def averaged(self, *sequences: int, attempt: int = 1) -> bytes:
         """The digest that all end with."""
@@ -143,10 +123,12 @@ class Circle:
         return digest
 
     def close(self) -> None:
-        for door in self.doors:
-            door.let_in.set()
         for member in self.members:
-            member.close()
+            member.door.let_in.set()
+            member.may_read.set()
+        for member in self.members:
+            member.exchange.stop()
+            member.door.close()
         join(rings())
 
 
@@ -265,7 +247,8 @@ def test_what_is_lacking_is_of_the_latest_exchange_that_something_was_given_to(
 
 def test_stopped_while_opening_it_never_reads(circle_of: CircleOf) -> None:
     circle = circle_of(2)
-    (stopped, other), door = circle.members, circle.doors[0]
+    stopped, other = circle.members
+    door = stopped.door
     door.let_in.clear()
     circle.start(1, 1, who=slice(1))
     assert door.opening.wait(WAIT_S)
@@ -346,7 +329,7 @@ def test_a_fault_voids_this_ring_only_and_names_who_was_seen(
     monkeypatch.setattr(faulty.exchange.speeds, "too_slow", lambda: lowered.append(True))
     faulty.fault = fault
     circle.start(1, 1)
-    named = faulty.peer_id if suspect == "itself" else suspect
+    named = faulty.door.peer_id if suspect == "itself" else suspect
     assert faulty.failed() == ExchangeFailed(ballot(), named, reason)
     assert len(lowered) == (reason == "too-slow"), "the pace that is asked of a ring"
     assert other.failed().reason == "ring-broken", "hung up on, not kept waiting"

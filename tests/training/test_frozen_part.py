@@ -2,7 +2,8 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from atom.swap import computation
 from atom.swap.device import CpuDevice
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer
-from atom.training.recovery import DOWNLOADS
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.shared_state import FirstState
 from atom.training.storage.run_storage import STILL
@@ -75,6 +75,9 @@ class Peer(RecoveringPeer):
         return self.shared.usable and all(torch.equal(held[name], wanted[name]) for name in wanted)
 
 
+NewPeer = Callable[..., Peer]
+
+
 @pytest.fixture
 def network() -> Iterator[LocalNetwork]:
     with_doors = LocalNetwork()
@@ -82,79 +85,82 @@ def network() -> Iterator[LocalNetwork]:
     with_doors.close()
 
 
-def test_it_is_fetched_once_and_loaded_from_disk_then(
-    tmp_path: Path, network: LocalNetwork
-) -> None:
-    founder = Peer(tmp_path / "founder", network, makes=True)
+@pytest.fixture
+def new_peer(tmp_path: Path, network: LocalNetwork) -> NewPeer:
+    return lambda name, makes=False: Peer(tmp_path / name, network, makes)
+
+
+@pytest.fixture
+def founder(new_peer: NewPeer) -> Peer:
+    """Return a peer with a snapshot of the first state."""
+    founder = new_peer("founder", makes=True)
     founder.recovery.restore()
     assert founder.is_whole()
     founder.storage.snapshot(STATE_DIGEST, founder.replica.state_arenas())
+    return founder
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    yield
+    path.write_bytes(whole)
+
+
+def test_it_is_fetched_once_and_loaded_from_disk_then(
+    new_peer: NewPeer, founder: Peer, network: LocalNetwork
+) -> None:
     content = founder.storage.content
     lie = {"frozen": torch.zeros_like(FOUNDERS.frozen["frozen"])}
     liar = network.add(BlobServer(lambda name: lie if name == "frozen" else content(name)).serve)
     honest = network.add(BlobServer(content).serve)
 
-    joiner = Peer(tmp_path / "joiner", network)
+    joiner = new_peer("joiner")
     joiner.recovery.restore()
     assert not joiner.shared.usable, "its first state would do, but for what is frozen"
     assert "hash-mismatch" in joiner.recovery.run([liar.peer_id], discard=True)
     assert joiner.liars == [liar.peer_id]
-    (tmp_path / "joiner" / "downloads").write_text("where a folder should be")
-    assert joiner.recovery.run([honest.peer_id], discard=True)
-    assert joiner.storage.room.paused.keys() == {DOWNLOADS}, "that the disk is no good is told"
-    (tmp_path / "joiner" / "downloads").unlink()
     assert not joiner.recovery.run([honest.peer_id], discard=True)
     assert joiner.is_whole()
 
-    again = Peer(tmp_path / "joiner", network)
+    again = new_peer("joiner")
     again.recovery.restore()
     assert again.is_whole()
 
 
 def test_from_a_donor_whose_file_is_damaged_nothing_is_taken(
-    tmp_path: Path, network: LocalNetwork
+    new_peer: NewPeer, founder: Peer, network: LocalNetwork
 ) -> None:
-    founder = Peer(tmp_path / "founder", network, makes=True)
-    founder.recovery.restore()
-    founder.storage.snapshot(STATE_DIGEST, founder.replica.state_arenas())
-    storage = founder.storage
-    donor = network.add(BlobServer(storage.content).serve)
-    joiner = Peer(tmp_path / "joiner", network)
+    donor, joiner = network.add(BlobServer(founder.storage.content).serve), new_peer("joiner")
     for path in (founder.file, *founder.file.parent.glob("round-*")):
-        raw = bytearray(path.read_bytes())
-        raw[-1] ^= 1
-        path.write_bytes(raw)
-        joiner.recovery.restore()
-        assert "hash-mismatch" in joiner.recovery.run([donor.peer_id], discard=True)
-        path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        with damaged(path):
+            joiner.recovery.restore()
+            assert "hash-mismatch" in joiner.recovery.run([donor.peer_id], discard=True)
     assert set(joiner.liars) == {donor.peer_id}
     assert joiner.shared.lacks == "the run's state"
     assert not joiner.recovery.run([donor.peer_id], discard=True)
     assert joiner.is_whole()
 
 
-def test_a_damaged_file_is_none(tmp_path: Path, network: LocalNetwork) -> None:
-    founder = Peer(tmp_path / "founder", network, makes=True)
-    founder.recovery.restore()
+def test_a_damaged_file_is_none(new_peer: NewPeer, founder: Peer) -> None:
     result = torch.ones(founder.replica.elements)
     norm, travelled = gradient_norm(result), encoded(result)
     named = {"result_digest": state_digest(travelled.arenas), "parent_state_digest": STATE_DIGEST}
     founder.storage.results.hold(named["result_digest"], travelled)
     here = founder.storage.journal.head
     founder.storage.record(a_commit(here, {FOUNDER: 8}, [FOUNDER], gradient_norm=norm, **named))
-    raw = bytearray(founder.file.read_bytes())
-    raw[-1] ^= 1
-    founder.file.write_bytes(raw)
-    again = Peer(tmp_path / "founder", network)
-    again.recovery.restore()
-    assert not again.shared.usable
-    assert again.shared.lacks == "what the run keeps frozen"
-    assert again.storage.journal.head.round == 1, "nobody else may have what was trained"
-    given = Peer(tmp_path / "founder", network, makes=True)
-    given.recovery.restore()
-    assert given.shared.usable
-    assert not given.shared.lacks
-    assert given.replica.step_count == 1
+    with damaged(founder.file):
+        again = new_peer("founder")
+        again.recovery.restore()
+        assert not again.shared.usable
+        assert again.shared.lacks == "what the run keeps frozen"
+        assert again.storage.journal.head.round == 1, "nobody else may have what was trained"
+        given = new_peer("founder", makes=True)
+        given.recovery.restore()
+        assert given.shared.usable
+        assert not given.shared.lacks
+        assert given.replica.step_count == 1
 
 
 def test_what_is_behind_all_that_is_trained_is_computed_once(

@@ -16,7 +16,7 @@ from atom.training import recovery
 from atom.training.storage.run_storage import list_snapshots, write_snapshot
 from tests.swarm.means import encoded
 from tests.swarm.trickle import Trickle
-from tests.training.catching_peer import Make, Served, peer_of, state_name
+from tests.training.catching_peer import Make, Peer, Served, peer_of, state_name
 from tests.training.small_history import ROUNDS, chain_bytes, run
 
 __all__ = ["peer_of"]
@@ -30,11 +30,11 @@ ALL = range(1, ROUNDS + 1)
 @pytest.mark.parametrize(
     ("knows_start", "results", "snapshots", "reached", "told"),
     [
+        # a snapshot and the results since
         (False, [4, 5], [1, 3], 5, [(0, 2), (1, 2), (2, 2)]),
-        (True, [3, 5], [2], 3, [(0, 3), (1, 3), (1, 0)]),
-        (True, ALL, [], 5, [(number, 5) for number in range(6)]),
+        (True, [3, 5], [2], 3, [(0, 3), (1, 3), (1, 0)]),  # a missing result
+        (True, ALL, [], 5, [(number, 5) for number in range(6)]),  # the first state
     ],
-    ids=["a snapshot and the results since", "a missing result", "the first state"],
 )
 def test_the_newest_state_that_can_be_rebuilt_is_and_the_journal_is_cut_there(
     peer_of: Make,
@@ -91,8 +91,12 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(
 
 @pytest.mark.parametrize(
     ("number", "head", "state"),
-    [(2, b"x" * 32, 3), (-1, None, 3), (9, None, 3), (4, None, 2)],
-    ids=["another branch's", "a round that cannot be", "nor this one", "not what was certified"],
+    [
+        (2, b"x" * 32, 3),  # another branch's
+        (-1, None, 3),  # a round that cannot be
+        (9, None, 3),
+        (4, None, 2),  # not the certified state
+    ],
 )
 def test_a_snapshot_that_the_chain_contradicts_does_not_count(
     peer_of: Make, number: int, head: bytes | None, state: int
@@ -105,26 +109,70 @@ def test_a_snapshot_that_the_chain_contradicts_does_not_count(
     assert peer.at(ROUNDS)
 
 
+# ---- one way to apply a commit: live, missed, or replayed from disk
+
+
+def hold(peer: Peer, digest: bytes) -> None:
+    """Put a result of the history into memory, as an exchange does."""
+    named = {run().result_digest(number): each for number, each in enumerate(run().results)}
+    peer.results.hold(digest, named[digest])
+
+
+def begin_step(peer: Peer, number: int) -> None:
+    commit = run().commits[number - 1]
+    hold(peer, commit.value.result_digest)
+    assert peer.shared.apply(commit) == peer.shared.head == run().heads[number]
+
+
+def is_at_after_a_restart(peer: Peer, number: int) -> bool:
+    again = Peer(peer.folder)
+    again.recovery.restore()
+    again.close()
+    return again.at(number)
+
+
+def test_live_and_missed_rounds_leave_the_same_state_and_disk(peer_of: Make) -> None:
+    live, missed = peer_of(at=0), peer_of(at=0)
+    for number in range(1, ROUNDS + 1):
+        begin_step(live, number)
+        live.shared.finish()
+    missed.shared.replay(run().commits, lambda digest: hold(missed, digest))
+    for peer in (live, missed):
+        assert peer.at(ROUNDS)
+        assert is_at_after_a_restart(peer, ROUNDS)
+
+
+def test_a_step_that_a_crash_prevents_is_taken_by_the_restart(
+    peer_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the replay needs is on disk before the step begins."""
+    peer = peer_of(at=1)
+
+    def crash(*step: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(peer.replica, "begin_step", crash)
+    with pytest.raises(KeyboardInterrupt):
+        begin_step(peer, 2)
+    assert peer.shared.head == run().heads[1], "what was counted does not belong to the next head"
+    assert is_at_after_a_restart(peer, 2)
+
+
 # ---- from others: which way
 
 
 @pytest.mark.parametrize(
     ("at", "offers", "results", "asked"),
     [
-        (2, [4], ALL, []),
-        (1, [4], ALL, [4]),
-        (1, [1], ALL, []),
-        (2, [1, 3], [4, 5], [3]),
-        (0, [], ALL, []),
-        (None, [2, 5], ALL, [5, 2]),
-        (None, [0], ALL, [0]),
+        (2, [4], ALL, []),  # three results are as many bytes as a state
+        (1, [4], ALL, [4]),  # four are more
+        (1, [1], ALL, []),  # no newer state
+        (2, [1, 3], [4, 5], [3]),  # results are gone
+        (0, [], ALL, []),  # no peer has a state
+        (None, [2, 5], ALL, [5, 2]),  # no commit vouches for the newest
+        (None, [0], ALL, [0]),  # no own state
     ],
-    ids=[
-        "three results are as many bytes as a state", "four are more", "no newer state",
-        "results are gone", "nobody has a state", "no commit vouches for the newest",
-        "no own state",
-    ],
-)  # fmt: skip
+)
 def test_few_missed_rounds_are_replayed_and_more_are_a_state_and_the_rounds_since(
     peer_of: Make, at: int | None, offers: Sequence[int], results: Sequence[int], asked: list[int]
 ) -> None:

@@ -4,10 +4,9 @@ counted while a step ends and its digest is taken."""
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import torch
 
 from atom.base.errors import PeerRefused, Reason
 from atom.swap.voided import Cause, PassVoided
-from atom.swarm.chain.commit import MemberCount
+from atom.swarm.chain.commit import Commit, MemberCount
 from atom.swarm.chain.commit_chain import Chain, record_of
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.encoded import EncodedMean
@@ -30,7 +29,8 @@ from atom.training.round.round_state import RoundPatience
 from atom.training.storage import run_storage as storage_module
 from atom.training.storage.run_storage import list_snapshots
 from tests.swarm.means import encoded
-from tests.training.executor_stage import BALLOT, ME, Stage, a_run, kinds
+from tests.training.conftest import NewStage
+from tests.training.executor_stage import BALLOT, ME, Stage, kinds, snapshots
 from tests.training.worker_scene import ELEMENTS, WAIT_S, ShouldStop
 
 STRANGER = Identity.create().peer_id
@@ -38,29 +38,6 @@ BEHIND = events.CatchUp(("a",), "behind")
 ODD = events.CatchUp(("a",), "state-mismatch", discard=True)
 WANTED = events.FetchResult(b"r" * 32, ("a",), True)
 NOT_HERE = events.ResultFetched(b"r" * 32, in_memory=False)
-
-NewStage = Callable[..., Stage]
-
-
-@pytest.fixture
-def new_stage(tmp_path: Path) -> Iterator[NewStage]:
-    """Makes the stage as `a_run` says, closes it at the end, and finds no thread left."""
-    before, stages = set(threading.enumerate()), list[Stage]()
-
-    def make(**run: int) -> Stage:
-        stages.append(Stage(tmp_path, a_run(**run)))
-        return stages[-1]
-
-    yield make
-    for stage in stages:
-        stage.close()
-        assert stage.failures.empty(), stage.failures.get()
-    assert set(threading.enumerate()) <= before
-
-
-@pytest.fixture
-def stage(new_stage: NewStage) -> Stage:
-    return new_stage()
 
 
 class Halted:
@@ -75,11 +52,6 @@ class Halted:
 
     def wait(self) -> None:
         assert self.under_way.wait(WAIT_S)
-
-
-def snapshots(stage: Stage) -> list[int]:
-    """Rounds of those on disk, newest first."""
-    return [snapshot.round for snapshot in list_snapshots(stage.snapshots)]
 
 
 # ---- counting
@@ -107,18 +79,15 @@ def test_a_rule_that_overlaps_trains_on_under_the_exchange(stage: Stage, goes_on
     stage.replica.overlaps = True
     stage.train()
     stage.passed.clear()
-    stage.executor.carry_out(events.Freeze(BALLOT, goes_on))
-    assert stage.next_event() == events.Frozen(BALLOT, 8, 16.0)
+    assert stage.freeze(goes_on=goes_on) == events.Frozen(BALLOT, 8, 16.0)
     if goes_on:
         assert stage.passed.wait(WAIT_S)
     assert stage.on_worker(lambda: stage.replica.sequences) == (16 if goes_on else 8)
     stage.executor.carry_out(events.Thaw())
     stage.on_worker()
     assert not stage.worker.wanted(), "all of it counts for the next attempt, which is due"
-    stage.executor.carry_out(events.Freeze(replace(BALLOT, attempt=2), goes_on))
-    assert stage.next_event() == events.Frozen(
-        replace(BALLOT, attempt=2), 8 * (1 + goes_on), 16.0 * (1 + goes_on)
-    )
+    again, offers = replace(BALLOT, attempt=2), 1 + goes_on
+    assert stage.freeze(again, goes_on) == events.Frozen(again, 8 * offers, 16.0 * offers)
     stage.on_worker()
     assert not stage.worker.wanted(), "a share beyond the first offer, however many there are"
 
@@ -127,8 +96,7 @@ def test_what_no_round_has_taken_counts_for_the_next(stage: Stage) -> None:
     stage.replica.overlaps = True
     stage.train()
     stage.passed.clear()
-    stage.executor.carry_out(events.Freeze(BALLOT))
-    assert stage.next_event() == events.Frozen(BALLOT, 8, 16.0)
+    assert stage.freeze() == events.Frozen(BALLOT, 8, 16.0)
     assert stage.passed.wait(WAIT_S)
     stage.step(stage.commit(stage.hold(1.0), 8))
     assert stage.replica.ours == 8
@@ -142,8 +110,7 @@ def test_what_no_round_has_taken_counts_for_the_next(stage: Stage) -> None:
 def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: float) -> None:
     stage.train()
     stage.on_worker(lambda: stage.replica.gradients.index_fill_(0, torch.tensor([5]), bad))
-    stage.executor.carry_out(events.Freeze(BALLOT))
-    assert stage.next_event() == events.Frozen(BALLOT, 0, 0.0)
+    assert stage.freeze() == events.Frozen(BALLOT, 0, 0.0)
     assert stage.events.events == [{"event": "gradients-dropped", "reason": "not-finite"}]
     assert not stage.replica.gradients.any()
 
@@ -159,8 +126,7 @@ def test_gradients_that_were_lost_on_their_way_count_no_more(
         raise PassVoided(Cause.DEVICE, "scripted", sequences_lost=8)
 
     monkeypatch.setattr(stage.replica, "contribution", lost)
-    stage.executor.carry_out(events.Freeze(BALLOT))
-    assert stage.next_event() == events.Frozen(BALLOT, 0, 0.0)
+    assert stage.freeze() == events.Frozen(BALLOT, 0, 0.0)
     (told,) = stage.events.events
     assert (told["reason"], told["sequences_lost"]) == ("device-failed", 8)
 
@@ -170,8 +136,7 @@ def test_gradients_that_were_lost_on_their_way_count_no_more(
 
 def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     stage.train()
-    stage.executor.carry_out(events.Freeze(BALLOT))
-    frozen = stage.next_event()
+    frozen = stage.freeze()
     assert isinstance(frozen, events.Frozen)
     part = MemberCount(ME.peer_id, ME.incarnation, frozen.sequences, frozen.loss_sum)
     assert ME.peer_id not in stage.transport.known
@@ -203,17 +168,31 @@ def test_before_anything_moves_the_exchange_under_way_ends(stage: Stage, action:
         stage.next_event()
 
 
-def test_what_a_contribution_lacked_is_known_of_its_own_round_alone(stage: Stage) -> None:
+@pytest.mark.parametrize("missed", [False, True])
+def test_what_a_contribution_lacked_is_known_of_its_own_round_alone(
+    stage: Stage, missed: bool
+) -> None:
     """A ballot may come again in the next one: the same coordinator's first attempt."""
+
+    def decided() -> Commit:
+        commit = stage.commit(stage.hold(0.25))
+        return replace(commit, value=replace(commit.value, origin=BALLOT))
+
+    def replay(commit: Commit) -> int:
+        stage.shared.replay([commit], lambda digest: None)
+        return stage.shared.sequences_at(stage.journal.head.digest)
+
     stage.train()
     stage.on_worker(stage.shared.offer)
     stage.shared.give(stage.start.digest, BALLOT)
-    known = []
-    for _ in range(2):
-        commit = stage.commit(stage.hold(0.25))
-        stage.step(replace(commit, value=replace(commit.value, origin=BALLOT)))
-        known.append(stage.replica.knew_lost)
-    assert known == [True, False]
+    commit = decided()
+    if missed:
+        assert stage.on_worker(lambda: replay(commit)) == 0  # a pass may begin right after it
+    else:
+        stage.step(commit)
+    assert stage.replica.knew_lost
+    stage.step(decided())
+    assert not stage.replica.knew_lost
 
 
 def test_a_step_is_written_down_and_told(stage: Stage) -> None:
@@ -321,7 +300,7 @@ def test_the_last_rounds_validation_is_seen_to_its_end(new_stage: NewStage) -> N
 # ---- what is a peer's own
 
 
-def test_what_is_its_own_is_saved_every_so_often_and_at_the_end(stage: Stage) -> None:
+def test_what_is_its_own_is_saved_every_so_often_and_a_start_goes_on_with_it(stage: Stage) -> None:
     path = stage.snapshots / "own.safetensors"
     stage.replica.own = {"moments": torch.ones(3)}
     stage.step(stage.commit(stage.hold(1.0)))
@@ -332,29 +311,24 @@ def test_what_is_its_own_is_saved_every_so_often_and_at_the_end(stage: Stage) ->
     assert (head, incarnation) == (stage.journal.head.digest, ME.incarnation)
     assert arenas["moments"].tolist() == [1.0] * 3
     assert path.name not in bytes(stage.blobs.chunk("snapshots", 0, 0)).decode("latin")
-    stage.replica.own = {"moments": torch.zeros(3)}
-    stage.close()
-    *_, arenas = stage.storage.own() or (arenas,)
-    assert not arenas["moments"].any()
 
-
-def test_a_start_goes_on_with_its_own(stage: Stage) -> None:
-    stage.replica.own = {"moments": torch.ones(3)}
-    stage.clock.advance(1800.0)
-    stage.step(stage.commit(stage.hold(1.0)))
     former = MemberCount(ME.peer_id, b"f" * 16, 5, 15.0)
     stage.storage.save_own(stage.replica.own, former.incarnation)
     stage.on_worker(stage.executor.begin)
     assert stage.replica.adopted is not None
     assert stage.replica.adopted[1], "the head is the same"
     stage.replica.own = {}
-    stage.clock.advance(1800.0)
-    commit = stage.commit(stage.hold(2.0))
+    commit = stage.commit(stage.hold(3.0))
     stage.step(replace(commit, value=replace(commit.value, contributions=(former,))))
     assert stage.replica.ours == 5, "what that process has offered is ours"
     stage.on_worker(stage.executor.begin)
     assert not stage.replica.adopted[1]
-    (stage.snapshots / "own.safetensors").write_bytes(b"damaged")
+
+    stage.replica.own = {"moments": torch.zeros(3)}
+    stage.close()
+    *_, arenas = stage.storage.own() or (arenas,)
+    assert not arenas["moments"].any(), "saved at the end"
+    path.write_bytes(b"damaged")
     assert stage.storage.own() is None
 
 
@@ -386,10 +360,17 @@ def test_where_passes_change_weights_of_their_own_validation_waits_for_the_diges
     stage, order = new_stage(validations=1), list[str]()
     stage.replica.overlaps, stage.replica.sequences = True, 8
     stage.replica.may_step.clear()
-    stage.replica.during_evaluation = lambda should_stop: order.append("validation")
+    validating = threading.Event()
+
+    def validate(should_stop: ShouldStop) -> None:
+        order.append("validation")
+        validating.set()
+
+    stage.replica.during_evaluation = validate
     stage.on_post = lambda event: order.append("digest")
     stage.worker.hold("standing still")
     stage.apply(stage.commit(stage.hold(1.0)))
+    assert not validating.wait(0.1), "the step has not ended"
     stage.replica.may_step.set()
     assert isinstance(stage.next_event(), events.Stepped)
     stage.settle()
@@ -457,8 +438,7 @@ def test_what_changes_the_state_waits_for_a_snapshot_and_counting_does_not(
     assert isinstance(stepped, events.Stepped)
     writing.wait()
     assert stage.passed.wait(WAIT_S)
-    stage.executor.carry_out(events.Freeze(BALLOT))
-    assert stage.next_event() == events.Frozen(BALLOT, 8, 16.0)
+    assert stage.freeze() == events.Frozen(BALLOT, 8, 16.0)
     settling, accepted = stage.shared.settled, stage.hold(0.5)
 
     def wait_for_it() -> None:

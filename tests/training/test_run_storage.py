@@ -3,13 +3,13 @@ training."""
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from atom.base.errors import StorageError
+from atom.config.peer_file import Checkpoints
 from atom.swarm.chain.commit_chain import Chain
 from atom.swarm.exchange.codec import EXACT
 from atom.swarm.state.arenas import state_digest
@@ -19,14 +19,14 @@ from atom.training.storage.run_storage import (
     OFFERS,
     Journal,
     RunStorage,
-    list_snapshots,
     write_snapshot,
 )
 from tests.event_list import EventList
 from tests.read_only_disk import turn_read_only
 from tests.swarm.chain_samples import beginning
 from tests.swarm.means import encoded
-from tests.training.executor_stage import SmallDisk, Stage, kinds
+from tests.training.conftest import NewStage
+from tests.training.executor_stage import Stage, kinds, snapshots
 from tests.training.small_history import PEERS, run
 from tests.training.worker_scene import ELEMENTS
 
@@ -34,26 +34,9 @@ STATE_BYTES = 3 * 4 * ELEMENTS
 RESULT_BYTES = 4 * ELEMENTS
 
 
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path, room=SmallDisk)
-    yield stage
-    stage.close()
-    assert stage.failures.empty(), stage.failures.get()
-
-
-def disk(stage: Stage) -> SmallDisk:
-    assert isinstance(stage.room, SmallDisk)
-    return stage.room
-
-
 def steps(stage: Stage, count: int) -> None:
     for _ in range(count):
         stage.step(stage.commit(stage.hold(stage.journal.head.round + 1.0)))
-
-
-def rounds(stage: Stage) -> list[int]:
-    return [snapshot.round for snapshot in list_snapshots(stage.snapshots)]
 
 
 def offered(stage: Stage) -> list[int]:
@@ -73,13 +56,13 @@ def of(stage: Stage, kind: str) -> list[str]:
 
 def test_as_many_as_asked_for_are_kept_and_the_results_since_the_oldest(stage: Stage) -> None:
     steps(stage, 7)
-    assert rounds(stage) == [6, 4]
+    assert snapshots(stage) == [6, 4]
     assert len(stage.stored()) == 3
     one = keeping_one(stage)
     one.begin()
     assert len(stage.stored()) == 3
     one.snapshot(b"d" * 32, stage.replica.arenas)
-    assert rounds(stage) == [7]
+    assert snapshots(stage) == [7]
     assert stage.stored() == []
 
 
@@ -88,12 +71,12 @@ def test_a_discarded_branch_never_outlives_our_own_state(stage: Stage) -> None:
     for number in (115, 120):  # of a branch that had got further, with less work
         write_snapshot(stage.snapshots, number, b"x" * 32, b"d" * 32, stage.replica.arenas)
     stage.storage.begin()
-    assert rounds(stage) == [120, 115], "nothing of ours takes their place yet"
+    assert snapshots(stage) == [120, 115], "nothing of ours takes their place yet"
     assert offered(stage) == []
     steps(stage, 1)
-    assert rounds(stage) == [120, 2]
+    assert snapshots(stage) == [120, 2]
     steps(stage, 2)
-    assert rounds(stage) == [4, 2]
+    assert snapshots(stage) == [4, 2]
     journal = stage.journal
     stage.storage.replace_chain(journal.until(3))
     assert offered(stage) == [2], "the other is on a branch that we have left"
@@ -119,40 +102,41 @@ def test_under_names_that_it_does_not_have_nothing_is_served(stage: Stage) -> No
 
 def test_without_room_snapshots_pause_and_training_goes_on(stage: Stage) -> None:
     steps(stage, 2)
-    disk(stage).free = lambda: STATE_BYTES + RESULT_BYTES - 1
+    stage.room.free = lambda: STATE_BYTES + RESULT_BYTES - 1
     steps(stage, 4)
     assert stage.journal.head.round == 6
-    assert rounds(stage) == [2], "the only good one stays"
+    assert snapshots(stage) == [2], "the only good one stays"
     assert of(stage, "disk-full") == ["snapshots"], "said once"
     assert "snapshots" in stage.room.paused
-    disk(stage).free = lambda: STATE_BYTES + RESULT_BYTES
+    stage.room.free = lambda: STATE_BYTES + RESULT_BYTES
     steps(stage, 2)
-    assert rounds(stage) == [8, 2], "when the next one is due"
+    assert snapshots(stage) == [8, 2], "when the next one is due"
     assert of(stage, "disk-room") == ["snapshots"]
     assert stage.room.paused == {}
 
 
 def test_the_oldest_makes_room_for_the_newest(stage: Stage) -> None:
     steps(stage, 4)
-    assert rounds(stage) == [4, 2]
-    disk(stage).free = lambda: 1 << 30 if len(rounds(stage)) < 2 else 0
+    assert snapshots(stage) == [4, 2]
+    stage.room.free = lambda: 1 << 30 if len(snapshots(stage)) < 2 else 0
     steps(stage, 2)
-    assert rounds(stage) == [6, 4]
+    assert snapshots(stage) == [6, 4]
     assert of(stage, "disk-full") == []
 
 
 def test_what_is_for_joiners_makes_room_for_the_next_result(stage: Stage) -> None:
     steps(stage, 5)
-    assert (rounds(stage), len(stage.stored())) == ([4, 2], 3)
-    disk(stage).free = lambda: RESULT_BYTES if len(rounds(stage)) < 2 else RESULT_BYTES - 1
+    assert (snapshots(stage), len(stage.stored())) == ([4, 2], 3)
+    stage.room.free = lambda: RESULT_BYTES if len(snapshots(stage)) < 2 else RESULT_BYTES - 1
     steps(stage, 1)
-    assert (rounds(stage), len(stage.stored())) == ([4], 2), "what a restart needs stays"
+    assert (snapshots(stage), len(stage.stored())) == ([4], 2), "what a restart needs stays"
     assert of(stage, "disk-full") == ["snapshots"]
 
 
 def test_a_disk_that_turns_read_only_stops_nobody(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    new_stage: NewStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stage = new_stage(Checkpoints(every_rounds=1))
     steps(stage, 4)
     with monkeypatch.context() as patch:
         turn_read_only(patch)
@@ -161,11 +145,11 @@ def test_a_disk_that_turns_read_only_stops_nobody(
         held = stage.hold(9.0)
     assert stage.journal.head.round == 6
     assert stage.serves(f"result/{held.hex()}"), "from memory"
-    assert of(stage, "disk-full") == ["results", "chain", "snapshots"]
+    assert of(stage, "disk-full") == ["results", "chain", "checkpoints", "snapshots"]
     assert {each.rpartition(": ")[2] for each in stage.room.paused.values()} == {
         "Read-only file system"
     }
-    assert rounds(stage) == [4, 2], "and they are still there"
+    assert snapshots(stage) == [4, 2], "and they are still there"
     steps(stage, 2)
     assert stage.room.paused == {}
     assert Journal(stage.folder / "chain.bin", stage.start).head == stage.journal.head

@@ -1,10 +1,7 @@
 """Real small replicas that meet bad numbers, float16's limits and full memory."""
 
-import itertools
 import math
-import threading
-from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,9 +11,7 @@ from atom.base.errors import DeviceError
 from atom.swap.device import CpuDevice, RandomState
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.replica import Replica
-from atom.training.replica.worker import Batch, Worker
-from tests.manual_clock import ManualClock
-from tests.training.small_replica import SEQUENCES, apply, batches, filled, program, same
+from tests.training.small_replica import SEQUENCES, MicroBatch, apply, batches, filled, program
 
 
 class ScriptedDevice(CpuDevice):
@@ -62,11 +57,6 @@ def new_replica(device: CpuDevice, precision: torch.dtype = torch.float32) -> Re
     return replica
 
 
-def change(replica: Replica, name: str, factor: float) -> None:
-    replica.export_parameters()[name].mul_(factor)
-    replica.load_state(replica.state_arenas(), replica.step_count)
-
-
 def void_pass(replica: Replica, micro_batches: int = 2) -> PassVoided:
     with pytest.raises(PassVoided) as voided:
         replica.run_pass(batches(micro_batches, 5))
@@ -76,12 +66,12 @@ def void_pass(replica: Replica, micro_batches: int = 2) -> PassVoided:
 # --- numbers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("factor", [30, 300])
 def test_float16s_scale_is_lowered_until_nothing_overflows_and_training_goes_on(
-    device: ScriptedDevice, factor: float
+    device: ScriptedDevice,
 ) -> None:
     replica = new_replica(device, torch.float16)
-    change(replica, "final_norm.weight", factor)
+    replica.export_parameters()["final_norm.weight"].mul_(300)
+    replica.load_state(replica.state_arenas(), 0)
     losses, voided = list[float](), list[PassVoided]()
     while replica.step_count < 12:
         try:
@@ -140,46 +130,25 @@ def test_an_evaluation_that_does_not_fit_takes_fewer_at_a_time(device: ScriptedD
 # --- what is counted is what is in the sums ---------------------------------------------------
 
 
-@pytest.mark.parametrize("failing", [(1,), (2,), (4, 5), (6,), (3, 8, 13), (8, 9)])
+@pytest.mark.parametrize("failing", [(1,), (2,), (4, 5), (3, 8, 13)])
 def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple[int, ...]) -> None:
-    """A worker works off a round while memory runs out now and then; a second replica trains, in
-    peace, on the passes that still count."""
+    """Memory runs out now and then; a second replica trains on the passes that still count."""
     replica, plain = new_replica(device), new_replica(device)
-    counting: list[Sequence[Batch]] = []
-    under_way: list[Batch] = []
-    numbers = itertools.count()
-    voided: list[PassVoided] = []
-    done, failures = threading.Event(), list[BaseException]()
-
-    def draw(micro_batches: int) -> list[Batch]:
-        drawn = [batches(1, next(numbers))[0] for _ in range(micro_batches)]
-        under_way.extend(drawn)
-        return drawn
-
-    def sound() -> None:
-        counting.append(under_way.copy())
-        under_way.clear()
-        if replica.sequences == 8 * SEQUENCES:
-            done.set()
-
-    def void(found: PassVoided) -> None:
-        voided.append(found)
-        under_way.clear()
-        if found.sequences_lost:
-            counting.clear()
-
+    counting, voided, number = list[list[MicroBatch]](), 0, 0
     device.sums_that_fail = set(failing)
-    loader = SimpleNamespace(draw=draw, micro_batch=SEQUENCES)
-    worker = Worker(replica, loader, 8 * SEQUENCES, ManualClock(), sound, void, failures.append)
-    worker.start()
-    worker.release("starting")
-    assert done.wait(20), failures
-    worker.close()
+    while replica.sequences < 8 * SEQUENCES:
+        some, number = batches(min(replica.micro_batches, 2), number), number + 1
+        try:
+            replica.run_pass(some)
+        except PassVoided as void:
+            voided += 1
+            if void.sequences_lost:
+                counting.clear()
+        else:
+            counting.append(some)
     device.sums_that_fail.clear()
     assert voided
     for counted in counting:
         plain.run_pass(counted)
-    assert same(plain, replica)
-    assert plain.sequences == replica.sequences
-    assert plain.loss_sum == replica.loss_sum
+    assert (plain.sequences, plain.loss_sum) == (replica.sequences, replica.loss_sum)
     assert torch.equal(plain.gradient_sums(), replica.gradient_sums())

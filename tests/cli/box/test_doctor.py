@@ -51,10 +51,6 @@ def test_a_page_for_people_and_an_object_for_programs(
     findings.append(failure("Disk", "/data: read-only", "choose another folder: --state DIR"))
     assert main(["doctor", "--json"]) == ExitCode.DIAGNOSIS
     told = json.loads(capsys.readouterr().out)
-    assert len(told["findings"]) == 3
-    assert told["findings"][-1] == {
-        "topic": "Disk",
-        "level": "failure",
-        "said": "/data: read-only",
-        "fix": "choose another folder: --state DIR",
-    }
+    assert [each["topic"] for each in told["findings"]] == ["GPU", "Clock", "Disk"]
+    assert told["findings"][-1]["level"] == "failure"
+    assert told["findings"][-1]["fix"] == "choose another folder: --state DIR"

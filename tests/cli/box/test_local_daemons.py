@@ -8,7 +8,6 @@ from atom.base.errors import ControlError, StorageError
 from atom.cli.box.control import find_daemon, find_state
 from atom.cli.look import onlooker
 from atom.cli.look.onlooker import run_meant
-from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
 
 
@@ -32,27 +31,15 @@ def daemon(root: Path, stack: ExitStack) -> Path:
     return kept.control_socket
 
 
-def test_the_only_daemon_is_meant_or_a_named_one(
-    home: Path, held: ExitStack, tmp_path: Path
-) -> None:
-    path = daemon(default_state_directory("tiny"), held)
-    (home / "other").mkdir()
-    assert find_daemon(None) == path
-    path = daemon(tmp_path / "elsewhere", held)
-    assert find_daemon(tmp_path / "elsewhere") == path
-
-
 def test_several_are_named(home: Path, held: ExitStack) -> None:
     daemon(home / "one", held)
     daemon(home / "two", held)
     with pytest.raises(ControlError, match="2 daemons are running") as problem:
-        find_daemon(None)
+        run_meant(None, None)
     assert problem.value.message.endswith("one, two")
     each = [f"--state {home / name}" for name in ("one", "two")]
-    assert problem.value.hint.splitlines() == ["choose one of:", *each]
-    with pytest.raises(ControlError, match="2 daemons are running") as problem:
-        run_meant(None, None)
-    assert problem.value.hint.splitlines()[-1] == "or give the run's ADDRESS"
+    hint = ["choose one of:", *each, "or give the run's ADDRESS"]
+    assert problem.value.hint.splitlines() == hint
 
 
 def test_a_founder_that_starts_has_no_address_yet(monkeypatch: pytest.MonkeyPatch) -> None:

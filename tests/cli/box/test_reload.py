@@ -15,21 +15,15 @@ def test_what_has_changed_is_named_and_a_refusal_told_with_its_hint(
 ) -> None:
     changed: list[dict[str, Any]] = [
         {"key": "device.cpu_threads", "live": True},
-        {"key": "network.upload", "live": True},
         {"key": "network.listen", "live": False},
     ]
     monkeypatch.setattr(control, "ask_daemon", lambda state, command: changed)
     assert main(["reload"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown == [
-        "device.cpu_threads",
-        "network.upload",
-        "network.listen  # takes effect at a restart",
-    ]
+    assert shown == ["device.cpu_threads", "network.listen  # takes effect at a restart"]
     changed.clear()
     assert main(["reload"]) == 0
-    streams = capsys.readouterr()
-    assert (streams.out, streams.err) == ("", "no key has changed in the peer file\n")
+    assert capsys.readouterr().err == "no key has changed in the peer file\n"
 
     def refuse(state: object, command: str) -> None:
         raise DeviceError("there is 1 MB, and 2 MB would do", "allow more")

@@ -28,22 +28,18 @@ signal.pause()
 """
 
 
-def looked_at_once_it_has_ended(peer: DemoPeer) -> None:
-    assert peer.process is not None
-    os.waitid(os.P_PID, peer.process.pid, os.WEXITED | os.WNOWAIT)
-    peer.look()
-
-
 def test_a_daemon_that_ends_early_shows_its_log(tmp_path: Path) -> None:
     (tmp_path / "peer.toml").touch()
     peer = DemoPeer(tmp_path, 1)
-    peer.start("start", str(tmp_path / "none.toml"))
-    with pytest.raises(PeerFailed, match="peer 1 ended with exit code 3") as failure:
-        looked_at_once_it_has_ended(peer)
-    with pytest.raises(PeerFailed, match="peer 1 ended with exit code 3"):
+    peer.start("id", "No Name")
+    assert peer.process is not None
+    os.waitid(os.P_PID, peer.process.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(PeerFailed, match="peer 1 ended with exit code 4") as failure:
+        peer.look()
+    with pytest.raises(PeerFailed, match="peer 1 ended with exit code 4"):
         peer.join_address()
     peer.remove()
-    assert "none.toml cannot be read" in failure.value.hint
+    assert "cannot be a run's name" in failure.value.hint
     assert str(peer.log) in failure.value.hint
 
 

@@ -27,36 +27,19 @@ def drawn(seen: Sight, width: int = 100, **options: object) -> str:
     return file.getvalue()
 
 
-def test_the_table_shows_the_same() -> None:
-    shown = sight()
-    text = drawn(shown, 120)
-    for expected in ("tiny", "round 7 of 30", "2 peers", "200 tokens/s", "loss 2.5", "21 of 64"):
-        assert expected in text
-    for peer in shown.view.peers:
-        assert short_id(peer.peer_id) in text
-    assert DIGEST.hex()[:8] in text
-    told = shown.view.to_json()
-    assert (told["round"], told["global_batch"], told["accumulated"]) == (7, 64, 21)
-    assert told["peers"][0].keys() >= {
-        "peer_id", "state", "round", "sequences", "rate", "digest", "lease_age_s",
-    }  # fmt: skip
-    assert "12.5" in text
-    gone = drawn(sight(state=PeerState.LEFT))
-    assert "0 peers" in gone
-    assert "left" in gone
-
-
-def test_what_is_held_back_when_it_ends_and_which_peer_is_ours() -> None:
+def test_the_table_shows_the_swarm_and_which_peer_is_ours() -> None:
     shown = sight(validation=Validation(5, 2.75), last_round=RoundUse(300.0, 0.5, 0, 0))
     mine = shown.view.peers[1].peer_id
-    text = drawn(replace(shown, view=replace(shown.view, me=mine)), 160)
+    text = drawn(replace(shown, view=replace(shown.view, me=mine)), 180)
     for expected in (
-        "validation 2.7500 (3.967 bits per byte) after round 5",
-        "115 min to go",
+        "tiny", "round 7 of 30", "2 peers", "200 tokens/s", "loss 2.5", "21 of 64", "12.5",
+        DIGEST.hex()[:8], *(short_id(peer.peer_id) for peer in shown.view.peers),
+        "validation 2.7500 (3.967 bits per byte) after round 5", "115 min to go",
         f"{short_id(mine)} (you)",
-    ):
+    ):  # fmt: skip
         assert expected in text
     assert text.count("(you)") == 1
+    assert "0 peers" in drawn(sight(state=PeerState.LEFT))
 
 
 def test_plain_text_where_nobody_asked_for_colour(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,21 +67,13 @@ def test_on_a_terminal_only_what_is_copied_goes_beyond_its_edge(
     assert words[-4:] == ["1,066,561", "tokens", "held", "back"], "none is broken"
 
 
-@pytest.mark.parametrize("width", [30, 50, 120])
-def test_no_line_is_wider_than_the_screen(width: int) -> None:
-    text = drawn(sight(peers=3), width=width)
-    assert max(map(len, text.splitlines())) <= width
-    assert ("state" in text, "lease age" in text) == (True, width == 120)
-
-
 def test_a_peer_that_computes_for_nothing_does_not_look_idle() -> None:
     diverged = sight(void_passes=1234, void_cause="loss-not-finite")
     assert "void passes: 1,234, loss-not-finite, accumulating" in drawn(diverged, width=180)
     narrow = drawn(diverged, width=40)
-    assert "void passes: 1,2" in narrow, "cut columns come last"
     for peer in diverged.view.peers:
-        assert short_id(peer.peer_id) in narrow, "nothing else is cut"
-    assert diverged.view.to_json()["peers"][0]["void_passes"] == 1234
+        assert short_id(peer.peer_id) in narrow, "only the cause is cut"
+    assert "void passes: 1,2" in narrow
     assert max(map(len, narrow.splitlines())) <= 40
     assert "void" not in drawn(sight(void_passes=1)), "float16 has one now and then"
 

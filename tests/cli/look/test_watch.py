@@ -58,8 +58,8 @@ def test_the_last_line_stays_on_the_screen_whatever_is_wrong_with_peers(
     assert any("void" in line for line in shown)
 
 
-@pytest.mark.parametrize(("width", "height"), [(60, 24), (80, 30), (200, 60)])
-@pytest.mark.parametrize("rounds", [2, 7, 999])
+@pytest.mark.parametrize(("width", "height"), [(60, 24), (200, 60)])
+@pytest.mark.parametrize("rounds", [2, 999])
 def test_the_curve_has_a_readable_scale_and_leaves_room(
     width: int, height: int, rounds: int
 ) -> None:
@@ -75,11 +75,7 @@ def test_the_curve_has_a_readable_scale_and_leaves_room(
     drawn_rows = [line for line in shown if re.search("[\u2800-\u28ff]", line)]
     assert any("o" in line for line in drawn_rows)
     assert any(re.search("[\u2801-\u28ff]", line) for line in drawn_rows)
-
-
-def test_a_small_screen_has_no_curve() -> None:
-    ledger = replace(LEDGER, rounds=tuple(Round(n, 2.0, 64, 2, 0, 0) for n in (1, 2)))
-    assert "(loss)" not in "".join(lines(screen(Seen(sight().view, 9, ledger), 60, 16), 60, 16))
+    assert "(loss)" not in "".join(lines(screen(seen, 60, 16), 60, 16)), "too small for a curve"
 
 
 def test_a_crowd_is_cut_and_counted_and_who_has_left_goes_first() -> None:

@@ -35,7 +35,7 @@ os.kill(os.getpid(), signal.SIGINT)
 @pytest.mark.parametrize(
     ("arguments", "stream", "code"),
     [
-        (["start", "absent.toml"], "stderr", 3),
+        (["id", "No Name"], "stderr", 4),
         (["nonsense"], "stderr", 2),
         (["--version"], "stderr", 0),
         (["--help"], "stderr", 0),

@@ -1,11 +1,16 @@
 """State of a terminal after a signal ended a command."""
 
+import asyncio
 import os
 import pty
 import signal
 import subprocess
 import sys
 
+import pytest
+
+from atom.cli.shell.failures import Terminated
+from atom.cli.shell.signals import run_to_the_end
 from atom.daemon.console import ending_signals
 
 INTERRUPTED_WHILE_A_BAR_IS_DRAWN = """
@@ -50,3 +55,12 @@ def test_an_end_that_is_under_way_is_not_disturbed() -> None:
     finally:
         for number, answer in zip(numbers, before, strict=True):
             signal.signal(number, answer)
+
+
+def test_sigterm_cancels_the_work_of_a_loop() -> None:
+    async def work() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    with pytest.raises(Terminated):
+        run_to_the_end(work())

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from atom.config.load import load_run_file
 from atom.config.run_file import RunFile
 from atom.daemon.console import Console
+from atom.daemon.model.exporting import export_run
 from atom.daemon.model.round_zero import RoundZero
 from atom.daemon.peer.box import Box, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
@@ -77,14 +79,22 @@ class Folder:
         (root / "config.json").write_text(json.dumps(config))
         (root / "own_models.py").write_text(code)
         self.console: Console = Silence()
+        self.device = self.host = ""
+        """Further lines of the sections [device] and [host] of peer files."""
         self._boxes: list[Box] = []
 
     def box(self, name: str, data: str = TINY_DATA) -> Box:
         """Return the box of peer `name`, whose peer file has `data` as its section [data]."""
         peer = self.root / "peer.toml"
-        peer.write_text(TINY_PEER.format(device="").replace(TINY_DATA, data))
+        text = TINY_PEER.format(device=self.device).replace(TINY_DATA, data)
+        peer.write_text(f"{text}[host]\n{self.host}\n")
         self._boxes.append(open_box("kept", peer, self.root / name, self.console))
         return self._boxes[-1]
+
+    def unlock(self) -> None:
+        """Unlock all state directories."""
+        for box in self._boxes:
+            box.state.unlock()
 
     def run(self, model: str, data: str = TEXT, more: str = "") -> RunFile:
         path = self.root / "run.toml"
@@ -124,6 +134,10 @@ class Folder:
         folder = self.root / name / "snapshots"
         return write_snapshot(folder, 0, member.genesis.digest, digest, state).path
 
+    def export(self, target: str = "out", name: str = "a", **asked: Any) -> Path:
+        """Export what peer `name` has on disk, and return the path of the folder."""
+        return export_run(self.root / target, self.root / name, Silence(), **asked)
+
     def as_first_state(self, member: Membership) -> None:
         """Rewrite manifest and snapshot, as if the run had begun with the replica's state."""
         digest = state_digest(member.replica.state_arenas())
@@ -132,10 +146,6 @@ class Folder:
         record = encode_manifest(manifest, Identity.load_or_create(root / "identity.key"))
         (root / "manifest.bin").write_bytes(record)
         self.snapshot(dataclasses.replace(member, manifest=manifest, record=record))
-
-    def close(self) -> None:
-        for box in self._boxes:
-            box.state.unlock()
 
 
 @contextmanager
@@ -152,5 +162,5 @@ def folder_in(
     try:
         yield folder
     finally:
-        folder.close()
+        folder.unlock()
         sys.path[:] = path

@@ -1,6 +1,5 @@
 """Runs that train adapters of a given model, and their exports."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,12 @@ import torch
 import transformers
 
 from atom.base.errors import ConfigError, MismatchError
-from atom.daemon.model.exporting import export_run
 from atom.graph.ir import padded_elements
 from atom.swarm.state.arenas import state_digest
-from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in, round_zero
-from tests.daemon.silence import Silence
+from tests.daemon.model.kept_runs import CONFIG, Folder, round_zero
 from tests.daemon.tiny_run import LLAMA
 
 ADAPTERS = '[train]\nwhat = "adapters"\nrank = 2\ntargets = ["q_proj", "mlp.*"]'
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Folder]:
-    with folder_in(tmp_path) as folder:
-        yield folder
 
 
 def a_base(folder: Folder) -> tuple[Path, Any]:
@@ -73,4 +64,4 @@ def test_a_joiner_makes_the_adapters_and_fetches_the_base(folder: Folder) -> Non
 def test_a_run_of_the_whole_model_exports_no_adapters(folder: Folder) -> None:
     folder.snapshot(folder.found(LLAMA))
     with pytest.raises(ConfigError, match="trains no adapters"):
-        export_run(folder.root / "x", folder.root / "a", Silence(), adapter=True)
+        folder.export(adapter=True)

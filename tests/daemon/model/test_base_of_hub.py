@@ -10,25 +10,17 @@ import pytest
 import torch
 import transformers
 
-from atom.base.errors import AddressError, ConfigError
+from atom.base.errors import ConfigError
 from atom.config.load import normalised_run_text
-from atom.daemon.model.exporting import export_run
 from atom.daemon.model.pinning import agreed_run
-from tests.daemon.model.kept_runs import CONFIG, Folder, folder_in, round_zero
-from tests.daemon.silence import Notes, Silence
+from tests.daemon.model.kept_runs import CONFIG, Folder, round_zero
+from tests.daemon.silence import Notes
 from tests.daemon.tiny_run import LLAMA
 from tests.hub_stand_in import REVISION, Hub, played_hub
 
 ADAPTERS = '[train]\nwhat = "adapters"\nrank = 2'
 MODEL = 'huggingface = "owner/llama"\nsequence_tokens = 8'
 OF_HUB = f'{MODEL}\nweights = "hub"'
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Folder]:
-    with folder_in(tmp_path) as folder:
-        folder.console = Notes()
-        yield folder
 
 
 @pytest.fixture
@@ -49,8 +41,8 @@ def test_a_joiner_has_the_base_from_the_hub(folder: Folder, hub: Hub) -> None:
     for name, value in base.named_parameters():
         assert torch.equal(weights[name], value), name
     folder.as_first_state(member)
-    export_run(folder.root / "out", folder.root / "a", Silence(), adapter=True)
-    told = json.loads((folder.root / "out" / "adapter_config.json").read_text())
+    adapter = folder.export(adapter=True)
+    told = json.loads((adapter / "adapter_config.json").read_text())
     assert (told["base_model_name_or_path"], told["revision"]) == ("owner/llama", REVISION)
     joiner = folder.enter(member)
     assert round_zero(joiner).fill_frozen()
@@ -85,14 +77,6 @@ def test_without_the_hub_the_base_is_fetched_from_peers(
     assert "bytes of weights, more than" in third
     for note in console.notes:
         assert note.endswith("; the frozen weights are fetched from other peers")
-
-
-def test_a_config_alone_may_be_the_hubs(folder: Folder, hub: Hub) -> None:
-    member = folder.found(MODEL)
-    assert (member.run.model.weights, member.run.model.revision) == (None, REVISION)
-    hub.down = True
-    with pytest.raises(AddressError, match=r"cannot query"):
-        folder.found(MODEL, "b")
 
 
 def test_what_contradicts_the_hub_is_refused(folder: Folder, hub: Hub) -> None:

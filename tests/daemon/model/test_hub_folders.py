@@ -1,7 +1,7 @@
 """Folders in the forms that the hub has: old names, constants, experts, encoders, quantization."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from atom.base.errors import ConfigError
-from atom.daemon.model.exporting import export_run
 from atom.daemon.model.weight_files import given_values
 from atom.models.huggingface import HuggingFaceSource
 from atom.models.huggingface_config import read_config
 from tests.architectures.configs import Config, config_of
-from tests.daemon.model.kept_runs import Folder, folder_in, round_zero
-from tests.daemon.silence import Silence
+from tests.daemon.model.kept_runs import Folder, round_zero
 from tests.daemon.tiny_run import LLAMA
 
 Weights = dict[str, Tensor]
@@ -44,9 +42,10 @@ def edited(folder: Path, edit: Callable[[Weights], object]) -> None:
     save_file(weights, folder / WHOLE, {"format": "pt"})
 
 
-def read(folder: Path, wanted: Weights) -> Weights:
-    """Return the parameters that a run reads from the folder."""
-    source = HuggingFaceSource(read_config((folder / "config.json").read_text()), TOKENS)
+def read(folder: Path, wanted: Weights, config: Config | None = None) -> Weights:
+    """Return the parameters that a run reads from the folder; None: its config is the folder's."""
+    text = (folder / "config.json").read_text()
+    source = HuggingFaceSource(config or read_config(text), TOKENS)
     value_of = given_values(source, folder)
     return {name: value_of(name, tuple(value.shape)) for name, value in wanted.items()}
 
@@ -90,11 +89,7 @@ FORMS: dict[str, tuple[Config, Callable[[Weights], object]]] = {
             "gpt_neox.layers.1.attention.rotary_emb.inv_freq",
         ),
     ),
-    "gptj's masks": (config_of("gptj"), more("transformer.h.0.attn.masked_bias")),
     "opt without its prefix": (config_of("opt"), renamed("model.decoder.", "decoder.")),
-    "falcon's frequencies": (
-        config_of("falcon"), more("transformer.h.0.self_attention.rotary_emb.inv_freq")
-    ),
     "bert's old names": (
         {**config_of("bert"), "is_decoder": True},
         lambda w: (
@@ -127,11 +122,75 @@ def test_a_folder_is_read_as_the_library_reads_it(form: str, tmp_path: Path) -> 
         assert torch.equal(value, wanted[name]), name
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.inv_freqs", "odd", "lm_head.bias"])
-def test_what_the_library_does_not_ignore_is_named(name: str, tmp_path: Path) -> None:
+def test_weights_of_16_bits_are_read(tmp_path: Path) -> None:
     wanted = parameters(saved(tmp_path, config_of("llama")))
-    edited(tmp_path, more(name))
-    with pytest.raises(ConfigError, match=f"the model lacks: {name}"):
+    edited(tmp_path, lambda w: w.update({name: value.bfloat16() for name, value in w.items()}))
+    for name, value in read(tmp_path, wanted).items():
+        assert torch.equal(value, wanted[name].bfloat16().float()), name
+
+
+NORM = "model.norm.weight"
+TIED = {**config_of("llama"), "tie_word_embeddings": True}
+ODD = ("model.layers.0.self_attn.inv_freqs", "odd", "lm_head.bias")
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        *((more(name), f"tensors that the model lacks: {name}") for name in ODD),
+        (lambda w: w.pop(NORM), f"does not hold {NORM}"),
+        (lambda w: w.update({NORM: torch.ones(33)}), f"other shapes: {NORM} [33], not [32]"),
+        (lambda w: w[NORM].fill_(torch.nan), f"{NORM} has values that are not finite"),
+        (lambda w: w.update({NORM: w[NORM].int()}), f"{NORM} holds torch.int32, not weights"),
+        (
+            lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"] + 1}),
+            "differ, the model ties them",
+        ),
+        (lambda w: w.update({"norm.weight": w[NORM] + 1}), f"both {NORM} and norm.weight: one"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(
+    edit: Callable[[Weights], object], said: str, tmp_path: Path
+) -> None:
+    wanted = parameters(saved(tmp_path, TIED))
+    edited(tmp_path, edit)
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, wanted)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 9.0}),
+        ("rms_norm_eps", 0.5),
+        ("num_attention_heads", 8),
+    ],
+)
+def test_another_model_of_the_same_shapes_is_refused(
+    key: str, value: object, tmp_path: Path
+) -> None:
+    wanted = parameters(saved(tmp_path, TIED))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: value, "head_dim": 8}))
+    with pytest.raises(ConfigError, match=f"the folder's model has {key} = "):
+        read(tmp_path, wanted, TIED)
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"), [(True, "missing keys"), (False, "the config")], ids=["lost", "other shape"]
+)
+def test_weights_that_the_library_cannot_convert_are_refused(
+    lost: bool, said: str, tmp_path: Path
+) -> None:
+    def edit(weights: Weights) -> None:
+        name = next(name for name in weights if name.endswith("o_proj.weight"))
+        del weights[name]
+        weights.update({} if lost else {name: torch.ones(3)})
+
+    wanted = parameters(saved(tmp_path, config_of("mixtral")))
+    edited(tmp_path, edit)
+    with pytest.raises(ConfigError, match=said):
         read(tmp_path, wanted)
 
 
@@ -199,9 +258,7 @@ def test_weights_of_4_bits_are_dequantized(tmp_path: Path) -> None:
     ("method", "said", "hint"),
     [
         ("bitsandbytes", "which need a package", "pip install bitsandbytes"),
-        ("compressed-tensors", "which need a package", "pip install compressed-tensors"),
         ("gptq", "quantized by 'gptq'", "weights in 16 or 32 bits"),
-        ("awq", "quantized by 'awq'", "weights in 16 or 32 bits"),
         ("odd\x1b", "quantized by 'odd", "weights in 16 or 32 bits"),
     ],
 )
@@ -217,12 +274,6 @@ def test_other_quantization_is_named(method: str, said: str, hint: str, tmp_path
 # ---- models with encoders of images
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Folder]:
-    with folder_in(tmp_path) as folder:
-        yield folder
-
-
 @pytest.mark.parametrize("name", ["mistral3", "qwen3_5"])
 def test_text_is_trained_and_the_encoder_is_carried(folder: Folder, name: str) -> None:
     config = config_of(name)
@@ -236,8 +287,7 @@ def test_text_is_trained_and_the_encoder_is_carried(folder: Folder, name: str) -
     for part, value in member.replica.export_parameters().items():
         value.add_(float(part in trained))
     folder.as_first_state(member)
-    export_run(folder.root / "out", folder.root / "a", Silence())
-    loaded, told = type(model).from_pretrained(folder.root / "out", output_loading_info=True)
+    loaded, told = type(model).from_pretrained(folder.export(), output_loading_info=True)
     assert not any(told.values())
     for part, value in loaded.named_parameters():
         assert torch.equal(value, model.get_parameter(part) + (part in trained)), part

@@ -150,11 +150,9 @@ def test_a_joiner_has_the_founder_s_model(folder: Folder, model: str, data: str)
 
 
 def test_validation_is_without_dropout(folder: Folder) -> None:
-    for number, model in enumerate((LLAMA, own("words"))):
-        member = folder.found(model, f"v{number}", data=HELD, more=VALIDATED)
-        assert validated(member) == validated(member)
-        losses = {trained(member) for _ in range(2)}
-        assert len(losses) == 2, "training drops"
+    member = folder.found(LLAMA, data=HELD, more=VALIDATED)
+    assert validated(member) == validated(member)
+    assert trained(member) != trained(member), "training drops"
 
 
 def test_validation_is_in_evaluation_mode_where_nothing_is_random(folder: Folder) -> None:
@@ -196,10 +194,8 @@ def test_a_text_with_a_token_beyond_the_model_is_named(folder: Folder) -> None:
     ("model", "what", "hint"),
     [
         ('huggingface = "nothing.json"', "nothing.json cannot be read", "check its path"),
-        ('huggingface = "text.txt"', "the config.json is not JSON", "check its commas and quotes"),
         ('huggingface = "."', "Is a directory", "check its path"),
         ('module = "no_such_module_here:make"', "cannot be imported", "Atom searches "),
-        (own("Words"), "own_models:Words returned", "return module, example_batch"),
     ],
 )
 def test_a_source_that_cannot_be_used_is_named(

@@ -11,7 +11,7 @@ import datasets
 import pytest
 import torch
 
-from atom.base.errors import AddressError, ConfigError, MismatchError, StorageError, UserError
+from atom.base.errors import ConfigError, MismatchError, StorageError
 from atom.config.load import normalised_run_text, pinned_run
 from atom.config.model_and_data import Data
 from atom.config.peer_file import PeerFile
@@ -153,41 +153,14 @@ def test_only_what_is_of_the_hub_gets_a_revision(folder: Folder) -> None:
     assert pinned(table, folder.root).revision is None
 
 
-def test_a_hub_that_cannot_be_asked_is_told(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(path: str, kind: str) -> str:
-        raise AddressError(f"{path} is not there", "look")
-
-    monkeypatch.setattr(texts, "newest_revision", gone)
-    with pytest.raises(AddressError, match=r"owner/name is not there") as caught:
-        pinned(folder.run(GPT3, TABLE), folder.root)
-    assert caught.value.hint == "look"
-
-
-@pytest.mark.parametrize(
-    ("problem", "error", "said", "hint"),
-    [
-        (AddressError("the stream broke", "again"), AddressError, "the stream broke", "again"),
-        (StorageError("no copy", "set HF_HOME"), StorageError, "no copy", "set HF_HOME"),
-        (OSError(ENOSPC, "full"), StorageError, "into .*: the disk is full", "--state DIR"),
-    ],
-)
-def test_text_that_cannot_be_had_now_may_be_later(
-    folder: Folder,
-    monkeypatch: pytest.MonkeyPatch,
-    problem: Exception,
-    error: type[UserError],
-    said: str,
-    hint: str,
-) -> None:
+def test_a_full_disk_of_the_tokens_is_told(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*arguments: object, **named: object) -> None:
-        raise problem
+        raise OSError(ENOSPC, "full")
 
     monkeypatch.setattr(texts, "cached_tokens", failing)
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(StorageError, match=r"into .*: the disk is full") as caught:
         folder.found(GPT3, data=PYTHON)
-    assert hint in caught.value.hint
+    assert "--state DIR" in caught.value.hint
 
 
 def test_who_has_other_data_hears_how_much_there_is_and_what_to_get(tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 import json
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from atom.base.errors import ConfigError
@@ -60,51 +59,39 @@ def test_of_one_file_and_an_index_the_same_counts_as_for_transformers(tmp_path: 
     assert torch.equal(WeightFiles.open(tmp_path).value("transformer.ln_f.bias"), loaded)
 
 
-def _index(folder: Path, places: object) -> None:
-    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+def index(places: object) -> dict[str, bytes]:
+    return {INDEX: json.dumps({"weight_map": places}).encode()}
+
+
+NO_INDEX, OUTSIDE = "is not an index of weights", "not a safetensors file in its folder"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("files", "said"),
     [
-        (lambda folder: None, "holds no model.safetensors"),
-        (
-            lambda folder: (folder / "model-00001-of-00002.safetensors").touch(),
-            "holds model-00001-of-00002.safetensors, but no model.safetensors",
-        ),
-        (lambda folder: (folder / ADAPTER).touch(), "holds adapter_model.safetensors, but no"),
-        (lambda folder: folder.rmdir(), "is not a folder"),
-        (lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"), "can execute code"),
-        (lambda folder: (folder / WHOLE).write_bytes(b"\x08"), "cannot be read"),
-        (lambda folder: (folder / INDEX).write_text("{"), "is not an index of weights"),
-        (lambda folder: _index(folder, ["a"]), "is not an index of weights"),
-        (
-            lambda folder: _index(folder, {"a": "../b.safetensors"}),
-            "not a safetensors file in its folder",
-        ),
-        (lambda folder: _index(folder, {"a": "a.bin"}), "not a safetensors file in its folder"),
-        (
-            lambda folder: _index(folder, {"a": "\ud800.safetensors"}),
-            "not a safetensors file in its folder",
-        ),
-        (lambda folder: (folder / INDEX).write_text("[" * 99_999), "is not an index of weights"),
-        (lambda folder: _index(folder, {"a": "a.safetensors"}), "cannot be read"),
-        (
-            lambda folder: (
-                save_file({"b": ARENA}, folder / "a.safetensors"),
-                _index(folder, {"a": "a.safetensors"}),
-            ),
-            "cannot be read",
-        ),
+        ({}, "holds no model.safetensors"),
+        ({"model-00001-of-00002.safetensors": b""}, "holds model-00001-of-00002.safetensors, but"),
+        ({ADAPTER: b""}, "holds adapter_model.safetensors, but no"),
+        ({"pytorch_model.bin": b"x"}, "can execute code"),
+        ({WHOLE: b"\x08"}, "cannot be read"),
+        ({INDEX: b"{"}, NO_INDEX),
+        ({INDEX: b"[" * 99_999}, NO_INDEX),
+        (index(["a"]), NO_INDEX),
+        (index({"a": "../b.safetensors"}), OUTSIDE),
+        (index({"a": "a.bin"}), OUTSIDE),
+        (index({"a": "\ud800.safetensors"}), OUTSIDE),
+        (index({"a": "a.safetensors"}), "cannot be read"),
+        (index({"a": "a.safetensors"}) | {"a.safetensors": save({"b": ARENA})}, "cannot be read"),
     ],
 )
-def test_a_folder_that_is_not_whole(
-    tmp_path: Path, spoil: Callable[[Path], object], said: str
-) -> None:
-    spoil(tmp_path)
+def test_a_folder_that_is_not_whole(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=said) as caught:
         WeightFiles.open(tmp_path)
     assert caught.value.hint
+    with pytest.raises(ConfigError, match="is not a folder"):
+        WeightFiles.open(tmp_path / "absent")
 
 
 def test_the_hint_for_pickled_weights_converts_them(tmp_path: Path) -> None:

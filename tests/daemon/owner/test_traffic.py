@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.errors import AllowanceError
 from atom.daemon.owner.traffic import (
     MOST_DAYS,
     WRITTEN_EVERY_S,
@@ -13,7 +12,6 @@ from atom.daemon.owner.traffic import (
     TrafficCounter,
     kept_traffic,
     most_round_bytes,
-    require_allowance,
 )
 from atom.training.storage.disk import DiskRoom
 from tests.event_list import EventList
@@ -146,13 +144,3 @@ def test_the_next_month_has_its_own() -> None:
     assert spent.next_month == datetime(2026, 12, 1)
     assert not Traffic(spent.next_month, spent.days, 1024, 10_000).why_not
     assert Traffic(datetime(2026, 12, 31)).next_month == datetime(2027, 1, 1)
-
-
-def test_a_start_is_refused_until_the_next_month(tmp_path: Path) -> None:
-    path = tmp_path / "traffic.json"
-    path.write_text('{"days": {"2026-11-03": 9000}, "round_bytes": 1000, "per_month": 10000}')
-    with pytest.raises(AllowanceError, match="used up until 01 December 2026") as refused:
-        require_allowance(path, 10_000, FRIDAY)
-    assert "per_month" in refused.value.hint
-    for allowed, now in ((10_000, datetime(2026, 12, 1)), (10**9, FRIDAY), (None, FRIDAY)):
-        require_allowance(path, allowed, now)

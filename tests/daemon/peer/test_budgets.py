@@ -10,63 +10,23 @@ import pytest
 from atom.base.errors import DeviceError, ShortageError
 from atom.base.units import format_bytes
 from atom.base.usable_memory import UsableMemory
-from atom.config.load import load_run_file
 from atom.daemon.peer import building
-from atom.daemon.peer.box import Box, open_box
 from atom.daemon.peer.building import require_host_memory
-from atom.daemon.peer.founding import Membership, enter_run, found_run
 from atom.plan import devices
 from atom.plan.footprint import HostMemory
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.host_store import HostStore
 from atom.swarm.exchange.codec import codec_named
-from tests.daemon.model.kept_runs import round_zero
-from tests.daemon.silence import Silence
-from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
+from tests.daemon.model.kept_runs import Folder, folder_in, round_zero
+from tests.daemon.tiny_run import GPT3
 
 GIB = 2**30
-VOCABULARY, WIDTH = 256, 16
-RUN = TINY_RUN.replace('"tiny"', '"budgets"') + '[swarm]\ncodec = "{codec}"\n'
-PEER = TINY_PEER + "{host}\n"
-
-
-class Folder:
-    """A run file, a text, and peer files of boxes with little memory."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.boxes = root, list[Box]()
-        (root / "text.txt").write_text(TINY_TEXT)
-        self.codec("float32")
-
-    def codec(self, name: str) -> None:
-        (self.root / "run.toml").write_text(RUN.format(codec=name))
-
-    def box(self, name: str, device: str, host: str) -> Box:
-        peer = self.root / f"{name}.toml"
-        peer.write_text(
-            PEER.format(
-                device=f'memory = "{device}"' if device else "",
-                host=f'[host]\nmemory = "{host}"' if host else "",
-            )
-        )
-        self.boxes.append(open_box("budgets", peer, self.root / name, Silence()))
-        return self.boxes[-1]
-
-    def found(self, name: str, device: str = "", host: str = "") -> Membership:
-        run = load_run_file(self.root / "run.toml")
-        return found_run(run, self.root, self.box(name, device, host))
-
-    def enter(self, member: Membership, device: str = "", host: str = "") -> Membership:
-        box = self.box("joiner", device, host)
-        return enter_run(member.manifest, member.record, None, box)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Folder]:
-    made = Folder(tmp_path)
-    yield made
-    for box in made.boxes:
-        box.state.unlock()
+    with folder_in(tmp_path) as folder:
+        yield folder
 
 
 def needs(size: int) -> HostMemory:
@@ -90,19 +50,22 @@ def test_a_device_that_others_use_is_not_one_that_is_too_small(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here it is the host itself, of which all but the replica's own part is taken."""
-    needs = 4 * 6 * folder.found("founder").replica.elements
+    needs = 4 * 6 * folder.found(GPT3, "founder").replica.elements
     monkeypatch.setattr(devices, "LEAST_HOST_BYTES", 0)
     for total_bytes, wanted in [(8 * GIB, ShortageError), (needs + 8000, DeviceError)]:
         memory = UsableMemory(total_bytes, needs + 8000)
         for room in (building, devices):
             monkeypatch.setattr(room, "usable_memory", lambda memory=memory: memory)
         with pytest.raises(wanted, match="of device memory even alone"):
-            folder.found(f"of {total_bytes}")
+            folder.found(GPT3, f"of {total_bytes}")
 
 
 @pytest.mark.parametrize(
     ("device", "host", "said"),
-    [("", "100 kB", "host memory, here 100.0 kB"), ("1 kB", "", "device memory")],
+    [
+        ("", 'memory = "100 kB"', "host memory, here 100.0 kB"),
+        ('memory = "1 kB"', "", "device memory"),
+    ],
 )
 def test_founder_and_joiner_are_refused(
     folder: Folder, device: str, host: str, said: str, monkeypatch: pytest.MonkeyPatch
@@ -110,13 +73,14 @@ def test_founder_and_joiner_are_refused(
     def refuse(*arguments: object, **named: object) -> None:
         pytest.fail("memory was taken")
 
-    founder = folder.found("founder")
+    founder = folder.found(GPT3)
     monkeypatch.setattr(HostStore, "allocate", refuse)
     monkeypatch.setattr(DeviceSlots, "allocate", refuse)
+    folder.device, folder.host = device, host
     with pytest.raises(DeviceError, match=said):
-        folder.enter(founder, device, host)
+        folder.enter(founder)
     with pytest.raises(DeviceError, match=said) as refused:
-        folder.found("little", device, host)
+        folder.found(GPT3, "little")
     assert len(re.findall(r"[\d.]+ [kMG]?B|\d+ bytes", refused.value.message)) >= 2
     assert "memory" in refused.value.hint
 
@@ -125,15 +89,16 @@ def test_founder_and_joiner_are_refused(
 def test_the_host_budget_is_exact(folder: Folder, codec: str) -> None:
     """Weights, moments, gradients and two averages, in float32; with int8 what it takes away, and
     the averages as they travel."""
-    folder.codec(codec)
-    founder = folder.found("founder")
+    founder = folder.found(GPT3, more=f'[swarm]\ncodec = "{codec}"')
     elements = founder.replica.elements
     averages, lost = 2 * codec_named(codec).wire_bytes(elements), int(codec == "int8")
     needs = 4 * (4 + lost) * elements + averages
+    folder.host = f'memory = "{needs - 1} B"'
     with pytest.raises(DeviceError, match=re.escape(format_bytes(needs))):
-        folder.enter(founder, host=f"{needs - 1} B")
-    folder.boxes.pop().state.unlock()
-    assert round_zero(folder.enter(founder, host=f"{needs} B")).initialise()
+        folder.enter(founder)
+    folder.unlock()
+    folder.host = f'memory = "{needs} B"'
+    assert round_zero(folder.enter(founder)).initialise()
 
 
 def test_memory_that_is_gone_when_it_is_wanted_is_named(
@@ -144,5 +109,5 @@ def test_memory_that_is_gone_when_it_is_wanted_is_named(
 
     monkeypatch.setattr(HostStore, "allocate", short)
     with pytest.raises(ShortageError, match="cannot give 4096 bytes") as refused:
-        folder.found("founder")
+        folder.found(GPT3)
     assert "other programs" in refused.value.hint

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.errors import AddressError, ConfigError, StorageError, TrustError
+from atom.base.errors import TrustError
 from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode, exit_code_of
 from atom.daemon.peer.box import check_member, open_box, own_peer_id
@@ -49,17 +49,3 @@ def test_a_directory_that_is_named_wins(tmp_path: Path, capsys: pytest.CaptureFi
     assert own_peer_id("tiny", tmp_path / "peer.toml", tmp_path / "named") != configured
     assert main(["id", "--state", str(tmp_path / "configured")]) == 0
     assert capsys.readouterr().out == f"{configured}\n"
-
-
-def test_an_id_without_a_run_is_no_id(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="identity for each run"):
-        own_peer_id(None, None, None)
-    for name in ("Words", "a" * 64, "two words"):  # no run file may say so
-        for state in (None, tmp_path / "named"):
-            with pytest.raises(AddressError, match="cannot be a run's name"):
-                own_peer_id(name, None, state)
-    assert not (tmp_path / "named").exists()
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "identity.key").write_bytes(b"no key")
-    with pytest.raises(StorageError, match="not an Ed25519 identity"):
-        own_peer_id(None, None, tmp_path / "state")

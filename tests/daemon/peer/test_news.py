@@ -35,28 +35,23 @@ class Told:
         return said
 
 
-@pytest.mark.parametrize(
-    ("ours", "words"),
-    [(0, "joins: the swarm is at round 1,059; fetching the state"), (40, "from round 40: ")],
-)
-def test_who_arrives_says_where_the_swarm_is_and_when_it_is_there_too(
-    ours: int, words: str
-) -> None:
+@pytest.mark.parametrize("ours", [0, 40])
+def test_a_peer_that_arrives_says_where_the_swarm_is_and_when_it_is_there(ours: int) -> None:
     news, told = News(ANN, 0.0), list[str]()
     for ahead in ([1058, 1059], [1060], []):
         told += [news.arrival(ours + 1061 * (not ahead), ahead) for _ in range(2 if ahead else 1)]
     behind, *others, there = told
-    assert words in behind
+    assert "1,059" in behind
+    assert ("from round 40" in behind) is (ours == 40)
     assert others == [""] * 3
     assert there == f"caught up: at round {ours + 1061:,}, like the swarm"
 
 
-def test_who_arrives_as_the_swarm_goes_has_not_caught_up() -> None:
+def test_a_peer_whose_swarm_leaves_has_not_caught_up() -> None:
     news = News(ANN, 0.0)
     *_, last = [news.arrival(0, ahead) for ahead in ([1059], [1060], [])]
-    assert last == "peers at round 1,060 are gone: no peer is ahead of round 0"
-    told = News(ANN, 0.0).arrival(7, [])
-    assert told == f"peer {ANN} at round 7; atom watch shows the swarm"
+    assert "1,060 are gone" in last
+    assert "round 7" in News(ANN, 0.0).arrival(7, [])
 
 
 def test_a_round_is_a_line_and_many_short_ones_are_one() -> None:

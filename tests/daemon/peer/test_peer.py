@@ -62,7 +62,9 @@ def events_of(root: Path) -> list[dict[str, Any]]:
 # ---- a whole life
 
 
-def test_a_peer_trains_its_rounds_says_goodbye_and_goes_on_from_its_disk(tmp_path: Path) -> None:
+def test_a_peer_trains_its_rounds_says_goodbye_and_goes_on_from_its_disk(
+    tmp_path: Path, notes: Notes
+) -> None:
     text = TINY_RUN.replace("[run]", "[run]\nrounds = 2")
     member = found_in(tmp_path, text)
     for first in (0, 2):
@@ -73,13 +75,17 @@ def test_a_peer_trains_its_rounds_says_goodbye_and_goes_on_from_its_disk(tmp_pat
         assert directory.published[-1].state is PeerState.LEFT
         assert directory.published[0].round == first, "nothing is shown before it is rebuilt"
     events = events_of(tmp_path / "state")
-    ends = [each["digest"] for each in events if each["event"] == "left"]
-    assert len(ends) == 2
-    assert len(set(ends)) == 1
     told = [each["event"] for each in events]
     assert told.count("round") == 2
     assert told.count("started") == told.count("left") == 2
     assert "stood-still" not in told
+    with small_peer(tmp_path / "state", member, notes) as peer:
+        peer.leave(5.0)
+        assert peer.run() is Ending.LEFT, "before its state is rebuilt"
+    assert notes.notes[-1] == "ended at round 2: left; all counted work is committed"
+    ends = [each for each in events_of(tmp_path / "state") if each["event"] == "left"]
+    assert len({(each["round"], each["head"]) for each in ends}) == 1
+    assert ends[0]["digest"] == ends[1]["digest"]
 
 
 def test_a_seed_stays_after_the_last_round(tmp_path: Path, notes: Notes) -> None:
@@ -118,22 +124,9 @@ def test_a_peer_tells_what_its_rounds_write(tmp_path: Path) -> None:
     assert any("writes, in" in note for note in notes.notes)
 
 
-@pytest.mark.parametrize(
-    ("run", "prompts", "words"),
-    [
-        (TINY_RUN, '["longer than it"]', "sample.prompts: prompt 1 has 14 tokens"),
-        (TINY_RUN, '["ok", "é" ]', ""),
-    ],
-)
-def test_prompts_that_cannot_be_asked_are_refused_at_the_start(
-    tmp_path: Path, run: str, prompts: str, words: str
-) -> None:
-    more = f"[sample]\nprompts = {prompts}\n"
-    if not words:
-        assert found_in(tmp_path, run, more=more).prompts is not None
-        return
-    with pytest.raises(ConfigError, match=words):
-        found_in(tmp_path, run, more=more)
+def test_prompts_that_cannot_be_asked_are_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sample\.prompts: prompt 1 has 14 tokens"):
+        found_in(tmp_path, more='[sample]\nprompts = ["longer than it"]\n')
 
 
 @pytest.mark.parametrize("owner", ["", "asks", "signals"])
@@ -214,18 +207,6 @@ def test_an_earlier_deadline_holds_and_a_later_one_does_not(peer: Peer) -> None:
     assert peer._life.facts.leave_by == 5.0
 
 
-def test_who_leaves_before_its_state_is_rebuilt_ends_at_the_round_it_had(tmp_path: Path) -> None:
-    member, notes = found_in(tmp_path, TINY_RUN.replace("[run]", "[run]\nrounds = 2")), Notes()
-    for asked, verdict in ((False, Ending.ROUNDS_REACHED), (True, Ending.LEFT)):
-        with small_peer(tmp_path / "state", member, notes) as peer:
-            if asked:
-                peer.leave(5.0)
-            assert peer.run() is verdict
-    assert notes.notes[-1] == "ended at round 2: left; all counted work is committed"
-    trained, left = [each for each in events_of(tmp_path / "state") if each["event"] == "left"]
-    assert (left["round"], left["head"]) == (trained["round"], trained["head"])
-
-
 @pytest.mark.parametrize("asked_before", [False, True])
 def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
     peer: Peer, asked_before: bool
@@ -275,22 +256,15 @@ def test_who_began_later_ends_and_who_was_there_is_told_once(
     peer._reach.transport.start()
     peer._reach._own, peer._reach._watching_since = peer._status, 0.0
     clock.advance(TWIN_S if is_new else TWIN_S + 1)
-    lease = peer._status.lease(1)
+    lease, before = peer._status.lease(1), peer._reach.inbox.qsize()
     for serial in range(9):
         twin = SimpleNamespace(**(vars(lease) | {"incarnation": b"t" * 16, "serial": serial}))
         peer._reach._take({peer._box.me.peer_id: twin})  # type: ignore[dict-item]
+    assert peer._reach.inbox.qsize() == before + 9, "rounds get leases before the main loop looks"
     assert [each["event"] for each in events_of(tmp_path)] == ["same-identity"]
     with pytest.raises(IdentityError, match=TWIN_WORDS) if is_new else nullcontext():
         peer._take_reports()
     assert notes.notes == ([] if is_new else [f"{TWIN_WORDS}; {TWIN_HINT}"])
-
-
-def test_leases_reach_the_rounds_while_the_main_loop_waits_for_a_disk(peer: Peer) -> None:
-    peer._reach.transport.start()
-    peer._reach._own = peer._status
-    before = peer._reach.inbox.qsize()
-    peer._reach._take({})
-    assert peer._reach.inbox.qsize() == before + 1
 
 
 # ---- passes

@@ -5,14 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.errors import AllowanceError, PortInUseError, StorageError
-from atom.daemon.peer.box import open_box
-from atom.daemon.peer.founding import check_founder, read_manifest, run_of
+from atom.base.errors import AllowanceError, PortInUseError
 from atom.daemon.peer.setup import run_join, run_start
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import JoinAddress, format_join_address
 from atom.swarm.identity import Identity
-from tests.daemon.peer.small_peer import found_in
 from tests.daemon.silence import Silence
 from tests.daemon.tiny_run import TINY_RUN
 
@@ -51,22 +48,3 @@ def test_a_used_up_month_is_reported_first(tmp_path: Path) -> None:
     with pytest.raises(AllowanceError, match=r"the allowance of 1\.0 kB a month"):
         run_start(tmp_path / "run.toml", Silence(), box, state.root)
     assert not state.manifest.exists()
-
-
-def test_a_manifest_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    found_in(tmp_path)
-    box = open_box("tiny", None, tmp_path / "state", Silence())
-    try:
-        manifest, record = read_manifest(box) or pytest.fail("it is kept")
-        with pytest.raises(StorageError, match="holds the run 'tiny', not 'other'"):
-            check_founder(manifest, "other", box)
-        box.state.manifest.write_bytes(record[:-1])
-        with pytest.raises(StorageError, match=r"manifest.bin is damaged"):
-            run_of(manifest, box)
-        box.state.manifest.unlink()
-        box.state.manifest.mkdir()
-        with pytest.raises(StorageError, match="cannot be read: Is a directory") as caught:
-            run_of(manifest, box)
-    finally:
-        box.state.unlock()
-    assert "--state DIR" in caught.value.hint

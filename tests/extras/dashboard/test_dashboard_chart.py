@@ -94,20 +94,9 @@ def test_of_a_thinned_curve_no_validation_is_lost() -> None:
     assert said.count("validation") == len(held_back)
 
 
-@pytest.mark.parametrize(
-    ("losses", "labels", "ends"),
-    [
-        ([0.0, 1.0], ["1.00", "0.75", "0.50", "0.25", "0.00"],
-         ["round 1", "round 2, 128 sequences"]),
-        ([3.1, 2.2], ["3.30", "3.00", "2.70", "2.40", "2.10"],
-         ["round 1", "round 2, 128 sequences"]),
-        ([4e4, *[0.0] * 1233], ["40,000", "30,000", "20,000", "10,000", "0"],
-         ["round 1", "round 1,234, 78,976 sequences"]),
-    ],
-)  # fmt: skip
-def test_the_axes_have_readable_numbers(
-    losses: list[float], labels: list[str], ends: list[str]
-) -> None:
-    chart = parsed(drawn(rounds(losses)))
-    assert texts(chart, "./div/div[@class='ys']/span") == labels
-    assert texts(chart, "./div/div[@class='xs']/span") == ends
+def test_the_axes_have_readable_numbers() -> None:
+    chart = parsed(drawn(rounds([4e4, *[0.0] * 1233])))
+    labels = texts(chart, "./div/div[@class='ys']/span")
+    assert labels == ["40,000", "30,000", "20,000", "10,000", "0"]
+    ends = texts(chart, "./div/div[@class='xs']/span")
+    assert ends == ["round 1", "round 1,234, 78,976 sequences"]

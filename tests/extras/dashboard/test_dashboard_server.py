@@ -84,16 +84,9 @@ def served(
     asyncio.run(run())
 
 
-def test_an_open_page_asks_for_what_is_new() -> None:
+def test_an_open_page_asks_for_what_is_new_under_the_policy_and_its_own_name() -> None:
     def visit(url: str) -> None:
         assert ">7<" in get(url + "content").text
-
-    swarm = FakeSwarm(a_view())
-    served(visit, SwarmFeed(swarm, a_view(round=6), 2000), swarm)
-
-
-def test_every_answer_carries_the_policy() -> None:
-    def visit(url: str) -> None:
         for path, kind in [("", "text/html"), ("content", "text/html"),
                            ("style.css", "text/css"), ("script.js", "text/javascript"),
                            ("icon.svg", "image/svg+xml"),
@@ -107,19 +100,12 @@ def test_every_answer_carries_the_policy() -> None:
             assert "http" not in policy
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
             assert answer.headers["Cache-Control"] == "no-store"
-
-    swarm = FakeSwarm(a_view())
-    served(visit, SwarmFeed(swarm, a_view()))
-
-
-def test_it_only_answers_to_its_own_name_and_only_get() -> None:
-    def visit(url: str) -> None:
-        assert get(url, host="evil.example:8700").status == 421
-        assert get(url, host="localhost:8700").status == 200
-        assert get(url, host="[::1]").status == 200
+        for host, status in (("evil.example:8700", 421), ("localhost:8700", 200), ("[::1]", 200)):
+            assert get(url, host=host).status == status
         assert get(url, method="POST").status == 405
 
-    served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
+    swarm = FakeSwarm(a_view())
+    served(visit, SwarmFeed(swarm, a_view(round=6), 2000), swarm)
 
 
 def test_a_server_for_others_answers_to_any_name() -> None:
@@ -167,18 +153,12 @@ def test_a_swarm_that_is_no_longer_found_stays_on_the_page() -> None:
         assert ">9<" in page
         assert '<p class="number ">2</p>' in page, "peers of the last known state"
 
-    served(visit, SwarmFeed(swarm, a_view()), swarm)
-
-
-def test_a_swarm_that_was_never_found_is_not_up_to_date() -> None:
-    nobody = replace(a_view(), peers=())
-
-    def visit(url: str) -> None:
-        page = get(url).text
-        assert "none alive" in page
+    def nobody_yet(url: str) -> None:
+        assert "none alive" in (page := get(url).text)
         assert "all up to date" not in page
 
-    served(visit, SwarmFeed(FakeSwarm(nobody), nobody))
+    served(visit, SwarmFeed(swarm, a_view()), swarm)
+    served(nobody_yet, SwarmFeed(FakeSwarm(nobody), nobody))
 
 
 def test_a_port_in_use_and_a_strange_host_are_the_users_to_mend() -> None:

@@ -11,14 +11,13 @@ from atom.base.errors import AddressError
 from atom.config.load import parse_peer_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
-from atom.daemon.state_directory import StateDirectory
 from atom.extras.doctor import examination
 from atom.extras.doctor.examination import Sight, box_of, data, examine, fit, from_outside
 from atom.extras.doctor.this_box import Finding, Level, failure
 from atom.models.data.tokenizer import byte_level_tokenizer
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Reached
-from atom.swarm.records.manifest import Manifest, decode_manifest
+from atom.swarm.records.manifest import Manifest
 from tests.daemon.model.kept_runs import folder_in
 from tests.daemon.tiny_run import GPT3, TEXT
 
@@ -51,11 +50,10 @@ def test_other_versions_than_the_founder_s() -> None:
     assert {other.level, none.level, nameless.level} == {Level.WARNING}
 
 
-@pytest.fixture(params=["own-copy"])
-def manifest(tmp_path: Path, request: pytest.FixtureRequest) -> Manifest:
-    with folder_in(tmp_path) as folder:
-        folder.found(GPT3, data=f'{TEXT}\nshare = "{request.param}"')
-        return decode_manifest(StateDirectory(tmp_path / "a").manifest.read_bytes(), None)
+@pytest.fixture(scope="module", params=["own-copy"])
+def manifest(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Manifest:
+    with folder_in(tmp_path_factory.mktemp("founded")) as folder:
+        return folder.found(GPT3, data=f'{TEXT}\nshare = "{request.param}"').manifest
 
 
 def told(manifest: Manifest, peer: PeerFile, folder: Path, trains: bool = False) -> list[Finding]:
@@ -147,18 +145,11 @@ def test_with_an_address_it_looks_where_join_keeps_its_state(tmp_path: Path) -> 
     address = f"/ip4/127.0.0.1/tcp/9/p2p/{identity}/run/words/owner/{identity}"
     assert box_of(address, None, None)[1] == default_state_directory("words")
     (tmp_path / "box.toml").write_text('[state]\ndirectory = "kept"\n')
+    (tmp_path / "peer.toml").write_text('[network]\nupload = "1 Mbit/s"\n')
     assert box_of(address, tmp_path / "box.toml", None)[1] == tmp_path / "kept"
     assert box_of(address, tmp_path / "box.toml", tmp_path)[1] == tmp_path
+    peer, _ = box_of(None, None, tmp_path)
+    assert peer.network.upload_bits_per_s == 1e6, "the peer file of the state directory"
     assert box_of(None, None, None)[1] == default_state_directory("words").parent
     with pytest.raises(AddressError):
         box_of("nowhere", None, tmp_path)
-
-
-def test_it_looks_with_the_caps_that_join_would_have(tmp_path: Path) -> None:
-    """A peer file may lie in the state directory, where none is named."""
-    (tmp_path / "peer.toml").write_text('[network]\nupload = "1 Mbit/s"\n')
-    peer, folder = box_of(None, None, tmp_path)
-    assert (peer.network.upload_bits_per_s, folder) == (1e6, tmp_path)
-    (tmp_path / "other.toml").write_text("")
-    peer, _ = box_of(None, tmp_path / "other.toml", tmp_path)
-    assert peer.network.upload_bits_per_s is None

@@ -56,6 +56,25 @@ def test_without_a_gpu(
     told(*this_box.gpus(Device(use=(kind,)), False), level, said, fixes.get(level, ""))
 
 
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Two usable GPUs of one kind: function of `torch.cuda` → its answer, which may be changed."""
+    seen: dict[str, object] = {
+        "is_available": True,
+        "device_count": 2,
+        "mem_get_info": (22 * GIB, 24 * GIB),
+        "get_device_name": "A card",
+        "is_bf16_supported": False,
+        "get_device_capability": (8, 6),
+        "get_arch_list": [],
+    }
+    monkeypatch.setattr(streams, "has_code", lambda *capability: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    for name in seen:
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name, **__: seen[name])
+    return seen
+
+
 @pytest.mark.parametrize(
     ("free", "daemon_runs", "level", "said"),
     [
@@ -65,29 +84,18 @@ def test_without_a_gpu(
     ],
 )
 def test_with_a_gpu(
-    free: int, daemon_runs: bool, level: Level, said: str, monkeypatch: pytest.MonkeyPatch
+    free: int, daemon_runs: bool, level: Level, said: str, cards: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(streams, "has_code", lambda *capability: True)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
-    seen = {"is_available": True, "device_count": 1, "mem_get_info": (free, 24 * GIB)}
-    seen |= {"get_device_name": "A card", "is_bf16_supported": False}
-    seen |= {"get_device_capability": (8, 6), "get_arch_list": []}
-    for name, value in seen.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+    cards["mem_get_info"] = (free, 24 * GIB)
     [finding] = this_box.gpus(Device(), daemon_runs)
     told(finding, level, said, "nvidia-smi" if level is Level.WARNING else "")
     assert "no bfloat16" in finding.said
-    [finding] = this_box.gpus(Device(use=("cuda:1",)), False)
-    told(finding, Level.FAILURE, "no GPU 1; number of GPUs: 1")
 
 
-def test_with_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "has_code", lambda *capability: True)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
-    seen = {"is_available": True, "device_count": 2, "mem_get_info": (22 * GIB, 24 * GIB)}
-    seen |= {"get_device_name": "A card", "is_bf16_supported": True, "get_arch_list": []}
-    for name, value in seen.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+def test_with_several_gpus(cards: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [each.level for each in this_box.gpus(Device(use=("all",)), False)] == [Level.OK] * 2
+    [finding] = this_box.gpus(Device(use=("cuda:1", "cuda:2")), False)
+    told(finding, Level.FAILURE, "no GPU 2; number of GPUs: 2")
     monkeypatch.setattr(
         torch.cuda,
         "get_device_capability",
@@ -95,10 +103,6 @@ def test_with_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     [finding] = this_box.gpus(Device(use=("all",)), False)
     told(finding, Level.FAILURE, "(compute capabilities: cuda:0 8.0, cuda:1 8.9)", "each is a peer")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    assert [each.level for each in this_box.gpus(Device(use=("all",)), False)] == [Level.OK] * 2
-    [finding] = this_box.gpus(Device(use=("cuda:1", "cuda:2")), False)
-    told(finding, Level.FAILURE, "no GPU 2; number of GPUs: 2")
 
 
 def test_a_card_on_the_bus_is_seen_whatever_drives_it(tmp_path: Path) -> None:

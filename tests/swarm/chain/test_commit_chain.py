@@ -57,13 +57,6 @@ def test_a_forged_certificate_is_found_wherever_it_lies(stripped: int) -> None:
     assert refusal(verified_heads, GENESIS, commits, match=told) is Reason.BAD_CERTIFICATE
 
 
-def test_old_voters_vouch_only_for_what_was_committed() -> None:
-    """An old voter alone is no quorum of the newer electorate."""
-    heads, commits = grown(3)
-    alone = a_commit(heads[3], {ME: 8}, [ME])
-    assert refusal(verified_heads, GENESIS, [*commits[:3], alone]) is Reason.BAD_CERTIFICATE
-
-
 def test_a_round_that_does_not_follow_ends_a_chain() -> None:
     """A gap ends it, and so does a round of another chain with the same voters."""
     commits, others = continued([], 3, 8), continued([], 2, 9)

@@ -25,18 +25,16 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.chain.succession import (
     PROMISE_DOMAIN,
-    VOUCH_DOMAIN,
     Evidence,
     commit_problem,
     follows,
     next_voters,
     promise_payload,
     unsupported,
-    vouch_payload,
 )
 from atom.swarm.chain.tenure import Tenure, from_the_start
 from atom.swarm.identity import Identity
-from tests.swarm.chain_samples import a_commit, vote, voter_of
+from tests.swarm.chain_samples import a_commit, vote, voter_of, vouch
 
 KEYS = sorted((Identity.create() for _ in range(6)), key=lambda key: key.peer_id)
 PEERS = tuple(map(voter_of, KEYS))
@@ -73,14 +71,17 @@ def test_no_fewer_voters_than_needed_decide() -> None:
     assert least == [1, 1, 2, 3, 4, 4, 5, 5, 6]
 
 
-def test_of_two_voters_the_first_decides() -> None:
-    assert is_quorum(PEERS[:2], {PEERS[0]})
-    assert not is_quorum(PEERS[:2], {PEERS[1]})
-
-
-def test_another_incarnation_has_no_vote_and_no_voters_are_no_quorum() -> None:
-    assert not is_quorum(PEERS[:3], set(AGAIN[:3]))
-    assert not is_quorum((), set(PEERS))
+@pytest.mark.parametrize(
+    ("voters", "present", "decide"),
+    [
+        (PEERS[:2], PEERS[:1], True),
+        (PEERS[:2], PEERS[1:2], False),  # of two voters the first decides
+        (PEERS[:3], AGAIN[:3], False),  # another incarnation has no vote
+        ((), PEERS, False),
+    ],
+)
+def test_who_is_a_quorum(voters: Sequence[Voter], present: Sequence[Voter], decide: bool) -> None:
+    assert is_quorum(voters, set(present)) is decide
 
 
 def test_the_order_depends_on_the_salt_and_not_on_the_order_of_asking() -> None:
@@ -189,10 +190,6 @@ VALUE, BALLOT = GOOD.value, GOOD.ballot
 OF_A = GOOD.votes[0]
 
 
-def test_a_round_of_all_voters_follows() -> None:
-    assert follows(HEAD, VALUE) is None
-
-
 CONTRIBUTIONS = VALUE.contributions
 LIES: Mapping[str, tuple[Reason, Mapping[str, Any]]] = {
     "another parent": (Reason.WRONG_HEAD, {"parent": b"x" * 32}),
@@ -222,8 +219,7 @@ def test_no_other_value_follows_even_if_a_quorum_signs_it(lie: str) -> None:
 
 def test_nothing_follows_the_last_round() -> None:
     head = replace(HEAD, round=9)
-    value = a_commit(head, dict.fromkeys(KEYS[:3], 8), KEYS[:3]).value
-    assert follows(head, value) is Reason.WRONG_HEAD
+    assert follows(head, replace(VALUE, round=10)) is Reason.WRONG_HEAD
 
 
 def test_only_listed_peers_contribute_to_a_run_with_a_list() -> None:
@@ -242,6 +238,7 @@ def problem(votes: Sequence[Vote], value: Value = VALUE, head: Head = HEAD) -> R
 
 
 def test_a_quorum_of_genuine_votes_binds() -> None:
+    assert follows(HEAD, VALUE) is None
     assert commit_problem(HEAD, GOOD) is None
     assert problem(GOOD.votes[:2]) is None
 
@@ -301,9 +298,10 @@ def promised(
     return key.sign(PROMISE_DOMAIN, signed_by(voter_of(key), payload))
 
 
-def vouched(key: Identity, value: Value = VALUE, at: Ballot = BALLOT) -> Vote:
-    payload = vouch_payload(value.parent, at, value.digest())
-    return Vote(voter_of(key), key.sign(VOUCH_DOMAIN, signed_by(voter_of(key), payload)))
+def vouched(
+    keys: Sequence[Identity], value: Value = VALUE, at: Ballot = BALLOT
+) -> tuple[Vote, ...]:
+    return tuple(vouch(key, value, at) for key in keys)
 
 
 def problem_of(value: Value, evidence: Evidence) -> Reason | None:
@@ -313,7 +311,7 @@ def problem_of(value: Value, evidence: Evidence) -> Reason | None:
 
 
 PROMISES = tuple(map(promised, KEYS[:3]))
-VOUCHED = tuple(map(vouched, KEYS[:3]))
+VOUCHED = vouched(KEYS[:3])
 TRUE = Evidence(PROMISES, vouched=VOUCHED)
 
 
@@ -326,7 +324,7 @@ def test_idle_and_leaving_voters_are_told_by_their_own_promises() -> None:
     pair = dict.fromkeys(KEYS[:2], 12)
     value = a_commit(HEAD, pair, KEYS[:3]).value
     promises = tuple(promised(key, 12, 24.0) for key in KEYS[:2])
-    by_two = tuple(vouched(key, value) for key in KEYS[:2])
+    by_two = vouched(KEYS[:2], value)
     idle = (Vote(C, promised(KEYS[2], 0, 0.0)),)
     assert problem_of(value, Evidence(promises, idle, vouched=by_two)) is None
     assert problem_of(value, Evidence(promises, vouched=by_two)) is Reason.NOT_A_VOTER
@@ -334,60 +332,40 @@ def test_idle_and_leaving_voters_are_told_by_their_own_promises() -> None:
     assert follows(HEAD, gone) is None
     says_so = (Vote(C, promised(KEYS[2], 0, 0.0, leaving=True)),)
     leaving = (C.peer_id,)
-    by_two = tuple(vouched(key, gone) for key in KEYS[:2])
+    by_two = vouched(KEYS[:2], gone)
     assert problem_of(gone, Evidence(promises, says_so, leaving, by_two)) is None
     assert problem_of(gone, Evidence(promises, idle, leaving, by_two)) is Reason.BAD_SIGNATURE
     assert problem_of(gone, Evidence(promises, (), leaving, by_two)) is Reason.NOT_A_VOTER
 
 
-FALSE: Mapping[str, tuple[Reason, Evidence]] = {
-    "no promises": (Reason.BAD_SIGNATURE, replace(TRUE, promises=())),
-    "one promise too few": (Reason.BAD_SIGNATURE, replace(TRUE, promises=PROMISES[:2])),
-    "a promise of another": (
-        Reason.BAD_SIGNATURE,
-        replace(TRUE, promises=(PROMISES[1], *PROMISES[1:])),
-    ),
-    "another count": (
-        Reason.BAD_SIGNATURE,
-        replace(TRUE, promises=(promised(KEYS[0], 7), *PROMISES[1:])),
-    ),
-    "another ballot": (
-        Reason.BAD_SIGNATURE,
-        replace(
-            TRUE, promises=(promised(KEYS[0], origin=replace(BALLOT, attempt=4)), *PROMISES[1:])
-        ),
-    ),
-    "another state": (
-        Reason.BAD_SIGNATURE,
-        replace(TRUE, promises=(promised(KEYS[0], parent_state_digest=b"x" * 32), *PROMISES[1:])),
-    ),
-    "no vouchers": (Reason.DIGEST_MISMATCH, replace(TRUE, vouched=())),
-    "one voter vouches": (Reason.DIGEST_MISMATCH, replace(TRUE, vouched=VOUCHED[:1])),
-    "one voter vouches three times": (
-        Reason.DIGEST_MISMATCH,
-        replace(TRUE, vouched=VOUCHED[:1] * 3),
-    ),
-    "another norm": (
-        Reason.DIGEST_MISMATCH,
-        replace(
-            TRUE, vouched=tuple(vouched(k, replace(VALUE, gradient_norm=1e-30)) for k in KEYS[:3])
-        ),
-    ),
-    "vouchers at another ballot": (
-        Reason.DIGEST_MISMATCH,
-        replace(TRUE, vouched=tuple(vouched(k, at=replace(BALLOT, attempt=4)) for k in KEYS[:3])),
-    ),
-    "peers without a vote vouch": (
-        Reason.DIGEST_MISMATCH,
-        replace(TRUE, vouched=tuple(map(vouched, KEYS[3:]))),
-    ),
+LATER = replace(BALLOT, attempt=4)
+FALSE: Mapping[Reason, Mapping[str, Mapping[str, Any]]] = {
+    Reason.BAD_SIGNATURE: {
+        "no promises": {"promises": ()},
+        "one promise too few": {"promises": PROMISES[:2]},
+        "a promise of another": {"promises": (PROMISES[1], *PROMISES[1:])},
+        "another count": {"promises": (promised(KEYS[0], 7), *PROMISES[1:])},
+        "another ballot": {"promises": (promised(KEYS[0], origin=LATER), *PROMISES[1:])},
+        "another state": {
+            "promises": (promised(KEYS[0], parent_state_digest=b"x" * 32), *PROMISES[1:])
+        },
+    },
+    Reason.DIGEST_MISMATCH: {
+        "no vouchers": {"vouched": ()},
+        "one voter vouches": {"vouched": VOUCHED[:1]},
+        "one voter vouches three times": {"vouched": VOUCHED[:1] * 3},
+        "another norm": {"vouched": vouched(KEYS[:3], replace(VALUE, gradient_norm=1e-30))},
+        "vouchers at another ballot": {"vouched": vouched(KEYS[:3], at=LATER)},
+        "peers without a vote vouch": {"vouched": vouched(KEYS[3:])},
+    },
 }
 
 
-@pytest.mark.parametrize("lie", FALSE)
-def test_false_evidence_is_refused_by_name(lie: str) -> None:
-    reason, evidence = FALSE[lie]
-    assert problem_of(VALUE, evidence) is reason
+@pytest.mark.parametrize(
+    ("reason", "lie"), [(reason, lie) for reason, lies in FALSE.items() for lie in lies]
+)
+def test_false_evidence_is_refused_by_name(reason: Reason, lie: str) -> None:
+    assert problem_of(VALUE, replace(TRUE, **FALSE[reason][lie])) is reason
 
 
 def test_vouchers_for_an_ordinary_round_support_its_branch_as_well() -> None:

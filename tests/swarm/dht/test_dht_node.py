@@ -3,7 +3,7 @@
 import asyncio
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ ENDS = 9e9
 class Neighbours:
     """Stand-in for hivemind's node: searches, calls to other nodes, a list of silent nodes."""
 
-    def __init__(self, found: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         self.protocol = self.blacklist = self
         self.storage = BoundedStorage(RecordGate())
         self.nearest, self.silent, self.searches = list("abcdefg"), "", 0
@@ -39,7 +39,8 @@ class Neighbours:
         self.asked = 0
         self.readers_asked: list[str] = []
         self.answers: dict[str, list[tuple[str, bytes]]] = {}
-        self.thawed, self._found = asyncio.Event(), found
+        self.thawed, self.clock = asyncio.Event(), ManualClock(50.0)
+        self.found: Sequence[str] = ()
 
     def register_failure(self, peer: str) -> None:
         self.nearest.remove(peer)
@@ -76,7 +77,7 @@ class Neighbours:
 
     async def get_many(self, keys: Sequence[str], beam_size: int, **_: object) -> dict[str, Any]:
         self.asked = beam_size
-        value = dict.fromkeys(self._found, ValueWithExpiration(b"x", ENDS))
+        value = dict.fromkeys(self.found, ValueWithExpiration(b"x", ENDS))
         search = asyncio.get_running_loop().create_future()
         if not self.silent:
             search.set_result(ValueWithExpiration(value, ENDS))
@@ -86,89 +87,88 @@ class Neighbours:
         return "".join(sorted(peer for peer, stored in self.stored if stored == subkey))
 
 
-def play(
-    story: Callable[[Neighbours, DhtNode, ManualClock], Awaitable[None]], found: Sequence[str] = ()
-) -> None:
-    async def run() -> None:
-        neighbours, clock = Neighbours(found), ManualClock(50.0)
-        node = DhtNode(NodeSettings(client_mode=True), Path(), clock)
-        node._node = node._p2p = neighbours
-        await story(neighbours, node, clock)
-        await node.close()
-        assert len(asyncio.all_tasks()) == 1, "the request in progress is interrupted"
+@pytest.fixture
+def neighbours() -> Neighbours:
+    return Neighbours()
 
-    asyncio.run(run())
+
+@pytest.fixture
+def node(neighbours: Neighbours) -> DhtNode:
+    node = DhtNode(NodeSettings(client_mode=True), Path(), neighbours.clock)
+    node._node = node._p2p = neighbours
+    return node
+
+
+async def assert_closes(node: DhtNode) -> None:
+    """Close the node, and assert that this interrupts its requests in progress."""
+    await node.close()
+    assert len(asyncio.all_tasks()) == 1
 
 
 async def store(node: DhtNode, subkey: str, key: str = "key") -> None:
     await node.store(key, subkey, b"record", 60.0)
 
 
-def test_one_search_serves_many_records() -> None:
-    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
-        for subkey in "123":
-            await store(node, subkey)
-            assert neighbours.holders(subkey) == "abcde"
-        assert neighbours.searches == 1
-        clock.advance(dht_node.HOLDERS_SECONDS)
-        neighbours.nearest.insert(0, "x")
-        await store(node, "4")
-        assert (neighbours.searches, neighbours.holders("4")) == (2, "abcdx")
-        await store(node, "4", "other key")
-        assert neighbours.searches == 3
-
-    play(story)
+async def test_one_search_serves_many_records(neighbours: Neighbours, node: DhtNode) -> None:
+    for subkey in "123":
+        await store(node, subkey)
+        assert neighbours.holders(subkey) == "abcde"
+    assert neighbours.searches == 1
+    neighbours.clock.advance(dht_node.HOLDERS_SECONDS)
+    neighbours.nearest.insert(0, "x")
+    await store(node, "4")
+    assert (neighbours.searches, neighbours.holders("4")) == (2, "abcdx")
+    await store(node, "4", "other key")
+    assert neighbours.searches == 3
 
 
-def test_a_silent_node_holds_nobody_up_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_node_holds_nobody_up_and_is_replaced(
+    neighbours: Neighbours, node: DhtNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dht_node, "ENOUGH_SECONDS", 0.01)
-
-    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
-        neighbours.silent = "b"
-        await store(node, "1")
-        assert (neighbours.searches, neighbours.holders("1")) == (1, "acde")
-        neighbours.thawed.set()  # its time is over
-        await asyncio.gather(*node._gifts)
-        neighbours.thawed.clear()
-        await store(node, "2")
-        assert (neighbours.searches, neighbours.holders("2")) == (2, "acdef")
-        neighbours.silent = "c"
-        await store(node, "3")
-
-    play(story)
+    neighbours.silent = "b"
+    await store(node, "1")
+    assert (neighbours.searches, neighbours.holders("1")) == (1, "acde")
+    neighbours.thawed.set()  # its time is over
+    await asyncio.gather(*node._gifts)
+    neighbours.thawed.clear()
+    await store(node, "2")
+    assert (neighbours.searches, neighbours.holders("2")) == (2, "acdef")
+    neighbours.silent = "c"
+    await store(node, "3")
+    await assert_closes(node)
 
 
-def test_of_all_that_is_found_a_few_go_on_the_known_first() -> None:
+async def test_of_all_that_is_found_a_few_go_on_the_known_first(
+    neighbours: Neighbours, node: DhtNode
+) -> None:
     """Identities are free: a stranger stores as many leases as it likes."""
-
-    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
-        found, complete = await node.fetch("key", 1.0, known=["ada"])
-        assert complete
-        assert neighbours.asked < 10
-        await node.fetch("key", 1.0, widely=True)
-        assert neighbours.asked > 50
-        assert found[0] == ("ada", b"x")
-        assert len(found) == MAX_RECORDS_PER_READING
-        closed, _ = await node.fetch("key", 1.0, known=["ada"], only_known=True)
-        assert closed == [("ada", b"x")], "peers that were stored before we knew of the list"
-
-    play(story, [*(f"stranger {number}" for number in range(2000)), "ada"])
+    neighbours.found = [*(f"stranger {number}" for number in range(2000)), "ada"]
+    found, complete = await node.fetch("key", 1.0, known=["ada"])
+    assert complete
+    assert neighbours.asked < 10
+    await node.fetch("key", 1.0, widely=True)
+    assert neighbours.asked > 50
+    assert found[0] == ("ada", b"x")
+    assert len(found) == MAX_RECORDS_PER_READING
+    closed, _ = await node.fetch("key", 1.0, known=["ada"], only_known=True)
+    assert closed == [("ada", b"x")], "peers that were stored before we knew of the list"
 
 
-def test_a_search_that_does_not_end_is_answered_from_what_is_at_hand() -> None:
+async def test_a_search_that_does_not_end_is_answered_from_what_is_at_hand(
+    neighbours: Neighbours, node: DhtNode
+) -> None:
     """A node that holds the record may just have died."""
-
-    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
-        await node.fetch("key", 1.0)
-        neighbours.silent = "a"
-        stored, key_id = MSGPackSerializer.dumps(b"news"), DHTID.generate("key")
-        neighbours.storage.store_subkey(key_id, "bob", stored, ENDS)
-        found, complete = await node.fetch("key", 0.01)
-        assert not complete
-        assert dict(found) == {"ada": b"x", "bob": b"news"}
-        assert await node.fetch("other key", 0.01) == ([], False)
-
-    play(story, ["ada"])
+    neighbours.found = ["ada"]
+    await node.fetch("key", 1.0)
+    neighbours.silent = "a"
+    stored, key_id = MSGPackSerializer.dumps(b"news"), DHTID.generate("key")
+    neighbours.storage.store_subkey(key_id, "bob", stored, ENDS)
+    found, complete = await node.fetch("key", 0.01)
+    assert not complete
+    assert dict(found) == {"ada": b"x", "bob": b"news"}
+    assert await node.fetch("other key", 0.01) == ([], False)
+    await assert_closes(node)
 
 
 def test_whatever_is_found_goes_into_one_message() -> None:
@@ -197,42 +197,38 @@ def test_who_came_back_on_another_port_is_found_there(
     assert with_contact(before, ADA, []) == before
 
 
-def test_readings_are_spread_over_the_holders_one_at_a_time() -> None:
-    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
-        neighbours.answers = {peer: [("ada", b"x"), ("bob", b"y")] for peer in "abcde"}
-        for _ in range(50):
-            found, complete = await node.fetch("key", 1.0, known=["ada"])
-            assert complete
-            assert dict(found) == {"ada": b"x", "bob": b"y"}
-        assert Counter(neighbours.readers_asked) == dict.fromkeys("abcde", 10)
-        assert neighbours.asked == 0, "no reading asked all holders"
-
-    play(story)
+async def test_readings_are_spread_over_the_holders_one_at_a_time(
+    neighbours: Neighbours, node: DhtNode
+) -> None:
+    neighbours.answers = {peer: [("ada", b"x"), ("bob", b"y")] for peer in "abcde"}
+    for _ in range(50):
+        found, complete = await node.fetch("key", 1.0, known=["ada"])
+        assert complete
+        assert dict(found) == {"ada": b"x", "bob": b"y"}
+    assert Counter(neighbours.readers_asked) == dict.fromkeys("abcde", 10)
+    assert neighbours.asked == 0, "no reading asked all holders"
 
 
 @pytest.mark.parametrize("hidden", [[], [("bob", b"y")]])
-def test_an_answer_without_the_record_that_is_due_is_not_believed(
-    hidden: list[tuple[str, bytes]],
+async def test_an_answer_without_the_record_that_is_due_is_not_believed(
+    neighbours: Neighbours, node: DhtNode, hidden: list[tuple[str, bytes]]
 ) -> None:
-    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
-        neighbours.answers = dict.fromkeys("abcde", hidden)
-        found, complete = await node.fetch("key", 1.0, known=["ada"])
-        assert complete
-        assert neighbours.asked > 5, "all holders were asked"
-        assert dict(found) == {"ada": b"x"}
-
-    play(story, ["ada"])
+    neighbours.found = ["ada"]
+    neighbours.answers = dict.fromkeys("abcde", hidden)
+    found, complete = await node.fetch("key", 1.0, known=["ada"])
+    assert complete
+    assert neighbours.asked > 5, "all holders were asked"
+    assert dict(found) == {"ada": b"x"}
 
 
-def test_a_silent_holder_delays_a_reading_by_half_its_time() -> None:
-    async def story(neighbours: Neighbours, node: DhtNode, clock: ManualClock) -> None:
-        neighbours.answers = {"b": [("ada", b"x")]}
-        await node._holders_of(DHTID.generate("key"))
-        neighbours.silent = "acdefg"
-        for _ in range(5):
-            await node.fetch("key", 0.02, known=["ada"])
-        assert sorted(neighbours.readers_asked) == list("abcde")
-        found, _ = await node.fetch("key", 0.02, known=["ada"])
-        assert dict(found) == {"ada": b"x"}, "as it was read last"
-
-    play(story)
+async def test_a_silent_holder_delays_a_reading_by_half_its_time(
+    neighbours: Neighbours, node: DhtNode
+) -> None:
+    neighbours.answers = {"b": [("ada", b"x")]}
+    await node._holders_of(DHTID.generate("key"))
+    neighbours.silent = "acdefg"
+    for _ in range(5):
+        await node.fetch("key", 0.02, known=["ada"])
+    assert sorted(neighbours.readers_asked) == list("abcde")
+    found, _ = await node.fetch("key", 0.02, known=["ada"])
+    assert dict(found) == {"ada": b"x"}, "as it was read last"

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from swarm_samples import a_lease, a_manifest
 
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import (
@@ -18,6 +17,7 @@ from atom.swarm.records.manifest import (
     lease_key,
     manifest_key,
 )
+from tests.swarm.swarm_samples import a_lease, a_manifest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
@@ -225,6 +225,6 @@ def test_a_full_key_is_an_answer_that_is_carried(
 ) -> None:
     monkeypatch.undo()
     gate.use(ROOT, [f"{number:052}" for number in range(100)], only_known=False)
-    for number in range(10_000):
+    for number in range(200 + dht_storage.MAX_STRANGERS_PER_KEY):
         storage.store_subkey(ROOT, f"{number:052}", bytes(MAX_LEASE_BYTES), LATER)
     assert len(pack(storage.get(ROOT).value)) < LONGEST_ANSWER_BYTES

@@ -35,10 +35,7 @@ def test_a_node_that_cannot_be_dialled(
     ("ours", "theirs", "words"),
     [
         (1000.0, 990.0, "10 s ahead of"),
-        (1000.0, 1004.0, "4 s behind"),
-        (90_000.0, 0.0, "25 h ahead of"),
         (0.0, 3600.0 * 5, "5 h behind"),
-        (1000.0, 31_537_000.0, "365 days behind"),
     ],
 )
 def test_a_wrong_clock_is_named_with_the_difference(ours: float, theirs: float, words: str) -> None:

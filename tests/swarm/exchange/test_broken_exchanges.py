@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from threaded_ring import SILENCE_S, SOON, Make, Swarm, broken, sources, spoilt
 from torch import Tensor
 
 from atom.base.errors import Reason
@@ -17,6 +16,7 @@ from atom.swarm.exchange.reduction import ExchangeBroken, Reduction, Terms, hear
 from atom.swarm.exchange.sparse import CHUNK, Sparse
 from atom.swarm.stream.frames import Kind, Pace, Patience, Purpose
 from tests.swarm.stream_pairs import HEADER
+from tests.swarm.threaded_ring import SILENCE_S, SOON, Make, Swarm, broken, sources, spoilt
 
 CULPRIT, QUIET, KINDS = (
     2,

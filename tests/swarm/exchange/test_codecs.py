@@ -20,6 +20,7 @@ from atom.swarm.exchange.codec import (
     codec_named,
 )
 from atom.swarm.exchange.codec import INT8_BLOCK as BLOCK
+from tests.swarm.means import wire_of
 
 SIZES = [0, 1, 16, INT4_BLOCK + 3, BLOCK - 1, BLOCK, 3 * BLOCK + 48]
 
@@ -131,14 +132,7 @@ def test_what_overflows_is_noticed(kernels: ChunkKernels) -> None:
 # ---- there and back
 
 
-INT8 = Int8()
-
-
-def encoded(values: Tensor, codec: Codec = INT8) -> Tensor:
-    return codec.encode(values, torch.empty(4 * values.numel() + 4, dtype=torch.uint8)).clone()
-
-
-def decoded(wire: Tensor, elements: int, codec: Codec = INT8) -> Tensor:
+def decoded(wire: Tensor, elements: int, codec: Codec) -> Tensor:
     out = torch.full((elements,), float("nan"))
     codec.decode(wire, out)
     return out
@@ -147,9 +141,9 @@ def decoded(wire: Tensor, elements: int, codec: Codec = INT8) -> Tensor:
 @pytest.mark.parametrize("codec", [Int8(), Int4()], ids=["int8", "int4"])
 def test_the_largest_number_is_held_and_zeros_of_both_signs(codec: Codec) -> None:
     largest = torch.full((64,), torch.finfo(torch.float32).max)
-    back = decoded(encoded(largest, codec), 64, codec)
+    back = decoded(wire_of(largest, codec), 64, codec)
     torch.testing.assert_close(back, largest, rtol=5e-3, atol=0.0)
-    zeros = decoded(encoded(torch.tensor([0.0, -0.0] * BLOCK), codec), 2 * BLOCK, codec)
+    zeros = decoded(wire_of(torch.tensor([0.0, -0.0] * BLOCK), codec), 2 * BLOCK, codec)
     assert not zeros.view(torch.int32).any()
 
 
@@ -160,7 +154,7 @@ def test_the_largest_number_is_held_and_zeros_of_both_signs(codec: Codec) -> Non
 @pytest.mark.parametrize(("codec", "step"), [(Int8(), 0), (Int8(), 1), (Int4(), 0x88)])
 def test_a_scale_that_is_no_number_is_refused(codec: Codec, step: int, scale: int) -> None:
     """The scales are infinities and a NaN; the steps do not matter."""
-    wire = encoded(torch.zeros(64), codec)
+    wire = wire_of(torch.zeros(64), codec)
     wire.numpy()[:2].view(numpy.uint16)[0] = scale
     wire[2] = step
     with pytest.raises(NotFinite):

@@ -14,10 +14,7 @@ from atom.swarm.exchange.plans import MOST_ELEMENTS
 from atom.swarm.exchange.sparse import Sparse
 from tests.swarm.means import encoded
 from tests.swarm.refusals import refusal
-from tests.swarm.threaded_ring import ELEMENTS, Make, sources, swarm_of
-
-__all__ = ["swarm_of"]
-
+from tests.swarm.threaded_ring import ELEMENTS, Make, sources
 
 NUMBERS = 64
 

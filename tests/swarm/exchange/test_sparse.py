@@ -14,6 +14,7 @@ from torch import Tensor
 from atom.base.build_kernels import FLAGS
 from atom.swarm.exchange.codec import NotCanonical, NotFinite
 from atom.swarm.exchange.sparse import CHUNK, KEPT, Sparse, highest_level
+from tests.swarm.means import wire_of
 
 SMALLEST = 2.0**-100
 SPARSE = Sparse()
@@ -91,17 +92,6 @@ def numbers(elements: int, seed: int = 0) -> Tensor:
     return values
 
 
-def encoded(values: Tensor, codec: Sparse = SPARSE, lost: Tensor | None = None) -> Tensor:
-    scratch = torch.empty(4 * values.numel() + 16, dtype=torch.uint8)
-    return codec.encode(values, scratch, lost).clone()
-
-
-def decoded(wire: Tensor, elements: int, codec: Sparse = SPARSE) -> Tensor:
-    out = torch.full((elements,), float("nan"))
-    codec.decode(wire, out)
-    return out
-
-
 @pytest.mark.parametrize("elements", [0, 16, 48, 1040, CHUNK, 6 * CHUNK + 496])
 def test_sparse_follows_its_description(level: int, elements: int) -> None:
     values, own = numbers(elements), numbers(elements, 1)
@@ -135,24 +125,24 @@ def test_sparse_takes_at_most_what_it_says(elements: int) -> None:
     values = torch.zeros(elements)
     values[-KEPT:] = 1.0
     values[0] = 2.0
-    assert encoded(values).numel() <= SPARSE.wire_bytes(elements) <= 4 * elements
+    assert wire_of(values, SPARSE).numel() <= SPARSE.wire_bytes(elements) <= 4 * elements
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 def test_sparse_what_is_not_finite_is_noticed(level: int, poison: float) -> None:
     codec, good, out = Sparse(level), torch.ones(2 * CHUNK), torch.empty(2 * CHUNK)
-    records = encoded(good, codec)
+    records = wire_of(good, codec)
     for place in (0, 70, CHUNK - 1, CHUNK + 5):
         bad = good.clone()
         bad[place] = poison
         with pytest.raises(NotFinite):
-            encoded(bad, codec)
+            wire_of(bad, codec)
         for target in (out, bad):
             with pytest.raises(NotFinite):
                 codec.add(records, bad, 0.5, target)
     huge = torch.full((CHUNK,), 3.4e38)
     with pytest.raises(NotFinite):
-        encoded(huge, codec)
+        wire_of(huge, codec)
     with pytest.raises(NotFinite):
         codec.add(records, torch.full((2 * CHUNK,), 3.4e38), 2.0, out)
 
@@ -166,7 +156,7 @@ def packed(count: int, low: int, high: int, bits: str) -> bytes:
     return numpy.array([count, low, high], dtype=numpy.uint16).tobytes() + raw.tobytes()
 
 
-ONE, TWO, FAINT, LARGEST = 0x3F80, 0x4000, 0x0D00, 0x7F7F
+ONE, TWO, FAINT = 0x3F80, 0x4000, 0x0D00
 AT_3, AT_3_AND_4 = "110" + "1", "110" + "000" + "11"
 """Low bits, then unary: places of one number and of two."""
 
@@ -174,9 +164,9 @@ AT_3, AT_3_AND_4 = "110" + "1", "110" + "000" + "11"
 def test_sparse_what_an_encoder_writes_by_hand() -> None:
     values = torch.zeros(CHUNK)
     values[3], values[4] = -2, 1
-    assert bytes(encoded(values).numpy()) == packed(2, ONE, TWO, "1010" + AT_3_AND_4)
+    assert bytes(wire_of(values, SPARSE).numpy()) == packed(2, ONE, TWO, "1010" + AT_3_AND_4)
     values[3] = 1
-    assert bytes(encoded(values).numpy()) == packed(2, ONE, ONE, "0000" + AT_3_AND_4)
+    assert bytes(wire_of(values, SPARSE).numpy()) == packed(2, ONE, ONE, "0000" + AT_3_AND_4)
 
 
 @pytest.mark.parametrize(

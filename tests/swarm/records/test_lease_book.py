@@ -4,7 +4,6 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from swarm_samples import a_lease
 
 from atom.swarm.chain.commit import Ballot, Branch, Head, MemberCount, Value, Voter, genesis, rank
 from atom.swarm.records import lease as lease_book
@@ -18,6 +17,7 @@ from atom.swarm.records.lease import (
     has_left,
     preferred,
 )
+from tests.swarm.swarm_samples import a_lease
 
 ME = Voter("us", b"m" * 16)
 

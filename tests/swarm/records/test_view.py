@@ -3,7 +3,6 @@ import math
 from typing import Any
 
 import pytest
-from swarm_samples import HEAD, a_lease, a_manifest
 
 from atom.config.model_and_data import Data
 from atom.swarm.chain.commit import Branch
@@ -28,6 +27,7 @@ from atom.swarm.records.view import (
     validation_text,
     view_swarm,
 )
+from tests.swarm.swarm_samples import HEAD, a_lease, a_manifest
 
 OTHER = b"x" * 32
 LEFT = (Branch(4, 1, b"n" * 8),)
@@ -78,17 +78,6 @@ def test_hidden_peers_may_own_parts_if_all_of_them_are_steady() -> None:
     assert owners_among([*peers, left]) == 3
 
 
-def test_what_the_status_command_tells() -> None:
-    view = view_of(a_lease("b"), a_lease("a", sequences_per_s=1.23456))
-    shown = json.loads(json.dumps(view.to_json()))
-    assert shown["peers"][0]["rate"] == 1.235
-    used = view_of(a_lease(last_round=RoundUse(8.5, 0.25, 4096, 2048, 9.0))).to_json()["peers"][0]
-    assert used["last_round"] == {
-        "seconds": 8.5, "utilisation": 0.25, "sent_bytes": 4096, "received_bytes": 2048,
-        "usual_seconds": 9.0,
-    }  # fmt: skip
-
-
 def test_peers_of_another_version_do_not_count_and_are_named() -> None:
     old = [
         a_lease(name, version=version, round=99)
@@ -113,27 +102,28 @@ def test_an_empty_swarm_and_a_clock_that_runs_ahead() -> None:
 
 
 def test_the_newest_validation_and_the_middle_time_of_those_at_the_head() -> None:
-    said = [(4, 2.0, 10.0, 15.0), (6, 1.5, 30.0, 25.0), (10**9, 0.0, 20.0, 0.0)]
-    head = {"head": bytes(32), "round": 7}
+    said = [
+        (4, 2.0, 10.0, 15.0, "old"), (6, 1.5, 30.0, 25.0, "new"), (10**9, 0.0, 20.0, 0.0, "made up")
+    ]  # fmt: skip
     leases = [
         a_lease(
             f"p{n}",
+            round=7,
             validation=Validation(at, loss),
-            last_round=RoundUse(s, 1.0, 0, 0, mean),
-            **head,
+            last_round=RoundUse(seconds, 1.0, 0, 0, mean),
+            sample=SampleText(at, text),
         )
-        for n, (at, loss, s, mean) in enumerate(said)
+        for n, (at, loss, seconds, mean, text) in enumerate(said)
     ]
-    seen = view_of(*leases)
+    seen = view_of(*leases, a_lease("silent", round=7))
     assert seen.round_s == 20.0, "of an older version, which sends no mean, the last round"
-    assert seen.to_json()["validation"] == seen.validation
-    texts = (SampleText(4, "old"), SampleText(6, "new"), SampleText(10**9, "made up"), None)
-    told = view_of(*(a_lease(f"p{n}", sample=t, **head) for n, t in enumerate(texts)))
-    assert told.to_json()["sample"] == {"round": 6, "text": "new"}
-    assert seen.to_json()["sample"] is None
     assert seen.validation == {"round": 6, "loss": 1.5, "texts": {}}, "none of a later round"
+    shown = seen.to_json()
+    assert shown["validation"] == seen.validation
+    assert shown["sample"] == {"round": 6, "text": "new"}
     nothing = view_of()
     assert (nothing.validation, nothing.round_s) == (None, None)
+    assert nothing.to_json()["sample"] is None
 
 
 @pytest.mark.parametrize(
@@ -182,12 +172,16 @@ def test_how_long_a_run_goes_on(
     assert remaining(rounds, at, round_s) == said
 
 
-def test_the_reach_of_each_peer_is_shown() -> None:
-    ways = list(HowReached)
-    leases = [a_lease(f"peer {n}", reach=way) for n, way in enumerate(ways)]
-    view = view_of(*leases)
-    assert [view.row(peer)["reach"] for peer in view.peers] == [
-        "open", "mapped", "punched", "called", "-",
-    ]  # fmt: skip
-    shown = [peer["reach"] for peer in view.to_json()["peers"]]
-    assert shown == ["open", "mapped", "punched", "called", "unknown"]
+def test_rate_reach_and_last_round_of_each_peer_are_shown() -> None:
+    use = RoundUse(8.5, 0.25, 4096, 2048, 9.0)
+    leases = [a_lease(f"peer {n}", reach=way) for n, way in enumerate(HowReached)]
+    view = view_of(a_lease("a", sequences_per_s=1.23456, last_round=use), *leases)
+    first, *others = json.loads(json.dumps(view.to_json()))["peers"]
+    assert (first["rate"], first["last_round"]) == (
+        1.235,
+        {"seconds": 8.5, "utilisation": 0.25, "sent_bytes": 4096, "received_bytes": 2048,
+         "usual_seconds": 9.0},
+    )  # fmt: skip
+    words = ["open", "mapped", "punched", "called"]
+    assert [peer["reach"] for peer in others] == [*words, "unknown"]
+    assert [view.row(peer)["reach"] for peer in view.peers[1:]] == [*words, "-"]

@@ -1,13 +1,11 @@
 """The store gives out exactly what was registered or found, and refuses the rest by name."""
 
-import contextlib
-
 import pytest
 import torch
 
 from atom.base.errors import Reason
 from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
-from atom.swarm.state.blobs import BlobServer, plain_bytes
+from atom.swarm.state.blobs import UPLOADS, BlobServer, plain_bytes
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.transport.limits import KnownPeers
 from atom.wire import transport_pb2 as wire
@@ -52,33 +50,31 @@ def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
 
 
 def test_uploads_are_bounded_and_strangers_leave_half_to_peers_of_the_run() -> None:
-    known, waiting, served, callers = KnownPeers(), list[str](), list[str](), list[Channel]()
+    known, pairs = KnownPeers(), list[tuple[Channel, Channel]]()
     known.at_head(["voter", "member", "third"])
+    server = BlobServer(lambda name: None, known)
 
-    def served_meanwhile(peer: str) -> None:
-        """Let the asking peer hang up while its request is answered, and let other peers ask."""
-        served.append(peer)
-        callers.pop().close()
-        come()
+    def admitted(peer_id: str) -> bool:
+        asking, serving = (Channel(stream) for stream in stream_pair())
+        serving.peer_id = peer_id
+        pairs.append((asking, serving))
+        return server._admits(serving)
 
-    def come() -> None:
-        while waiting:
-            asking, serving = (Channel(stream) for stream in stream_pair())
-            callers.append(asking)
-            serving.peer_id = waiting.pop(0)
-            request = wire.BlobRequest(name=serving.peer_id).SerializeToString()
-            asking.send_frame(Kind.BLOB_REQUEST, request, patience=Patience(SOON))
-            with contextlib.suppress(OSError):
-                server.serve(serving)
-            if callers:
-                raw = callers.pop().recv_frame(Kind.REFUSED, 1024, Patience(SOON))
-                assert wire.Refused.FromString(raw).reason == "busy"
+    greedy, strangers = ["greedy"] * 5, [f"stranger {number}" for number in range(5)]
+    asked = [*greedy, *strangers, *["voter"] * 5, *["member"] * 4, "third"]
+    served = [peer_id for peer_id in asked if admitted(peer_id)]
+    assert served == [*greedy[:4], *strangers[:4], *["voter"] * 4, *["member"] * 4]
+    asking, serving = pairs[-1]
+    server.serve(serving)
+    refused = asking.recv_frame(Kind.REFUSED, 1024, Patience(SOON))
+    assert wire.Refused.FromString(refused).reason == "busy"
 
-    server = BlobServer(served_meanwhile, known)
-    for _ in range(2):  # peers that have left have made room
-        waiting += ["greedy"] * 5 + [f"stranger {number}" for number in range(5)]
-        waiting += ["voter"] * 5 + ["member"] * 4 + ["third"]
-        come()
-        strangers = [f"stranger {number}" for number in range(4)]
-        assert served == [*["greedy"] * 4, *strangers, *["voter"] * 4, *["member"] * 4]
-        served.clear()
+
+def test_uploads_that_have_ended_make_room() -> None:
+    server = BlobServer(lambda name: None)
+    for _ in range(UPLOADS):
+        asking, serving = (Channel(stream) for stream in stream_pair())
+        asking.close()
+        with pytest.raises(ConnectionError):
+            server.serve(serving)
+    assert not any(server._serving.values())

@@ -1,6 +1,5 @@
 """Pieces on disk: presence, serving, a full disk, and damaged bytes."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +58,8 @@ def test_a_piece_is_here_once_it_is_written_and_served_from_then_on(tmp_path: Pa
 
 def test_after_a_restart_only_what_is_right_counts(tmp_path: Path) -> None:
     first = store_in(tmp_path)
+    taken = sum(path.stat().st_blocks * 512 for path in tmp_path.glob("arena-*"))
+    assert taken < CHUNK_BYTES < (tmp_path / "arena-1").stat().st_size, "files are sparse"
     for piece in PIECES[:4]:
         first.write(piece, raw(piece))
     with (tmp_path / "arena-1").open("r+b") as file:  # as a power cut tears it
@@ -69,55 +70,21 @@ def test_after_a_restart_only_what_is_right_counts(tmp_path: Path) -> None:
     assert sorted(again.kept) == PIECES[:4]
     assert [again.has(piece) for piece in PIECES] == [True, True, False, True, False]
     assert again.chunk((1, 2)) == raw((1, 2))
+    with (tmp_path / "arena-1").open("r+b") as file:
+        file.seek(2 * CHUNK_BYTES)
+        file.write(b"other")
+    assert refusal(again.chunk, (1, 2)) is Reason.PIECE_MISSING, "a receiver would call it a lie"
+    (tmp_path / "manifest").write_bytes(b"\xff" * 100)
+    assert store_in(tmp_path, settled=False).manifest is None
+    with pytest.raises(StorageError):  # no folder
+        store_in(tmp_path / "arena-0")
 
 
 def test_a_manifest_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
     store = store_in(tmp_path, settled=False)
     assert not store.has((0, 0)), "nothing is known yet"
     assert refusal(BlobServer({"text": store}.get).manifest, "text") is Reason.PIECE_MISSING
-    other = BlobManifest((describe("tokens-00", TOKENS),))
+    other = BlobManifest((replace(MANIFEST.arenas[0], chunk_digests=bytes(32)), MANIFEST.arenas[1]))
     assert refusal(store.settle, other) is Reason.HASH_MISMATCH
     odd = [SHAPES[0], replace(SHAPES[1], elements=9)]
     assert refusal(PieceStore(MANIFEST.digest(), odd, tmp_path).settle, MANIFEST)
-
-
-def test_a_damaged_manifest_on_disk_is_none(tmp_path: Path) -> None:
-    store_in(tmp_path)
-    (tmp_path / "manifest").write_bytes(b"\xff" * 100)
-    assert store_in(tmp_path, settled=False).manifest is None
-
-
-def test_a_full_disk_is_told_and_what_is_here_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = store_in(tmp_path)
-    store.write((0, 0), raw((0, 0)))
-    full = Path("/dev/full")
-    with monkeypatch.context() as patched:
-        patched.setattr(store, "_paths", [full, full])
-        with pytest.raises(StorageError, match="the disk is full") as caught:
-            store.write((1, 0), raw((1, 0)))
-    assert "[state] directory" in caught.value.hint
-    assert not store.has((1, 0))
-    assert store.chunk((0, 0)) == raw((0, 0))
-
-
-def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageError):
-        store_in(tmp_path / "file")
-
-
-def test_what_the_disk_has_damaged_since_is_not_served(tmp_path: Path) -> None:
-    """A peer that received it would take it for a lie."""
-    store = store_in(tmp_path)
-    store.write((1, 0), raw((1, 0)))
-    with (tmp_path / "arena-1").open("r+b") as file:
-        file.write(b"other")
-    assert refusal(store.chunk, (1, 0)) is Reason.PIECE_MISSING
-
-
-def test_files_are_sparse(tmp_path: Path) -> None:
-    store_in(tmp_path)
-    taken = sum(path.stat().st_blocks * 512 for path in tmp_path.glob("arena-*"))
-    assert taken < CHUNK_BYTES < os.path.getsize(tmp_path / "arena-1")

@@ -101,14 +101,6 @@ def test_closing_frees_a_sender_that_waits_for_its_turn() -> None:
 # ---- rings and state transfers
 
 
-def running_ring(until: float) -> TransferThrottle:
-    """A fast one, for a second up to then."""
-    throttle = TransferThrottle()
-    for step in range(101):
-        throttle.passes(10_000_000, until - 1.0 + step / 100)
-    return throttle
-
-
 @pytest.mark.parametrize(
     ("rate", "uploads", "most_s"), [(25e6, 1, 0.02), (375e3, 2, 1.0), (375e3, 16, 0.8 * SILENCE_S)]
 )

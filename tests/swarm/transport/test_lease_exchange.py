@@ -5,21 +5,17 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from swarm_samples import a_lease, signed
 
-from atom.base.errors import PeerRefused, Reason
+from atom.base.errors import Reason
 from atom.swarm.chain.commit import Head, Voter, genesis
 from atom.swarm.chain.messages import MAX_RECORDS, Leases, decode, encode
+from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import (
     LEASE_SECONDS,
-    MAX_LINKS,
     Lease,
     LeaseBook,
-    Link,
     PeerState,
-    Reached,
-    RoundUse,
     SignedLease,
     short_name,
 )
@@ -32,7 +28,10 @@ from atom.swarm.transport.lease_exchange import (
     REMEMBERED_S,
     SILENT_S,
     LeaseExchange,
+    neighbour_names,
 )
+from tests.swarm.refusals import refusal
+from tests.swarm.swarm_samples import a_lease, signed
 
 RUN, UNIX = "shakespeare", 1_700_000_000.0
 ANNA, BERT, CLEO, STRANGER = (Identity.create() for _ in range(4))
@@ -85,30 +84,11 @@ def heard_news(member: Member) -> bool:
     return has_changed
 
 
-class World:
-    """Members under one clock; every pair but the ones in `apart` can talk."""
-
-    def __init__(self, *members: Member, apart: Sequence[set[str]] = ()) -> None:
-        self.members = {member.peer_id: member for member in members}
-        self.apart, self.dead = list(apart), set[str]()
-        self.sent_bytes = dict.fromkeys(self.members, 0)
-
-    def turn(self, now: float, renew: bool) -> None:
-        for member in self.members.values():
-            if member.peer_id in self.dead:
-                continue
-            if renew:
-                member.publish(now)
-            for receiver, message in member.exchange.due(now).items():
-                self.deliver(member.peer_id, receiver, message, now)
-
-    def deliver(self, sender: str, receiver: str, message: Leases, now: float) -> None:
-        self.sent_bytes[sender] += len(encode(message))
-        if {sender, receiver} in self.apart or receiver in self.dead:
-            return
-        answer = self.members[receiver].hear(sender, message, now)
-        if answer is not None:
-            self.deliver(receiver, sender, answer, now)
+def deliver(sender: Member, receiver: Member, message: Leases, now: float) -> None:
+    """Let a member hear a message, the sender hear the answer to it, and so on."""
+    answer = receiver.hear(sender.peer_id, message, now)
+    if answer is not None:
+        deliver(receiver, sender, answer, now)
 
 
 @pytest.fixture
@@ -151,13 +131,12 @@ def test_what_is_no_lease_of_a_living_mate_is_ignored(anna: Member, ignored: Sig
 
 
 def test_a_forged_record_is_an_offence_of_its_sender(anna: Member) -> None:
-    with pytest.raises(PeerRefused) as forged:
-        anna.hear(CLEO.peer_id, Leases((signed(LEASE_DOMAIN, b"forged", CLEO),)), 0.0)
-    assert forged.value.reason is Reason.MALFORMED
     theirs = sign(BERT, a_lease(BERT.peer_id), UNIX + 8).record
-    with pytest.raises(PeerRefused) as changed:
-        anna.hear(CLEO.peer_id, Leases((theirs[:-1] + bytes([theirs[-1] ^ 1]),)), 0.0)
-    assert changed.value.reason is Reason.BAD_SIGNATURE
+    for record, reason in (
+        (signed(LEASE_DOMAIN, b"forged", CLEO), Reason.MALFORMED),
+        (theirs[:-1] + bytes([theirs[-1] ^ 1]), Reason.BAD_SIGNATURE),
+    ):
+        assert refusal(anna.hear, CLEO.peer_id, Leases((record,)), 0.0) is reason
 
 
 def test_strangers_and_floods_are_not_listened_to(anna: Member) -> None:
@@ -233,21 +212,23 @@ def test_mates_are_remembered_for_a_while_and_few(anna: Member) -> None:
 
 def test_two_peers_that_cannot_talk_hear_of_each_other_through_a_third() -> None:
     head = head_of(ANNA, BERT, CLEO)
-    anna, bert, cleo = (Member(each, head) for each in (ANNA, BERT, CLEO))
-    world = World(anna, bert, cleo, apart=[{ANNA.peer_id, BERT.peer_id}])
-    for tick in range(200):
+    anna, bert, cleo = members = [Member(each, head) for each in (ANNA, BERT, CLEO)]
+    died_at = 40.0
+    for tick in range(300):
         now = tick * TICK_S
-        world.turn(now, renew=tick % 3 == 0)
-        seen = [member.look(now) for member in (anna, bert, cleo)]
-        if now > 6.0:
-            assert [len(each) for each in seen] == [2, 2, 2], f"at {now:.1f} s"
-    world.dead = {ANNA.peer_id}
-    died_at = 200 * TICK_S
-    for tick in range(200, 300):
-        world.turn(tick * TICK_S, renew=tick % 3 == 0)
-        fresh = bert.look(tick * TICK_S), cleo.look(tick * TICK_S)
-        if tick * TICK_S > died_at + 2 * LEASE_SECONDS:
-            assert fresh == ({CLEO.peer_id}, {BERT.peer_id}), "no peer keeps the dead alive"
+        living = members if now < died_at else [bert, cleo]
+        for sender in living:
+            if tick % 3 == 0:
+                sender.publish(now)
+            due = sender.exchange.due(now)
+            for receiver in living:
+                if receiver.peer_id in due and {sender, receiver} != {anna, bert}:
+                    deliver(sender, receiver, due[receiver.peer_id], now)
+        fresh = [member.look(now) for member in living]
+        if 6.0 < now < died_at:
+            assert [len(each) for each in fresh] == [2, 2, 2], f"at {now:.1f} s"
+        if now > died_at + 2 * LEASE_SECONDS:
+            assert fresh == [{CLEO.peer_id}, {BERT.peer_id}], "no peer keeps the dead alive"
 
 
 def test_a_liar_keeps_no_dead_peer_alive(anna: Member) -> None:
@@ -258,10 +239,8 @@ def test_a_liar_keeps_no_dead_peer_alive(anna: Member) -> None:
     fresh_at = list[float]()
     for second in range(60):
         now = died_at + second
-        told = [each.record for each in kept if UNIX + now < each.expires_at][:1] or [
-            kept[-1].record
-        ]
-        anna.hear(CLEO.peer_id, Leases(tuple(told), (promise,)), now)
+        told = next((each for each in kept if UNIX + now < each.expires_at), kept[-1])
+        anna.hear(CLEO.peer_id, Leases((told.record,), (promise,)), now)
         fresh_at += [now] * (BERT.peer_id in anna.look(now))
     assert fresh_at, "its records were good while they lasted"
     assert max(fresh_at) <= died_at + 2 * LEASE_SECONDS
@@ -274,40 +253,12 @@ def test_a_reading_of_the_dht_is_passed_to_mates_that_lack_it(anna: Member) -> N
     read = {each.record: each.lease for each in (theirs, stranger)}
     anna.exchange.read(read, 0.0, UNIX)
     anna.publish(0.0)
-    world = World(anna, cleo)
-    world.deliver(FOUNDER, CLEO.peer_id, anna.exchange.due(0.0)[CLEO.peer_id], 0.0)
+    deliver(anna, cleo, anna.exchange.due(0.0)[CLEO.peer_id], 0.0)
     assert of(cleo, BERT, 0.0) == theirs.lease
     assert of(cleo, STRANGER, 0.0) is None
     assert anna.exchange.merged({STRANGER.peer_id: stranger.lease}, 0.0).keys() == {
         FOUNDER, BERT.peer_id, STRANGER.peer_id
     }  # fmt: skip
-
-
-def wordy_lease(peer: Identity, serial: int) -> Lease:
-    """Return a lease as peers of a large swarm have it: links, and figures of a round."""
-    links = tuple(Link(bytes([n] * 8), 0.025, 1e6 + n) for n in range(MAX_LINKS))
-    return a_lease(
-        peer.peer_id, serial=serial, links=links, reached=Reached.YES, name="a-peer",
-        last_round=RoundUse(7.0, 0.9, 10**9, 10**9, 7.0),
-    )  # fmt: skip
-
-
-def test_sixty_four_peers_send_less_than_100_kb_a_second_each() -> None:
-    """One of 64 peers, each of which renews its lease twice a second."""
-    peers = [ANNA, *(Identity.create() for _ in range(63))]
-    me, seconds, sent = Member(ANNA, head_of(*peers)), 8, 0
-    for tick in range(int(seconds / TICK_S)):
-        now = tick * TICK_S
-        for peer in peers[1:] if tick % 5 == 0 else []:
-            theirs = sign(peer, wordy_lease(peer, tick + 1), UNIX + now + LEASE_SECONDS)
-            answer = me.hear(peer.peer_id, Leases((theirs.record,)), now)
-            assert answer is None
-        if tick % 2 == 0:
-            own = sign(ANNA, wordy_lease(ANNA, tick + 1), UNIX + now + LEASE_SECONDS)
-            me.exchange.publish(own)
-        sent += sum(len(encode(message)) for message in me.exchange.due(now).values())
-    assert 900 < len(own.record) < 1000
-    assert 50e3 < sent / seconds < 80e3, "beside it, TLS and TCP take 80 bytes of a message"
 
 
 def test_a_message_at_its_bounds_is_small_and_one_beyond_is_refused() -> None:
@@ -317,14 +268,89 @@ def test_a_message_at_its_bounds_is_small_and_one_beyond_is_refused() -> None:
     )
     assert len(encode(full)) < 72 * 1024
     assert decode(encode(full)) == full
-    for beyond in (
-        replace(full, records=(bytes(4097),)),
-        replace(full, records=(record,) * (MAX_RECORDS + 1)),
-        replace(full, held=(bytes(17),)),
-        replace(full, held=(digest,) * 97),
-        replace(full, wanted=(bytes(7),)),
-        replace(full, neighbours=(bytes(9),)),
-        replace(full, neighbours=(name,) * (MAX_RECORDS + 1)),
+    for field, beyond in (
+        ("records", (bytes(4097),)),
+        ("records", (record,) * (MAX_RECORDS + 1)),
+        ("held", (bytes(17),)),
+        ("held", (digest,) * 97),
+        ("wanted", (bytes(7),)),
+        ("neighbours", (bytes(9),)),
+        ("neighbours", (name,) * (MAX_RECORDS + 1)),
     ):
-        with pytest.raises(PeerRefused):
-            decode(encode(beyond))
+        assert refusal(decode, encode(replace(full, **{field: beyond})))
+
+
+# ---- neighbours in our own network: two witnesses with tenure see them at our public address
+
+HOME, ELSEWHERE = "203.0.113.7", "2001:db8:1:2::/64"
+
+
+def tenured(tenured: Sequence[str], members: Sequence[str]) -> Head:
+    first = genesis(b"m" * 32, b"s" * 32, Voter("us", bytes(16)))
+    return replace(first, members=(*members,), tenures=from_the_start(tenured))
+
+
+@pytest.fixture
+def ours() -> LeaseExchange:
+    """Our exchange. W1 and w2 have tenure, new1 and new2 are members without tenure."""
+    exchange = LeaseExchange("us", PLACE)
+    exchange.know(tenured(["us", "w1", "w2"], ["us", "w1", "w2", "new1", "new2", "near"]), 0.0)
+    return exchange
+
+
+def says(exchange: LeaseExchange, witness: str, *names: str, now: float = 0.0) -> None:
+    message = Leases(neighbours=tuple(map(short_name, names)))
+    assert exchange.hear(witness, message, now, UNIX + now) is None
+
+
+def test_two_witnesses_make_a_neighbour_for_the_time_of_a_lease(ours: LeaseExchange) -> None:
+    says(ours, "w1", "near")
+    assert ours.neighbours(0.0) == set()
+    says(ours, "w2", "near", now=1.0)
+    assert ours.neighbours(1.0) == {"near"}
+    assert ours.neighbours(LEASE_SECONDS) == {"near"}
+    assert ours.neighbours(LEASE_SECONDS + 0.1) == set(), "the first witness said it too long ago"
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        [("w1", "near"), ("w1", "near")],
+        [("new1", "near"), ("new2", "near")],
+        [("w1", "near"), ("new1", "near")],
+        [("w1", "w2"), ("w2", "w2")],
+        [("w1", "near"), ("w2", "near"), ("w2", "new1")],
+        [("w1", "stranger"), ("w2", "stranger")],
+        [("stranger", "near"), ("us", "near"), ("w1", "near")],
+        [("w1", "us"), ("w2", "us")],
+    ],
+    ids=["one-twice", "no-tenure", "one-of-two", "of-itself", "taken-back", "unknown-peer",
+         "unknown-witness", "ourselves"],
+)  # fmt: skip
+def test_other_claims_change_nothing(ours: LeaseExchange, claims: list[tuple[str, str]]) -> None:
+    for witness, name in claims:
+        says(ours, witness, name)
+    assert ours.neighbours(0.0) == set()
+
+
+def test_a_witness_that_lost_its_tenure_does_not_count(ours: LeaseExchange) -> None:
+    says(ours, "w1", "near")
+    says(ours, "w2", "near")
+    assert ours.neighbours(0.0) == {"near"}
+    ours.know(tenured(["us", "w1"], ["us", "w1", "w2", "near"]), 0.0)
+    assert ours.neighbours(0.0) == set()
+
+
+def test_each_mate_is_sent_the_names_of_the_mates_at_its_own_public_host() -> None:
+    hosts = {"one": HOME, "two": HOME, "far": ELSEWHERE, "stranger": HOME}
+    witness = LeaseExchange("us", PLACE, lambda: hosts)
+    witness.know(tenured([], ["us", "one", "two", "far", "hidden"]), 0.0)
+    witness.publish(SignedLease(b"record", a_lease("us"), UNIX + LEASE_SECONDS))
+    sent = {peer_id: message.neighbours for peer_id, message in witness.due(0.0).items()}
+    one, two = short_name("one"), short_name("two")
+    assert sent == {"one": (two,), "two": (one,), "far": (), "hidden": ()}
+
+
+def test_of_a_crowd_at_one_host_few_are_named() -> None:
+    crowd = {f"peer{number}": HOME for number in range(2 * MAX_RECORDS)}
+    assert len(neighbour_names("peer0", crowd)) == MAX_RECORDS

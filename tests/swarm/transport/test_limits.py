@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from transport_peers import SOON, until
 
 from atom.base.errors import Reason
 from atom.swarm.identity import Identity
@@ -29,6 +28,7 @@ from atom.swarm.transport.limits import (
 from tests.event_list import EventList
 from tests.manual_clock import ManualClock
 from tests.swarm.stream_pairs import stream_pair
+from tests.swarm.transport_peers import SOON, until
 
 # ---- exclusion
 

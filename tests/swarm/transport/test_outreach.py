@@ -4,7 +4,6 @@ the transport, which is scripted."""
 from collections.abc import Callable, Iterable
 
 import pytest
-from swarm_samples import a_lease
 
 from atom.swarm.records.lease import PeerState, Reached
 from atom.swarm.transport.limits import KnownPeers
@@ -19,6 +18,7 @@ from atom.swarm.transport.outreach import (
 )
 from tests.event_list import EventList
 from tests.manual_clock import ManualClock
+from tests.swarm.swarm_samples import a_lease
 
 YES, NO, UNKNOWN = Reached.YES, Reached.NO, Reached.UNKNOWN
 
@@ -41,19 +41,14 @@ def test_witnesses_and_those_to_whom_lines_lead_can_be_dialled() -> None:
     assert chosen != lines_to("you", many, KnownPeers())
 
 
-def test_peers_that_the_run_knows_come_before_a_crowd() -> None:
+def test_lines_lead_to_peers_that_the_run_knows_and_to_voters_first() -> None:
+    """The run knows more peers than there are lines, and only voters call for rounds."""
     many = {f"peer {n}": a_lease(f"peer {n}", reached=YES) for n in range(512)}
     known = KnownPeers()
     known.at_head(("peer 7", "peer 300", "gone"))
     assert lines_to("me", many, known) > {"peer 7", "peer 300"}
     assert {witness_of(many, asked, known) for asked in range(9)} == {"peer 7", "peer 300"}
-
-
-def test_lines_lead_to_voters_first() -> None:
-    """The run knows more peers than there are lines, and only voters call for rounds."""
-    many = {f"peer {n}": a_lease(f"peer {n}", reached=YES) for n in range(512)}
     voters = [f"peer {n}" for n in range(300, 309)]
-    known = KnownPeers()
     known.at_head(many)
     assert not lines_to("me", many, known).issuperset(voters)
     known.at_head(many, voters)

@@ -1,25 +1,26 @@
 """Two peers that cannot be dialled connect to each other: a third peer introduces them."""
 
 import contextlib
+import errno
 import ipaddress
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from refusals import refusal
-from stream_pairs import stream_pair
-from transport_peers import SOON, Peer, until
 
-from atom.base.errors import PeerRefused, Reason
+from atom.base.errors import Reason
 from atom.swarm.stream.bandwidth import Rate
 from atom.swarm.stream.frames import NO_ADDRESS, Address, Channel, Kind, Patience, Purpose
 from atom.swarm.stream.tls import SocketStream
 from atom.swarm.transport import limits, punching, reverse_connections
 from atom.swarm.transport.limits import Unreachable
 from atom.swarm.transport.punching import check_target, punch, receive_address, shared_port
+from tests.swarm.refusals import refusal
+from tests.swarm.stream_pairs import stream_pair
+from tests.swarm.transport_peers import SOON, Make, Peer, keep_lines, reaches, until
 
-Make = Callable[..., Peer]
 HOME = "192.168.1.2"
 NEVER_DIALLED = [
     "10.0.0.1", "172.16.5.4", "192.168.1.1", "198.18.0.1", "100.64.0.9", "127.0.0.1", "0.0.0.0",
@@ -42,44 +43,41 @@ def make(make_peer: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-def home(make: Make, *hosts: Peer, **given: Any) -> Peer:
-    """Return a peer that cannot be dialled, with a line to each of the hosts."""
-    guest = make(listens=False, **given)
-    for host in hosts:
-        guest.knows(host)
-        host.knows(guest)
-    guest.transport.keep_lines([host.peer_id for host in hosts])
-    until(lambda: all(reaches(host, guest) for host in hosts))
-    return guest
-
-
 def homes(make: Make, count: int = 2) -> tuple[Peer, list[Peer]]:
     """Return a peer that can be dialled, and peers with a line to it that know each other."""
-    host = make()
-    guests = [home(make, host) for _ in range(count)]
+    host, guests = make(), [make(listens=False) for _ in range(count)]
     for guest in guests:
+        keep_lines(guest, host)
         guest.knows(*(other for other in guests if other is not guest))
     return host, guests
 
 
-def reaches(one: Peer, two: Peer) -> bool:
-    with contextlib.suppress(OSError, PeerRefused):
-        one.transport.connect(two.peer_id, Purpose.MESSAGES).close()
-        return True
-    return False
+@pytest.fixture
+def lost_packets(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Address]]:
+    """Function from whose call on no packet comes through; it returns the addresses that are tried.
+
+    A router that takes another port for each destination looks like this.
+    """
+
+    def begin() -> list[Address]:
+        tried = list[Address]()
+
+        def fails(local: Address, target: Address, patience: Patience) -> None:
+            tried.append(target)
+            raise TimeoutError("no packet came through")
+
+        monkeypatch.setattr(punching, "punch", fails)
+        return tried
+
+    return begin
 
 
 def packed(host: str, port: int) -> bytes:
     return ipaddress.ip_address(host).packed + port.to_bytes(2)
 
 
-def ask(asker: Peer, host: Peer, tag: bytes) -> Channel:
-    """Return a channel on which a peer has asked another for an introduction."""
-    return asker.transport.connect(host.peer_id, Purpose.INTRODUCE, tag)
-
-
 def is_introduced(asker: Peer, host: Peer, other: str) -> bool:
-    channel = ask(asker, host, other.encode())
+    channel = asker.transport.connect(host.peer_id, Purpose.INTRODUCE, other.encode("latin-1"))
     with contextlib.closing(channel), contextlib.suppress(OSError):
         receive_address(channel, Patience.within(SOON))
         return True
@@ -125,38 +123,19 @@ def test_several_connections_at_a_time(make: Make) -> None:
     assert two.transport.is_steady
 
 
-def test_a_peer_whose_punches_fail_is_not_steady(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A router that takes another port for each destination looks like this."""
-    _, (one, two) = homes(make)
-    assert reaches(one, two)
-    assert one.transport.is_steady
-
-    def elsewhere(local: Address, target: Address, patience: Patience) -> None:
-        raise TimeoutError("no packet came through")
-
-    monkeypatch.setattr(punching, "punch", elsewhere)
-    assert not reaches(one, two)
-    assert not one.transport.is_steady
-
-
-def test_a_failed_punch_is_not_repeated_at_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_punch_is_not_repeated_at_once_and_the_peer_is_not_steady(
+    make: Make, monkeypatch: pytest.MonkeyPatch, lost_packets: Callable[[], list[Address]]
 ) -> None:
     monkeypatch.setattr(limits, "FIRST_HOLD_S", 1000.0)
     _, (one, two) = homes(make)
-    tried = list[Address]()
-
-    def fails(local: Address, target: Address, patience: Patience) -> None:
-        tried.append(target)
-        raise TimeoutError("no packet came through")
-
-    monkeypatch.setattr(punching, "punch", fails)
+    assert reaches(one, two)
+    assert one.transport.is_steady
+    tried = lost_packets()
     for _ in range(3):
         with pytest.raises(Unreachable):
             one.transport.connect(two.peer_id, Purpose.MESSAGES)
     until(lambda: len(tried) == 2)  # one at each end
+    assert not one.transport.is_steady
 
 
 def test_a_wrong_peer_at_the_address_is_refused(
@@ -171,23 +150,18 @@ def test_a_wrong_peer_at_the_address_is_refused(
         return accomplice.transport.address
 
     monkeypatch.setattr(punching, "receive_address", sent_elsewhere)
-    with pytest.raises(PeerRefused) as refused:
-        one.transport.connect(two.peer_id, Purpose.MESSAGES)
-    assert refused.value.reason is Reason.WRONG_IDENTITY
+    reason = refusal(one.transport.connect, two.peer_id, Purpose.MESSAGES)
+    assert reason is Reason.WRONG_IDENTITY
     assert not one.transport.is_steady
 
 
 def test_a_peer_that_reaches_no_other_one_any_more_is_not_steady(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, lost_packets: Callable[[], list[Address]]
 ) -> None:
     """A laptop that has moved to another router looks like this: the peer that it met has left."""
     _, (one, met, *others) = homes(make, 5)
     assert reaches(one, met)
-
-    def fails(local: Address, target: Address, patience: Patience) -> None:
-        raise TimeoutError("no packet came through")
-
-    monkeypatch.setattr(punching, "punch", fails)
+    lost_packets()
     for number, other in enumerate(others, start=1):
         assert not reaches(one, other)
         assert one.transport.is_steady == (number < punching.MOST_MISSED)
@@ -211,9 +185,8 @@ def test_an_introducer_that_fails_is_not_the_fault_of_the_other_peer(
 
 
 def test_of_several_introducers_one_with_a_line_of_the_other_peer_is_found(make: Make) -> None:
-    able, unable = make(), make()
-    one, two = home(make, able, unable), home(make, able)
-    one.knows(two)
+    able, (one, two) = homes(make)
+    keep_lines(one, able, make())
     for _ in range(4):
         assert reaches(one, two)
 
@@ -226,12 +199,10 @@ def test_only_peers_with_a_line_are_introduced(make: Make) -> None:
     stranger = make(listens=False)
     stranger.knows(host)
     assert is_introduced(one, host, two.peer_id)
-    asked = [(stranger, two.peer_id), (one, stranger.peer_id), (one, host.peer_id)]
-    asked += [(one, one.peer_id), (one, ""), (one, "x" * 64)]
-    for asker, other in asked:
-        assert not is_introduced(asker, host, other)
-        host.events.wait("connection-dropped", reason="not-found", peer_id=asker.peer_id)
-    with contextlib.closing(ask(one, host, b"\xff" * 64)):
+    assert not is_introduced(stranger, host, two.peer_id)
+    host.events.wait("connection-dropped", reason="not-found", peer_id=stranger.peer_id)
+    for name in (stranger.peer_id, host.peer_id, one.peer_id, "", "x" * 64, "\xff" * 64):
+        assert not is_introduced(one, host, name)
         host.events.wait("connection-dropped", reason="not-found", peer_id=one.peer_id)
     assert not one.transport.offenders.held(0.0)
 
@@ -266,19 +237,18 @@ def test_introductions_of_each_asking_peer_are_limited(
 # ---- an introducer lies
 
 
-@pytest.mark.parametrize("host", NEVER_DIALLED)
-def test_no_introducer_sends_us_into_a_private_network(host: str) -> None:
-    assert refusal(check_target, (host, 40000), HOME) is Reason.ADDRESS_NOT_DIALLED
-
-
 @pytest.mark.parametrize(
     ("target", "own"),
     [
+        *(((host, 40000), HOME) for host in NEVER_DIALLED),
+        (NO_ADDRESS, NO_ADDRESS[0]),
         (("8.8.8.8", 1023), HOME), (("8.8.8.8", 22), HOME), (("8.8.8.8", 0), HOME),
         (("8.8.3.4", 40000), "8.8.8.8"), (("2600:1:2:3::9", 40000), "2600:1:2:3::1"),
     ],
 )  # fmt: skip
-def test_no_introducer_sends_us_to_services_or_neighbours(target: Address, own: str) -> None:
+def test_no_introducer_sends_us_into_a_private_network_to_services_or_to_neighbours(
+    target: Address, own: str
+) -> None:
     assert refusal(check_target, target, own) is Reason.ADDRESS_NOT_DIALLED
 
 
@@ -287,30 +257,29 @@ def test_public_addresses_are_tried() -> None:
         check_target(target, own)
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 7, 17])
-def test_bytes_that_are_no_address_are_refused_by_name(size: int) -> None:
-    assert (
-        refusal(receive_address, sent(Kind.SEEN, bytes(size)), Patience.within(SOON))
-        is Reason.MALFORMED
-    )
-
-
-def test_other_frames_are_refused_by_name() -> None:
-    patience = Patience.within(SOON)
-    assert refusal(receive_address, sent(Kind.SEEN, bytes(19)), patience) is Reason.TOO_LARGE
-    for kind in (Kind.CALL, Kind.MESSAGE, Kind.REFUSED):
-        assert (
-            refusal(receive_address, sent(kind, packed("8.8.8.8", 4000)), patience)
-            is Reason.MALFORMED
-        )
-
-
 def sent(kind: Kind, raw: bytes) -> Channel:
     """Return the end of a channel at which this frame arrives."""
     here, there = map(Channel, stream_pair())
     here.send_frame(kind, raw, patience=Patience.within(SOON))
     there.local = HOME, 5000
     return there
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "reason"),
+    [
+        *((Kind.SEEN, bytes(size), Reason.MALFORMED) for size in (0, 1, 2, 3, 5, 7, 17)),
+        (Kind.SEEN, bytes(19), Reason.TOO_LARGE),
+        *(
+            (kind, packed("8.8.8.8", 4000), Reason.MALFORMED)
+            for kind in (Kind.CALL, Kind.MESSAGE, Kind.REFUSED)
+        ),
+    ],
+)
+def test_a_frame_without_an_address_is_refused_by_name(
+    kind: Kind, raw: bytes, reason: Reason
+) -> None:
+    assert refusal(receive_address, sent(kind, raw), Patience.within(SOON)) is reason
 
 
 def test_a_lying_introducer_opens_no_connection(
@@ -335,9 +304,8 @@ def test_a_lying_introducer_opens_no_connection(
 
 
 def test_only_peers_with_our_line_introduce(make: Make) -> None:
-    host, other = make(), make()
-    guest = home(make, host)
-    listening = make()
+    host, (guest,) = homes(make, 1)
+    other, listening = make(), make()
     other.knows(listening)
     with contextlib.closing(other.transport.connect(listening.peer_id, Purpose.MEET)):
         listening.events.wait("connection-dropped", reason="not-found", peer_id=other.peer_id)
@@ -374,67 +342,20 @@ def test_one_introduction_means_one_address_for_a_bounded_time(
 def test_a_connection_that_is_gone_has_no_address_to_dial() -> None:
     with contextlib.closing(SocketStream(shared_port(2))) as stream:
         assert stream.ends() == (NO_ADDRESS, NO_ADDRESS)
-    assert refusal(check_target, NO_ADDRESS, NO_ADDRESS[0]) is Reason.ADDRESS_NOT_DIALLED
 
 
-def bound() -> tuple[Address, Any]:
-    made = shared_port(2, ("127.0.0.1", 0))
-    return made.getsockname(), made
-
-
-def punched(pairs: Sequence[tuple[Address, Address]]) -> list[Any]:
-    found = list[Any]()
-
-    def run(local: Address, target: Address) -> None:
-        found.append(punch(local, target, Patience.within(SOON)))
-
-    threads = [threading.Thread(target=run, args=pair) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
-def test_both_ends_get_one_connection_between_their_ports() -> None:
-    (one, held), (two, other) = bound(), bound()
-    with held, other:
-        ends = punched([(one, two), (two, one)])
-        assert {end.ends() for end in ends} == {(one, two), (two, one)}
-        ends[0].send_all(memoryview(b"hello"), Patience.within(SOON))
-        got = bytearray(5)
-        ends[1].recv_into(memoryview(got), Patience.within(SOON))
-        assert got == b"hello"
-    for end in ends:
-        end.close()
-
-
-def test_nobody_else_gets_in_by_the_open_door() -> None:
+def test_no_other_port_gets_in_by_the_open_door() -> None:
     """A connection from another port than the expected one is closed."""
-    (one, held), (two, other) = bound(), bound()
-    with held, other:
-        end = threading.Event()
-        found = list[Any]()
-
-        def run() -> None:
-            found.append(punch(one, two, Patience.within(SOON)))
-            end.set()
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        with shared_port(2, ("127.0.0.1", 0)) as intruder:
-            until(lambda: intruder.connect_ex(one) in (0, 106))
+    here = ("127.0.0.1", 0)
+    with shared_port(2, here) as held, shared_port(2, here) as other, ThreadPoolExecutor() as pool:
+        one, two = held.getsockname(), other.getsockname()
+        waiting = pool.submit(punch, one, two, Patience.within(SOON))
+        with shared_port(2, here) as intruder:
+            until(lambda: intruder.connect_ex(one) in (0, errno.EISCONN))
             intruder.settimeout(SOON)
             assert intruder.recv(1) == b"", "hung up"
-            assert not end.is_set()
-        [other_end] = punched([(two, one)])
-        thread.join()
-        assert found[0].ends() == (one, two)
-    found[0].close()
-    other_end.close()
-
-
-def test_a_port_without_answer_ends_in_time() -> None:
-    (one, held), (two, other) = bound(), bound()
-    with held, other, pytest.raises(TimeoutError):
-        punch(one, two, Patience.within(0.3))
+            assert not waiting.done()
+        ends = punch(two, one, Patience.within(SOON)), waiting.result(SOON)
+        assert [end.ends() for end in ends] == [(two, one), (one, two)]
+        for end in ends:
+            end.close()

@@ -2,18 +2,14 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
-from transport_peers import SOON, Peer, until
 
 from atom.swarm.records.lease import Reached
 from atom.swarm.stream.frames import Kind, Patience, Purpose
 from atom.swarm.transport import reverse_connections, transport
-from atom.swarm.transport.limits import Unreachable
 from atom.swarm.transport.reverse_connections import TOKEN_BYTES
-
-Make = Callable[..., Peer]
+from tests.swarm.transport_peers import SOON, Make, Peer, keep_lines, reaches, until
 
 
 @pytest.fixture
@@ -27,25 +23,10 @@ def make(make_peer: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-def reaches(one: Peer, two: Peer) -> bool:
-    try:
-        one.transport.connect(two.peer_id, Purpose.MESSAGES).close()
-    except Unreachable:
-        return False
-    return True
-
-
-def keep_lines(guest: Peer, *hosts: Peer) -> None:
-    guest.knows(*hosts)
-    for host in hosts:
-        host.knows(guest)
-        assert not reaches(host, guest)
-    guest.transport.keep_lines([host.peer_id for host in hosts])
-    until(lambda: all(reaches(host, guest) for host in hosts))
-
-
 def test_a_peer_that_cannot_be_dialled_is_called(make: Make) -> None:
     host, guest = make(), make(listens=False)
+    host.knows(guest)
+    assert not reaches(host, guest)
     keep_lines(guest, host)
     data = bytes(range(256)) * 2000
     for one, two in ((host, guest), (guest, host)):

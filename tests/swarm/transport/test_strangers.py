@@ -6,18 +6,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from swarm_samples import TINY_RUN, a_manifest
-from transport_peers import (
-    RUN,
-    SOON,
-    STRANGER,
-    Peer,
-    before_tls,
-    in_tls,
-    shake,
-    still_serves,
-    until,
-)
 
 from atom.base.errors import PeerRefused, Reason
 from atom.config.load import normalised_run_text, parse_run_text
@@ -27,11 +15,24 @@ from atom.swarm.stream.frames import Kind, Patience, Purpose, Stream
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES
 from tests.swarm.refusals import refusal
+from tests.swarm.swarm_samples import TINY_RUN, a_manifest
+from tests.swarm.transport_peers import (
+    RUN,
+    SOON,
+    STRANGER,
+    Make,
+    Peer,
+    before_tls,
+    in_tls,
+    newcomer,
+    shake,
+    still_serves,
+    until,
+)
 
 BETWEEN_S = 0.05
 FEW = {"MAX_HANDSHAKES_PER_HOST": 2, "MAX_CONNECTIONS_PER_PEER": 1, "FRAME_S": 0.5}
 ENDLESS = bytes(10_000)
-Make = Callable[..., Peer]
 
 
 def header(kind: Kind, length: int) -> bytes:
@@ -50,10 +51,6 @@ def enters(peer: Peer) -> bool:
     except PeerRefused:
         return False
     return True
-
-
-def newcomer(run: bytes = RUN) -> Local:
-    return Local(Identity.create(), run, bytes(16))
 
 
 def impostor() -> Local:
@@ -160,14 +157,6 @@ def test_known_peers_get_in_beside_a_crowd_and_each_has_its_places(make_peer: Ma
         channel.close()
 
 
-def test_unproven_connections_are_bounded_per_host(make_peer: Make) -> None:
-    peer = make_peer(**FEW | {"HANDSHAKE_S": 60.0})
-    silent = [before_tls(peer) for _ in range(3)]
-    peer.events.wait("connection-refused", reason="too-many-connections")
-    for stream in silent:
-        stream.close()
-
-
 # ---- peers of a run with a list of members connect to each other only
 
 
@@ -185,9 +174,7 @@ def test_the_owner_is_on_every_list_and_everybody_on_none() -> None:
 
 
 @pytest.mark.parametrize("purpose", [Purpose.MESSAGES, Purpose.RING, Purpose.BLOBS, Purpose.TEXT])
-def test_door_and_dialler_refuse_who_is_not_on_the_list(
-    make_peer: Callable[..., Peer], purpose: Purpose
-) -> None:
+def test_door_and_dialler_refuse_who_is_not_on_the_list(make_peer: Make, purpose: Purpose) -> None:
     peers = [
         make_peer(identity=identity, listed=listed, HANDSHAKE_S=5.0, serve=lambda channel: None)
         for identity, listed in ((ANN, LIST), (OWNER, LIST), (STRANGER, None))

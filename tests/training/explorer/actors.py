@@ -57,8 +57,7 @@ def _identity(number: int) -> Identity:
     return Identity(Ed25519PrivateKey.from_private_bytes(seed))
 
 
-_BY_ID = {one.peer_id: one for one in map(_identity, range(len(NAMES)))}
-IDENTITIES = [_BY_ID[peer_id] for peer_id in sorted(_BY_ID)]
+IDENTITIES = sorted(map(_identity, range(len(NAMES))), key=lambda one: one.peer_id)
 NUMBERS = {one.peer_id: number for number, one in enumerate(IDENTITIES)}
 
 
@@ -80,17 +79,8 @@ def voter(number: int, life: int = 0) -> Voter:
     return Voter(IDENTITIES[number].peer_id, bytes([life]) * 16)
 
 
-def name(who: Voter) -> str:
-    """Return a letter for the peer, with a dash for each of its restarts."""
-    return NAMES[NUMBERS[who.peer_id]] + "'" * who.incarnation[0]
-
-
-def sign(number: int, domain: str, payload: bytes) -> bytes:
-    return _signed(number, domain, payload)
-
-
 @functools.lru_cache(1 << 16)
-def _signed(number: int, domain: str, payload: bytes) -> bytes:
+def sign(number: int, domain: str, payload: bytes) -> bytes:
     return IDENTITIES[number].sign(domain, payload)
 
 

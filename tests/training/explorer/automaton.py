@@ -11,7 +11,7 @@ from typing import Any
 
 from atom.base.errors import PeerRefused
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
-from atom.swarm.chain.messages import Accepted, Message, Prevote, PrevoteAnswer, decode, encode
+from atom.swarm.chain.messages import Message, Prevote, PrevoteAnswer, decode, encode
 from atom.training.round import events
 from atom.training.round.attempt import Stage
 from atom.training.round.electorate import Survivors
@@ -54,7 +54,6 @@ class Local:
     reducing: events.StartExchange | None = None
     fetching: tuple[bytes, ...] = ()
     attempt: tuple[Ballot, Stage] | None = None
-    ballot: Ballot | None = None
     promised: tuple[tuple[Survivors, Ballot], ...] = ()
     leaving: bool = False
 
@@ -140,12 +139,6 @@ class Automaton:
             self._processes.append(None)
         return self._numbers[key]
 
-    def accepted(self, state: int) -> dict[Survivors, Accepted]:
-        """Return the values that a living process has accepted at its head."""
-        process = self._processes[state]
-        assert process is not None
-        return process.machine._context.state.acceptor.accepted
-
     def step(self, state: int, act: tuple[Any, ...]) -> Outcome:
         """Return the outcome of an act: its kind, then its arguments (see `_Run`)."""
         known = self._steps.get((state, act))
@@ -190,7 +183,6 @@ def _local(process: Process) -> Local:
         reducing=process.exchange,
         fetching=tuple(sorted(process.fetching)),
         attempt=led,
-        ballot=context.state.ballot,
         promised=tuple(context.state.acceptor.promised.items()),
         leaving=context.leaving,
     )

@@ -61,22 +61,14 @@ class Bounds:
 
     @property
     def budget(self) -> Budget:
-        return Budget(
-            self.ballots, self.ticks, self.lies, self.crashes, self.restarts, self.leaves,
-            self.losses, self.chases,
-        )  # fmt: skip
+        return Budget(*(getattr(self, name) for name in Budget._fields))
 
 
+LINE = ("B", "AC", "B")
+"""A and C do not see each other."""
 SHORT = (
     Bounds("3 peers, a ballot, a crash, a loss", 3, 1, crashes=1, losses=1, states=6_000),
-    Bounds(
-        "3 peers in a line, 2 ballots, 2 rounds",
-        3,
-        2,
-        rounds=2,
-        sees=("B", "AC", "B"),
-        states=17_000,
-    ),
+    Bounds("3 peers in a line, 2 ballots, 2 rounds", 3, 2, rounds=2, sees=LINE, states=17_000),
     Bounds("2 peers, 2 ballots, branches, a catch-up", 2, 2, branches=True, chases=1, states=1_400),
     Bounds("3 peers, a ballot, branches", 3, 1, branches=True, states=5_000),
     Bounds("3 peers, a ballot, one leaves", 3, 1, leaves=1, states=4_800),

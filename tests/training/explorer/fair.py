@@ -6,8 +6,7 @@ from atom.swarm.chain.commit import Voter, is_quorum
 from atom.training.round.events import Phase
 
 from .actors import LONG_S, TICK_S, sight, voter
-from .automaton import Local
-from .world import State, World
+from .world import State, Step, World
 
 TICKS = 12
 """Ticks of each peer within which a round is decided."""
@@ -23,22 +22,15 @@ def progress_problem(world: World, state: State, silent: bool = False) -> str | 
         silent: Whether the dead voters have been silent for the grace time.
     """
     state = state._replace(budget=state.budget._replace(**_PATIENT, leaves=0, chases=99))
-    head = max((local.head for local in _living(world, state)), key=lambda head: head.rank)
-    if not is_quorum(
-        head.voters, {voter(each.number, each.life) for each in _living(world, state)}
-    ):
+    head = max((local.head for local in world.living(state)), key=lambda head: head.rank)
+    if not is_quorum(head.voters, {voter(each.number, each.life) for each in world.living(state)}):
         return None
     for _ in range(TICKS):
         state = _delivered(world, state)
-        if max(local.head.round for local in _living(world, state)) > head.round:
+        if max(local.head.round for local in world.living(state)) > head.round:
             return None
         state = _ticked(world, state, silent)
     return "stuck: a quorum lives and decides nothing"
-
-
-def _living(world: World, state: State) -> list[Local]:
-    found = (world.local(state, number) for number in range(world.bounds.peers))
-    return [local for local in found if local is not None and local.alive]
 
 
 def _delivered(world: World, state: State) -> State:
@@ -53,13 +45,11 @@ def _delivered(world: World, state: State) -> State:
 
 def _ticked(world: World, state: State, silent: bool) -> State:
     """Let each peer see the living ones; its timers expire, and exchanges without end break."""
-    for number in range(world.bounds.peers):
-        local = world.local(state, number)
-        if local is None or not local.alive:
-            continue
+    for number in [local.number for local in world.living(state)]:
+        local = world.automaton.locals[state.locals[number]]
         seen: frozenset[Voter] = frozenset(
             voter(each.number, each.life)
-            for each in _living(world, state)
+            for each in world.living(state)
             if each.number != number and each.head == local.head
         )
         seconds = LONG_S if local.phase is Phase.PROMISED and local.attempt is None else TICK_S
@@ -70,3 +60,8 @@ def _ticked(world: World, state: State, silent: bool) -> State:
             state = step.after if step else state
         state = _delivered(world, state)
     return state
+
+
+def decides(world: World, step: Step) -> str | None:
+    """Return why no round follows a step, as a property of a search."""
+    return progress_problem(world, step.after)

@@ -28,7 +28,7 @@ from atom.training.round import (
 from atom.training.round.electorate import Electorate
 
 from . import liar, world
-from .bounds import Bounds
+from .bounds import LINE, Bounds
 from .properties import PROPERTIES
 from .search import Verdict, search
 
@@ -183,8 +183,6 @@ def _within(peers: int, ballots: int, **more: Any) -> Bounds:
 _CHOSEN = "a quorum accepted one value, then another"
 _COMMITS = "two commits by an ordinary quorum on one head"
 _CERTIFICATE = "applied a value that catch-up refuses: bad-certificate"
-_SHARED = ("B", "AC", "B")
-"""A and C do not see each other."""
 _TWO_HALVES = ("B", "A", "D", "C")
 _FAIR = ("all that promised",)
 _ACCEPTOR, _COORDINATOR = round_state.Acceptor, coordinator.Coordinator
@@ -196,7 +194,7 @@ _VOUCH, _VOTE = _PARTICIPANT._vouch, _PARTICIPANT._vote
 
 MUTANTS = (
     Mutant("any part of the voters is a quorum", _COMMITS,
-           (*_quorum(lambda voters, present: True), _BELIEVES), _within(3, 2, sees=_SHARED),
+           (*_quorum(lambda voters, present: True), _BELIEVES), _within(3, 2, sees=LINE),
            only="agreement"),
     Mutant("half of the voters is a quorum", _COMMITS, tuple(_quorum(_half)),
            _within(4, 2, sees=_TWO_HALVES), only="agreement"),
@@ -205,18 +203,18 @@ MUTANTS = (
             (attempt.Attempt, "awaited", _awaited_by_peer),
             (electorate, "alive_voters", _alive_by_peer),
             (election, "alive_voters", _alive_by_peer)),
-           _within(3, 2, crashes=1, restarts=1, faulty="B", sees=_SHARED), only="agreement"),
+           _within(3, 2, crashes=1, restarts=1, faulty="B", sees=LINE), only="agreement"),
     Mutant("accepted values are not finished", _CHOSEN,
            ((attempt, "value_to_finish", lambda promises: None), _AVERAGES_AGAIN),
-           _within(3, 2, sees=_SHARED), only="one value chosen"),
+           _within(3, 2, sees=LINE), only="one value chosen"),
     Mutant("accepted values are forgotten", _COMMITS,
            ((_ACCEPTOR, "accept", lambda self, ballot, value, evidence: None),),
-           _within(3, 2, sees=_SHARED)),
+           _within(3, 2, sees=LINE)),
     Mutant("a lower ballot is promised", _CHOSEN,
-           ((_ACCEPTOR, "promise", _promise_anything),), _within(3, 2, sees=_SHARED),
+           ((_ACCEPTOR, "promise", _promise_anything),), _within(3, 2, sees=LINE),
            tidies=False, only="one value chosen"),
     Mutant("any ballot is accepted", _CHOSEN,
-           ((_ACCEPTOR, "survivors_of", lambda self, ballot: ()),), _within(3, 2, sees=_SHARED),
+           ((_ACCEPTOR, "survivors_of", lambda self, ballot: ()),), _within(3, 2, sees=LINE),
            tidies=False, only="one value chosen"),
     Mutant("a majority of the living decides", _CERTIFICATE,
            ((election, "electorate", _majority_of_the_rest), _BELIEVES, _NOT_VOUCHED),
@@ -266,7 +264,7 @@ MUTANTS = (
            only="kept votes"),
     Mutant("votes for a value that was vouched for earlier",
            "votes for a value for which no quorum vouches at this ballot",
-           ((_PARTICIPANT, "_vote", _vote_at_once),), _within(3, 2, sees=_SHARED)),
+           ((_PARTICIPANT, "_vote", _vote_at_once),), _within(3, 2, sees=LINE)),
     *(Mutant(f"a majority of {peers} is a quorum", _CHOSEN, tuple(_quorum(_majority)),
              _within(peers, 0, lies=12, splits=True, values=_FAIR), only="one value chosen")
       for peers in (4, 5)),

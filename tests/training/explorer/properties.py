@@ -17,15 +17,12 @@ from .world import Applied, Finished, Froze, Holds, Started, State, Step, World,
 
 def _raised(world: World, step: Step) -> str | None:
     """Return the exception that the machine raised."""
-    assert step.outcome is not None
     return step.outcome.trouble
 
 
 def _accused(world: World, step: Step) -> str | None:
     """Return a message if an honest peer is put into quarantine."""
-    assert step.outcome is not None
-    liars = {world.liar.me.peer_id} if world.liar else set()
-    accused = {offence.peer_id for offence in step.outcome.offences} - liars
+    accused = {each.peer_id for each in step.outcome.offences} - {v.peer_id for v in world.liars}
     return "an honest peer is called an offender" if accused else None
 
 
@@ -34,7 +31,6 @@ def _accused(world: World, step: Step) -> str | None:
 
 def _invalid(world: World, step: Step) -> str | None:
     """Return how catch-up and the journal refuse a commit that was applied live."""
-    assert step.outcome is not None
     for place, commit in step.outcome.applied:
         try:
             verified_heads(place.head, [commit])
@@ -47,7 +43,6 @@ def _invalid(world: World, step: Step) -> str | None:
 
 def _believed(world: World, step: Step) -> Iterator[tuple[str, Value]]:
     """Yield the values that an honest peer has just voted for or applied."""
-    assert step.outcome is not None
     yield from (("voted for", voted.value) for voted in step.outcome.voted)
     yield from (("applied", commit.value) for _, commit in step.outcome.applied)
 
@@ -70,7 +65,6 @@ def _other_electorate(world: World, step: Step) -> str | None:
 
 def _not_our_exchange(world: World, step: Step) -> str | None:
     """Return how a value differs from the exchange that its voter was in."""
-    assert step.outcome is not None
     for voted in step.outcome.voted:
         facts = [*world.known(step.after.facts)]
         if (found := _against_own_view(voted, facts)) is not None:
@@ -81,26 +75,20 @@ def _not_our_exchange(world: World, step: Step) -> str | None:
 def _against_own_view(voted: Voted, facts: Sequence[object]) -> str | None:
     """Return how the value differs from the exchange that the voter was in."""
     value, me = voted.value, voter(voted.number, voted.life)
-    entered = {
-        fact.start.members
+    ours = [
+        fact
         for fact in facts
-        if isinstance(fact, Started)
+        if isinstance(fact, Started | Finished)
         and (fact.number, fact.life, fact.start.ballot) == (voted.number, voted.life, value.origin)
         and fact.start.parent == value.parent
-    }
+    ]
+    entered = {fact.start.members for fact in ours if isinstance(fact, Started)}
     if not entered:
-        named = any(
-            (p.peer_id, p.incarnation) == (me.peer_id, me.incarnation) for p in value.contributions
-        )
+        named = me in {part.voter for part in value.contributions}
         return "an exchange that names it and that it never entered" if named else None
     if value.contributions not in entered:
         return "contributions that are not in its exchange"
-    averaged = any(
-        isinstance(fact, Finished)
-        and (fact.number, fact.life, fact.start.ballot) == (voted.number, voted.life, value.origin)
-        and fact.start.parent == value.parent
-        for fact in facts
-    )
+    averaged = any(isinstance(fact, Finished) for fact in ours)
     result = mean_of(value.origin, value.contributions)[0]
     return "another result than its own" if averaged and value.result_digest != result else None
 
@@ -113,7 +101,6 @@ def _problem(place: Place, value: Value) -> Reason | None:
 def _unfounded(world: World, step: Step) -> str | None:
     """Return a message if a vote's value is not the result of an exchange of a quorum, or may not
     follow its head."""
-    assert step.outcome is not None
     for voted in step.outcome.voted:
         value, head = voted.value, world.places[voted.value.parent].head
         if (problem := _problem(world.places[value.parent], value)) is not None:
@@ -123,7 +110,7 @@ def _unfounded(world: World, step: Step) -> str | None:
             voter(fact.number, fact.life) for fact in facts
             if isinstance(fact, Finished) and fact.start.ballot == value.origin
             and mean_of(value.origin, fact.start.members)[0] == value.result_digest
-        } | ({world.liar.me} if world.liar else set())  # fmt: skip
+        } | world.liars  # fmt: skip
         members = {part.voter for part in value.contributions}
         survivors = set(value.survivors)
         if is_quorum(head.voters, averaged & members) or (survivors and survivors <= averaged):
@@ -138,7 +125,6 @@ def _reconsidered(world: World, step: Step) -> str | None:
 
     A voter gives up its value only for one for which a quorum vouched at a later ballot.
     """
-    assert step.outcome is not None
     if not (step.outcome.vouched or step.outcome.started or step.outcome.voted):
         return None
     number, life = step.move[0], voter_life(world, step)
@@ -166,15 +152,13 @@ def _vouched_for(world: World, voted: Voted, said: list[Vouching]) -> bool:
         voter(each.number, each.life)
         for each in said
         if (each.parent, each.ballot, each.value) == named
-    } | ({world.liar.me} if world.liar else set())
+    } | world.liars
     return is_quorum(world.places[voted.value.parent].head.voters, vouchers)
 
 
 def _against_its_vote(
     world: World, step: Step, votes: list[Voted], said: list[Vouching]
 ) -> str | None:
-    assert step.outcome is not None
-    liars = {world.liar.me} if world.liar else set()
     for vouched, vote in itertools.product(step.outcome.vouched, votes):
         if vouched.parent != vote.value.parent or vouched.value == vote.value.digest():
             continue
@@ -183,7 +167,7 @@ def _against_its_vote(
         quorums: dict[Ballot, set[Voter]] = {}
         for each in said:
             if each.value == vouched.value and vote.ballot < each.ballot < vouched.ballot:
-                quorums.setdefault(each.ballot, set(liars)).add(voter(each.number, each.life))
+                quorums.setdefault(each.ballot, set(world.liars)).add(voter(each.number, each.life))
         voters = world.places[vouched.parent].head.voters
         if not any(is_quorum(voters, quorum) for quorum in quorums.values()):
             return "vouches against its own vote"
@@ -196,9 +180,8 @@ def _false_statement(world: World, value: Value, after: State) -> str | None:
     members = [part.peer_id for part in value.contributions]
     if len(set(members)) < len(members):
         return "a member that counts twice"
-    liars = {world.liar.me.peer_id} if world.liar else set()
     for part in value.contributions:
-        if part.peer_id not in liars and not _promised(world, part, value, after):
+        if part.voter not in world.liars and not _promised(world, part, value, after):
             return "a contribution that no peer promised"
     return None
 
@@ -219,10 +202,9 @@ def _bad_electorate(world: World, value: Value) -> str | None:
     bounds = world.bounds
     if place is None or bounds.crashes or bounds.leaves or bounds.branches:
         return None
-    members = {Voter(part.peer_id, part.incarnation) for part in value.contributions}
-    liars = {world.liar.me} if world.liar else set()  # it may leave
-    dropped = (set(place.head.voters) & members) - set(value.voters_next) - liars
-    if dropped:
+    members = {part.voter for part in value.contributions}
+    dropped = (set(place.head.voters) & members) - set(value.voters_next)
+    if dropped - world.liars:  # they may leave
         return "an electorate without a voter that contributed"
     strangers = set(value.voters_next) - set(place.head.voters) - members
     return "a next voter from nowhere" if strangers else None
@@ -239,20 +221,14 @@ def _without_result(world: World, step: Step) -> str | None:
 
 
 def voter_life(world: World, step: Step) -> int:
-    local = world.local(step.after, step.move[0])
-    assert local is not None
-    return local.life
+    return world.automaton.locals[step.after.locals[step.move[0]]].life
 
 
 def _other_head(world: World, step: Step) -> str | None:
     """Return a message if peers with different heads average."""
-    assert step.outcome is not None
-    local = world.local(step.after, step.move[0])
-    assert local is not None
-    for start in step.outcome.started:
-        if start.parent != local.head.digest:
-            return "peers with different heads average"
-    return None
+    local = world.automaton.locals[step.after.locals[step.move[0]]]
+    others = [s for s in step.outcome.started if s.parent != local.head.digest]
+    return "peers with different heads average" if others else None
 
 
 # ---- agreement
@@ -261,8 +237,7 @@ def _other_head(world: World, step: Step) -> str | None:
 def _two_chosen(world: World, step: Step) -> str | None:
     """A value that a quorum accepted may be committed by now, so nothing else ever may. Of three
     voters, a liar can always make two quorums: it votes in both."""
-    assert step.outcome is not None
-    if world.liar is not None and world.bounds.peers < 4:
+    if world.liars and world.bounds.peers < 4:
         return None
     for voted in step.outcome.voted:
         place = world.places[voted.value.parent]
@@ -280,23 +255,21 @@ def _two_applied(world: World, step: Step) -> str | None:
     liar, the liar averages with the third voter later, and the first one accepts that result, as
     it may.
     """
-    assert step.outcome is not None
     if not step.outcome.applied:
         return None
     applied = [f for f in world.known(step.after.facts) if isinstance(f, Applied) and f.by_quorum]
     for one in applied:
         for other in applied:
             if one.parent == other.parent and one.value != other.value:
-                if world.liar is None or world.bounds.peers > 3:
+                if not world.liars or world.bounds.peers > 3:
                     return "two commits by an ordinary quorum on one head"
-                if one.signers & other.signers != {world.liar.me}:
+                if one.signers & other.signers != world.liars:
                     return "an honest voter is in two certificates of one head"
     return None
 
 
 def _given_up(world: World, step: Step) -> str | None:
     """Return a message if a catch-up leaves a round that should have been kept."""
-    assert step.outcome is not None
     if step.outcome.moved is None:
         return None
     old, new = step.outcome.moved

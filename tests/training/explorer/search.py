@@ -1,15 +1,21 @@
 """Breadth first through all states, so that the first failure found is one of the shortest; and
 walks at random, which go deeper."""
 
+import gc
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from tests.training.round.simulated_story import Story
 
 from . import actors
 from .bounds import Bounds
 from .properties import PROPERTIES, Property
 from .world import Move, State, World
+
+_STORY = Story({peer_id: actors.NAMES[number] for peer_id, number in actors.NUMBERS.items()})
 
 
 @dataclass(frozen=True)
@@ -44,24 +50,27 @@ def told(move: Move) -> str:
 
 def _brief(thing: object) -> str:
     match thing:
-        case actors.Voter():
-            return f"from {actors.name(thing)}"
-        case bytes():
-            return thing.hex()[:6]
         case actors.Sight():
-            seen = "".join(sorted(actors.NAMES[actors.NUMBERS[p]] for p in thing.fresh))
-            return f"seeing {seen or 'nobody'}" + (
-                " (others silent)" if thing.lapsed_seconds else ""
-            )
+            seen = "".join(sorted(actors.NAMES[actors.NUMBERS[peer]] for peer in thing.fresh))
+            silent = " (others silent)" if thing.lapsed_seconds else ""
+            return f"seeing {seen or 'nobody'}{silent}"
         case actors.Place():
             return f"round {thing.head.round}"
-    ballot = getattr(thing, "ballot", None)
-    if ballot is None and hasattr(thing, "commit"):
-        ballot = thing.commit.ballot
-    at = f" at {ballot.attempt}{actors.NAMES[actors.NUMBERS[ballot.coordinator]]}" if ballot else ""
-    return f"{type(thing).__name__}{at}" if at else str(thing)
+    return _STORY.brief(thing)
 
 
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Look for garbage rarely: nearly everything that a search makes stays."""
+    before = gc.get_threshold()
+    gc.set_threshold(1 << 18)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@rare_collections()
 def search(
     bounds: Bounds,
     seconds: float = float("inf"),
@@ -93,8 +102,7 @@ def search(
         for state in level:
             for step in world.steps(state):
                 moves += 1
-                found = (holds(world, step) for holds in properties if step.outcome)
-                trouble = next(filter(None, found), None)
+                trouble = next(filter(None, (holds(world, step) for holds in properties)), None)
                 if trouble is not None:
                     return verdict(trouble, (*way_to(state), step.move), False)
                 if step.after not in parents:
@@ -116,21 +124,17 @@ def walks(
     began, properties, dice = time.process_time(), tuple(properties), random.Random(seed)
     world = World(bounds)
     seen, moves, deepest = set[State](), 0, 0
-    trouble, way = None, list[Move]()
+    trouble, state, way = None, world.start(), list[Move]()
     while trouble is None and time.process_time() - began < seconds:
-        state, way = world.start(), []
-        while trouble is None and len(way) < bounds.depth:
-            steps = list(world.steps(state))
-            if not steps:
-                break
-            step = dice.choice(steps)
-            way.append(step.move)
-            found = (holds(world, step) for holds in properties if step.outcome)
-            trouble = next(filter(None, found), None)
-            state = step.after
-            moves += 1
-            seen.add(state)
-        deepest = max(deepest, len(way))
+        steps = list(world.steps(state)) if len(way) < bounds.depth else []
+        if not steps:
+            state, way = world.start(), []
+            continue
+        step = dice.choice(steps)
+        way.append(step.move)
+        trouble = next(filter(None, (holds(world, step) for holds in properties)), None)
+        state, moves, deepest = step.after, moves + 1, max(deepest, len(way))
+        seen.add(state)
     spent, numbers = time.process_time() - began, len(world.automaton.locals)
     told_way = tuple(way) if trouble else ()
     return Verdict(len(seen), moves, deepest, numbers, spent, trouble, told_way, False)

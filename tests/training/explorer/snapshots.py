@@ -7,7 +7,7 @@ hashes can merge two machines; it leaves out times (see `TIMELESS`).
 import functools
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from enum import Enum
 from types import MethodType
 from typing import Any
@@ -59,25 +59,33 @@ def copy_of(thing: Any, memo: dict[int, Any]) -> Any:
     if id(thing) in memo:
         return memo[id(thing)]
     if kind is dict:
-        return {key: copy_of(value, memo) for key, value in thing.items()}
+        return _copies_of(thing, memo)
     if kind in (set, list, deque):
         return kind(thing)
     if kind is MethodType:
         return MethodType(thing.__func__, copy_of(thing.__self__, memo))
     made = memo[id(thing)] = kind.__new__(kind)
-    for name, value in vars(thing).items():
-        made.__dict__[name] = copy_of(value, memo)
+    made.__dict__.update(_copies_of(vars(thing), memo))
     return made
+
+
+def _copies_of(values: dict[Any, Any], memo: dict[int, Any]) -> dict[Any, Any]:
+    """Return copies by name. Most values are shared, and a call for each would be slow."""
+    return {
+        name: value if _is_shared(type(value)) else copy_of(value, memo)
+        for name, value in values.items()
+    }
 
 
 def key_of(thing: Any) -> Key:
     """Return the key of a machine or of one of its parts."""
-    return _key_maker(type(thing))(thing)
+    make = _key_maker(type(thing))
+    return make(thing) if make else thing
 
 
 @functools.cache
-def _key_maker(kind: type) -> Callable[[Any], Key]:
-    """Return the function that makes the key of a thing of this type."""
+def _key_maker(kind: type) -> Callable[[Any], Key] | None:
+    """Return the function that makes the key of a thing of this type; None: it is its own key."""
     if kind is Voter:
         return lambda voter: (voter.peer_id, voter.incarnation, voter.absences)
     if kind is Head:
@@ -87,14 +95,20 @@ def _key_maker(kind: type) -> Callable[[Any], Key]:
     if issubclass(kind, float):
         return lambda number: 0.0  # until when a penalty lasts: longer than the search
     if is_frozen(kind) or issubclass(kind, _ATOMS):
-        return lambda thing: thing
+        return None
     if issubclass(kind, (tuple, list, deque)):
         return lambda things: tuple(map(key_of, things))
     if issubclass(kind, (set, frozenset)):
         return frozenset
     if issubclass(kind, dict):
-        return lambda values: frozenset((name, key_of(each)) for name, each in values.items())
+        return lambda values: frozenset(_keys_of(values))
     left_out = TIMELESS | (_SHARED - {"_context"} if kind is RoundMachine else _SHARED)
-    return lambda thing: tuple(
-        (name, key_of(value)) for name, value in vars(thing).items() if name not in left_out
-    )
+    return lambda thing: tuple(_keys_of(vars(thing), left_out))
+
+
+def _keys_of(values: dict[Any, Any], left_out: Set[str] = frozenset()) -> Iterator[Key]:
+    """Yield name and key of each value."""
+    for name, value in values.items():
+        if name not in left_out:
+            make = _key_maker(type(value))
+            yield name, make(value) if make else value

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from atom.training.round.electorate import ORDINARY
-
 from .bounds import Bounds
 from .fair import progress_problem
 from .world import State, Step, World
@@ -37,7 +35,8 @@ def test_two_voters_with_different_values_decide_at_once(dies: str) -> None:
 
 def _differ(world: World, state: State) -> bool:
     """Return True if A has accepted one value, and then C the value that B accepted before."""
-    newer, lost, older = (world.accepted(state, number)[ORDINARY] for number in range(3))
+    votes = {vote.number: vote for vote in world.known(state.facts & world.votes)}
+    newer, lost, older = (votes[number] for number in range(3))
     return older.value == lost.value != newer.value and older.ballot > newer.ballot > lost.ballot
 
 

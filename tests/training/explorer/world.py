@@ -5,14 +5,13 @@ loss, delay, repetition and partition need no state of their own. A state is the
 peer's local state (`Automaton`), the set of facts as bits of one integer, and the budget.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
 from atom.swarm.chain import messages
 from atom.swarm.chain.commit import Ballot, Voter, is_quorum, valid_votes
 from atom.training.round.attempt import Stage
-from atom.training.round.electorate import Survivors
 from atom.training.round.events import BETWEEN_STATES, Phase, StartExchange
 
 from . import actors
@@ -21,6 +20,8 @@ from .automaton import Automaton, Local, Outcome, Voted
 from .bounds import Bounds, Budget
 from .liar import Liar
 
+NOTHING = Outcome(-1)
+"""Outcome of a fault: no machine did anything."""
 LIAR = -1
 """Local state of the peer that lies."""
 
@@ -90,7 +91,7 @@ class Step(NamedTuple):
 
     move: Move
     after: State
-    outcome: Outcome | None
+    outcome: Outcome
 
 
 class World:
@@ -118,6 +119,7 @@ class World:
             if bounds.lies
             else None
         )
+        self.liars = {self.liar.me} if self.liar else set[Voter]()
         self._lies: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._heard: dict[tuple[int, int], Outcome] = {}
         """Outcomes of letters by local state and bit: a letter's own hash is slow."""
@@ -133,9 +135,10 @@ class World:
         at = state.locals[number]
         return None if at == LIAR else self.automaton.locals[at]
 
-    def accepted(self, state: State, number: int) -> Mapping[Survivors, messages.Accepted]:
-        """Return the values that a living honest peer has accepted at its head."""
-        return self.automaton.accepted(state.locals[number])
+    def living(self, state: State) -> list[Local]:
+        """Return the local states of all living honest peers."""
+        honest = (self.automaton.locals[at] for at in state.locals if at != LIAR)
+        return [local for local in honest if local.alive]
 
     def bit(self, fact: Any) -> int:
         """Return the bit of a fact."""
@@ -196,7 +199,7 @@ class World:
             if seconds == LONG_S and local.phase is not Phase.PROMISED:
                 continue
             step = self.step(state, number, ("tick", seen, seconds))
-            if step is None or step.outcome is None:
+            if step is None:
                 continue
             ballots = step.outcome.ballots
             if ballots and local.head.round < self.bounds.rounds and budget.ballots >= ballots:
@@ -248,35 +251,28 @@ class World:
 
     def _all_started(self, state: State, start: StartExchange) -> bool:
         """Return True if each honest member has entered this exchange; the liar is in all."""
-        for member in start.members:
-            number = actors.NUMBERS.get(member.peer_id)
-            if number is None or state.locals[number] == LIAR:
-                continue
-            entered = Started(number, member.incarnation[0], start)
-            if not self.is_true(state, entered):
-                return False
-        return True
+        honest = (m for m in start.members if state.locals[actors.NUMBERS[m.peer_id]] != LIAR)
+        return all(
+            self.is_true(state, Started(actors.NUMBERS[m.peer_id], m.incarnation[0], start))
+            for m in honest
+        )
 
     def _is_held(self, state: State, digest: bytes) -> bool:
         """Return True if a living process or the liar has this result."""
         if self.liar is not None and digest in self.liar.results:
             return True
-        for number in range(self.bounds.peers):
-            local = self.local(state, number)
-            if local is None or not local.alive:
-                continue
-            if self.is_true(state, Holds(number, local.life, digest)):
-                return True
-        return False
+        return any(
+            self.is_true(state, Holds(local.number, local.life, digest))
+            for local in self.living(state)
+        )
 
     def _chains(self, state: State, number: int, local: Local) -> Iterator[Step]:
         """Yield the ways to follow another peer's chain: two donors with one head are alike."""
         heads = set[bytes]()
-        for donor in range(self.bounds.peers):
-            other = self.local(state, donor)
-            if other is None or not other.alive or other.head.digest in heads:
+        for other in self.living(state):
+            if other.number == number or other.phase is Phase.SYNCING:
                 continue
-            if donor == number or other.phase is Phase.SYNCING:
+            if other.head.digest in heads:
                 continue
             heads.add(other.head.digest)
             again = local.phase is Phase.SYNCING and other.head.digest == local.head.digest
@@ -285,7 +281,7 @@ class World:
             if local.phase is Phase.SYNCING:
                 yield from self._maybe(state, number, ("caught_up", other.place))
             elif local.phase not in BETWEEN_STATES and state.budget.chases:
-                claim = actors.claim(other.head, voter(donor, other.life))
+                claim = actors.claim(other.head, voter(other.number, other.life))
                 for step in self._maybe(state, number, ("overtaken", claim, other.place)):
                     yield self._paid(step, chases=state.budget.chases - 1)
         if local.phase is Phase.SYNCING:
@@ -319,12 +315,15 @@ class World:
     def _faults(self, state: State, number: int, local: Local) -> Iterator[Step]:
         budget, at = state.budget, state.locals[number]
         if local.alive and budget.crashes and actors.NAMES[number] in self.bounds.faulty:
-            after = self._with(state, number, self.automaton.dead(at), 0)
-            yield self._paid(Step((number, "crash"), after, None), crashes=budget.crashes - 1)
+            at = self.automaton.dead(at)
+            died = Step((number, "crash"), self._with(state, number, at), NOTHING)
+            yield self._paid(died, crashes=budget.crashes - 1)
         if not local.alive and budget.restarts:
             born = self.automaton.begin(number, local.life + 1, local.place)
             after = self._with(state, number, born, 0)
-            yield self._paid(Step((number, "restart"), after, None), restarts=budget.restarts - 1)
+            yield self._paid(
+                Step((number, "restart"), after, NOTHING), restarts=budget.restarts - 1
+            )
         if local.alive and budget.leaves and not local.leaving:
             step = self.step(state, number, ("leave",))
             if step is not None:
@@ -346,10 +345,9 @@ class World:
         if outcome.after == state.locals[number] and not facts & ~state.facts:
             told = outcome.trouble is not None or outcome.offences
             return Step((number, *act), state, outcome) if told else None
-        after = self._with(state, number, outcome.after, facts)
-        return Step((number, *act), after, outcome)
+        return Step((number, *act), self._with(state, number, outcome.after, facts), outcome)
 
-    def _with(self, state: State, number: int, at: int, facts: int) -> State:
+    def _with(self, state: State, number: int, at: int, facts: int = 0) -> State:
         locals_ = (*state.locals[:number], at, *state.locals[number + 1 :])
         facts |= state.facts
         if self._tidies:
@@ -371,18 +369,13 @@ class World:
                 message, messages.Nack | messages.Abort | messages.Suspect
             ):
                 facts |= self.bit(Letter(to, me, message))
-        for start in outcome.started:
-            facts |= self.bit(Started(number, local.life, start))
-        for ballot in outcome.froze:
-            facts |= self.bit(Froze(number, local.life, ballot))
-        for start in outcome.averaged:
-            facts |= self.bit(Finished(number, local.life, start))
-        for digest in outcome.made:
-            facts |= self.bit(Holds(number, local.life, digest))
-        for vouching in outcome.vouched:
-            facts |= self.bit(vouching)
-        for voted in outcome.voted:
-            facts |= self.bit(voted)
+        who = number, local.life
+        found: list[Any] = [Started(*who, start) for start in outcome.started]
+        found += [Froze(*who, ballot) for ballot in outcome.froze]
+        found += [Finished(*who, start) for start in outcome.averaged]
+        found += [Holds(*who, digest) for digest in outcome.made]
+        for fact in (*found, *outcome.vouched, *outcome.voted):
+            facts |= self.bit(fact)
         for place, commit in outcome.applied:
             after = actors.place_after(place, commit)
             self.places.setdefault(after.head.digest, after)
@@ -420,18 +413,13 @@ class World:
             return False
         if isinstance(message, messages.Promise):
             return local.attempt != (message.ballot, Stage.PREPARE)
-        if isinstance(message, messages.Vouched):
+        if isinstance(message, messages.Vouched | messages.AcceptedVote):
             return local.attempt is None or local.attempt[0] != message.ballot
-        if isinstance(message, messages.AcceptedVote):
-            return local.attempt is None or local.attempt[0] != message.ballot
-        highest = max((ballot for _, ballot in local.promised), default=None)
-        if highest is None:
-            return False
+        promised = [ballot for _, ballot in local.promised]
         if isinstance(message, messages.Prepare):
-            return highest >= message.ballot
-        if isinstance(message, messages.Accept | messages.Ring):
-            return highest > message.ballot
-        return False
+            return any(ballot >= message.ballot for ballot in promised)
+        calls = isinstance(message, messages.Accept | messages.Ring)
+        return calls and any(ballot > message.ballot for ballot in promised)
 
 
 def certifiable(state: State, world: World, parent: Place) -> set[bytes]:
@@ -441,8 +429,7 @@ def certifiable(state: State, world: World, parent: Place) -> set[bytes]:
         if not fact.survivors and fact.value.parent == parent.head.digest:
             signers = votes.setdefault((fact.ballot, fact.value.digest()), set())
             signers.add(voter(fact.number, fact.life))
-    liars = {world.liar.me} if world.liar else set()
     return {
         value for (_, value), signers in votes.items()
-        if is_quorum(parent.head.voters, signers | liars)
+        if is_quorum(parent.head.voters, signers | world.liars)
     }  # fmt: skip

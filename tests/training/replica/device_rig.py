@@ -1,6 +1,5 @@
 """Replicas on several devices that can be made to fail, and what the same training gives on one."""
 
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3
 from atom.swap.device import CpuDevice
-from atom.swap.engine import PassCancelled
 from atom.swap.host_sums import Gate, HostSum
 from atom.swap.schedule import Arrangement
 from atom.training.replica.replica import Replica, ReplicaSettings
@@ -141,18 +139,6 @@ class Rig:
         assert sequences == 2 * count
         self.done += 1
         return self.replica.loss_sum
-
-    def train_with_a_pause(self, count: int, events: int) -> bool:
-        """A call that is broken off after so many events, if nothing counted is lost with it, and
-        made again. Whether it was."""
-        asked, counted = itertools.count(), self.replica.sequences
-        try:
-            self.train(count, lambda: next(asked) >= events and self.replica.breakable)
-        except PassCancelled:
-            assert self.replica.sequences == counted, "what was counted is still there"
-            self.train(count)
-            return True
-        return False
 
     def step(self) -> None:
         """Begun only: it ends under whatever comes next."""

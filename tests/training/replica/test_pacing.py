@@ -40,20 +40,15 @@ def wanted(own: int, swarm: SwarmCount, batch: int = 60, micro: int = 10) -> int
 @pytest.mark.parametrize(
     ("own", "swarm", "size"),
     [
-        (0, SwarmCount(seen_at=-1.0), 6),
-        (60, SwarmCount(seen_at=-1.0), 0),
-        (0, SwarmCount(0, 3, STALE), 2),
-        (20, SwarmCount(0, 3, STALE), 0),
-        (20, SwarmCount(10, 3, NEWS), 1),
-        (20, SwarmCount(0, 2, NEWS), 1),
-        (0, SwarmCount(60, 3, NEWS), 0),
+        (0, SwarmCount(seen_at=-1.0), 6),  # alone: the whole batch
+        (60, SwarmCount(seen_at=-1.0), 0),  # and no more
+        (0, SwarmCount(0, 3, STALE), 2),  # a fair share needs no news
+        (20, SwarmCount(0, 3, STALE), 0),  # beyond it, only on a newer look
+        (20, SwarmCount(10, 3, NEWS), 1),  # then it helps the slow ones
+        (20, SwarmCount(0, 2, NEWS), 1),  # up to its share first
+        (0, SwarmCount(60, 3, NEWS), 0),  # the swarm has enough
     ],
-    ids=[
-        "alone: the whole batch", "and no more", "a fair share needs no news",
-        "beyond it, only on a newer look", "then it helps the slow ones",
-        "up to its share first", "the swarm has enough",
-    ],
-)  # fmt: skip
+)
 def test_a_pass_is_as_large_as_what_is_missing(own: int, swarm: SwarmCount, size: int) -> None:
     assert wanted(own, swarm) == size
 
@@ -76,12 +71,11 @@ def test_any_interleaving_of_peers_reaches_the_batch(order: list[int], micro: in
 @pytest.mark.parametrize(
     ("own", "own_per_s", "swarm", "batch", "pause"),
     [
-        (100, 10.0, SwarmCount(100, 4, 0.0, 30.0), 1000, SELDOM_S),
-        (250, 10.0, SwarmCount(100, 4, 0.0, 30.0), 1000, READ_S),
-        (100, 10.0, SwarmCount(100, 4, 0.0, 30.0), 400, READ_S),
-        (100, 0.0, SwarmCount(peers=4), 1000, READ_S),
+        (100, 10.0, SwarmCount(100, 4, 0.0, 30.0), 1000, SELDOM_S),  # its share is far
+        (250, 10.0, SwarmCount(100, 4, 0.0, 30.0), 1000, READ_S),  # beyond it, it waits for news
+        (100, 10.0, SwarmCount(100, 4, 0.0, 30.0), 400, READ_S),  # five seconds to go
+        (100, 0.0, SwarmCount(peers=4), 1000, READ_S),  # no peer knows
     ],
-    ids=["its share is far", "beyond it, it waits for news", "five seconds to go", "nobody knows"],
 )
 def test_leases_are_read_often_only_when_something_depends_on_them(
     own: int, own_per_s: float, swarm: SwarmCount, batch: int, pause: float
@@ -94,10 +88,10 @@ def test_leases_are_read_often_only_when_something_depends_on_them(
 @pytest.mark.parametrize(
     ("passes", "usual_s"),
     [
-        ([(4, 1.0), (8, 2.0), (8, 2.2)], 2.0),
+        ([(4, 1.0), (8, 2.0), (8, 2.2)], 2.0),  # the largest at the usual pace
+        # a suspended machine is not slow
         ([(8, 0.5)] * 5 + [(8, 30.0)] + [(8, 0.5)] + [(4, 20.0)], 0.5),
     ],
-    ids=["the largest at the usual pace", "a suspended machine is not slow"],
 )
 def test_a_pass_takes_what_it_usually_takes(
     passes: list[tuple[int, float]], usual_s: float
@@ -129,29 +123,22 @@ TENURED = replace(FIRST, digest=HEAD, round=2, members=("member", "us", "exclude
 @pytest.mark.parametrize(
     ("peer", "lease", "sequences", "shares"),
     [
-        ("member", {}, 7, True),
-        ("member", {"head": b"x" * 32, "round": 9, "sequences": 100}, 0, False),
-        ("member", {"head": BEFORE, "round": 1}, 0, True),
+        ("member", {}, 7, True),  # at our head
+        ("member", {"head": b"x" * 32, "round": 9, "sequences": 100}, 0, False),  # elsewhere
+        ("member", {"head": BEFORE, "round": 1}, 0, True),  # its new lease is on its way
         ("guest", {"head": BEFORE, "round": 1}, 0, False),
-        ("member", {"state": LEAVING}, 7, True),
+        ("member", {"state": LEAVING}, 7, True),  # counted work comes first
         ("member", {"state": LEAVING, "sequences": 0}, 0, False),
-        ("member", {"state": LEAVING, "head": BEFORE, "round": 1}, 0, False),
-        ("member", {"state": PAUSED}, 7, False),
+        ("member", {"state": LEAVING, "head": BEFORE, "round": 1}, 0, False),  # begins nothing
+        ("member", {"state": PAUSED}, 7, False),  # its counted work counts
         ("member", {"state": PAUSED, "head": BEFORE, "round": 1}, 0, False),
         ("excluded", {}, 0, False),
-        ("stranger", {}, 0, False),
-        ("guest", {}, 4, True),
-        ("guest", {"sequences": 3}, 3, True),
+        ("stranger", {}, 0, False),  # it answered no attempt
+        ("guest", {}, 4, True),  # no tenure, and claims more than its share
+        ("guest", {"sequences": 3}, 3, True),  # no tenure, and claims less
         ("member", {"state": PeerState.SYNCING, "head": BEFORE, "round": 1}, 0, False),
     ],
-    ids=[
-        "at our head", "elsewhere", "a mate whose new lease is on its way", "a guest there",
-        "leaves; counted work comes first", "leaves with nothing", "leaves, and begins nothing",
-        "paused; its counted work counts", "paused before", "excluded",
-        "a stranger that answered no attempt", "no tenure, and claims more than its share",
-        "no tenure, and claims less", "without a state",
-    ],
-)  # fmt: skip
+)
 def test_who_shares_the_work(
     peer: str, lease: dict[str, Any], sequences: int, shares: bool
 ) -> None:

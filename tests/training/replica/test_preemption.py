@@ -1,15 +1,17 @@
-"""A replica gives its device back and takes it again: nothing counted is lost, no bit changed."""
+"""A replica gives devices back and takes them again: no work is lost, and no bit changed."""
 
 import itertools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from device_rig import FORMS, OFFLOADED, WAIT_S, NewRig, Rig, alike
+from device_rig import FORMS, OFFLOADED, WAIT_S, NewRig, Rig, alike, together, twin
 
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided
 from atom.training.replica.engines import DeviceTaken
+from atom.training.replica.work_sharing import FIRST_WAIT_S, LONGEST_WAIT_S
 from tests.training.small_replica import batches
 
 PASS = 2
@@ -21,31 +23,45 @@ def rig(new_rig: NewRig) -> Rig:
     return new_rig(1, is_late=False, arrangement=OFFLOADED)
 
 
-@pytest.mark.parametrize("form", ["float32", "gradients-too"])
-def test_a_pause_at_any_event_changes_no_bit(new_rig: NewRig, form: str) -> None:
+@pytest.mark.parametrize(
+    ("devices", "group", "form"),
+    [
+        (1, 1, "offloaded"),
+        (1, 1, "gradients-too"),
+        (2, 1, "float32"),
+        (2, 1, "offloaded"),
+        (2, 1, "resident"),
+        (2, 2, "bfloat16"),
+        (4, 2, "bfloat16"),
+    ],
+)
+def test_a_pause_at_any_event_changes_no_bit(
+    new_rig: NewRig, devices: int, group: int, form: str
+) -> None:
     """A pause comes in the first pass of a round, during a step, and in the second pass: an
     interrupted pass is repeated, and a pass that may not be interrupted ends first."""
-    given = {"is_late": False, "arrangement": OFFLOADED, **FORMS[form]}
-    whole, rig = new_rig(1, **given), new_rig(1, **given)
+    whole = new_rig(1, is_late=False, **FORMS[form])
+    rig = new_rig(devices, is_late=devices > 1, **FORMS[form], **together(group))
+    count = PASS * devices // group
     broken_off = finished = 0
-    for event in range(0, 70, 7):
-        for counted in (0, 4):
+    for event in range(0, 70, 10):
+        for counted in (0, 2 * count):
             try:
-                loss = rig.train(PASS, pausing(rig, event))
+                loss = rig.train(count, pausing(rig, event))
                 finished += not rig.devices[0].has_slots
             except PassCancelled:
                 broken_off += 1
-                assert not rig.devices[0].has_slots
+                assert not any(device.has_slots for device in rig.devices)
                 assert rig.replica.sequences == counted, "what was counted is still there"
                 rig.replica.engines.resume()
-                loss = rig.train(PASS)
+                loss = rig.train(count)
             rig.replica.engines.resume()
-            assert loss == whole.train(PASS)
+            assert loss == whole.train(count)
             assert alike(rig, whole)
         for each in (whole, rig):
             each.step()
-    assert broken_off > 8
-    assert finished > 1, "passes too late to be broken off"
+    assert broken_off > 2
+    assert finished or devices > 1, "passes too late to be broken off"
 
 
 def pausing(rig: Rig, event: int) -> Callable[[], bool]:
@@ -77,21 +93,46 @@ def test_whoever_wants_the_memory_back_does_not_wait_for_ever(rig: Rig) -> None:
     assert not rig.devices[0].has_slots
 
 
-def test_memory_that_others_took_is_waited_for(rig: Rig, new_rig: NewRig) -> None:
-    untouched, (device,) = new_rig(1, arrangement=OFFLOADED), rig.devices
-    rig.replica.engines.preempt(WAIT_S)
-    for use in (lambda: rig.train(PASS), lambda: rig.replica.evaluate(batches(1, 1))):
+@pytest.mark.parametrize(
+    ("devices", "settings"), [(1, {"arrangement": OFFLOADED}), (2, {}), (3, together(3))]
+)
+def test_memory_that_another_program_has_is_waited_for(
+    new_rig: NewRig, devices: int, settings: dict[str, Any]
+) -> None:
+    rig = new_rig(devices, **settings)
+    rig.train(4)
+    assert rig.replica.engines.preempt(WAIT_S)
+    assert not any(device.has_slots for device in rig.devices)
+    for use in (lambda: rig.train(4), lambda: rig.replica.evaluate(batches(1, 1))):
         with pytest.raises(PassCancelled):
             use()
     rig.replica.engines.resume()
-    device.fails_at = 0
-    for _ in range(3):
+    for device in rig.devices:
+        device.fails_at = 0
+    for _ in range(2):
         with pytest.raises(DeviceTaken):
-            rig.train(PASS)
-    assert not device.has_slots
-    device.fails_at = float("inf")
-    assert rig.train(PASS) == untouched.train(PASS)
-    assert alike(rig, untouched)
+            rig.train(4)
+    for device in rig.devices:
+        device.fails_at = float("inf")
+    rig.clock.advance(LONGEST_WAIT_S)
+    rig.train(4)
+    assert alike(rig, twin(new_rig, [4, 4]))
+
+
+def test_one_that_is_due_comes_in_the_place_of_one_without_memory(new_rig: NewRig) -> None:
+    rig = new_rig(2)
+    assert rig.replica.engines.preempt(WAIT_S)
+    rig.replica.engines.resume()
+    rig.devices[0].fails_at = 0
+    rig.train(4)
+    assert list(rig.left_out) == ["cpu (1)"]
+    assert rig.replica.engines.preempt(WAIT_S)
+    rig.replica.engines.resume()
+    rig.clock.advance(FIRST_WAIT_S)
+    rig.devices[0].fails_at, rig.devices[1].fails_at = float("inf"), 0
+    rig.train(4)
+    assert list(rig.left_out) == ["cpu (2)"]
+    assert alike(rig, twin(new_rig, [4, 4]))
 
 
 def test_memory_is_given_back_though_gradients_did_not_land(

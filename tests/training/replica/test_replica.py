@@ -77,10 +77,17 @@ def test_what_a_codec_took_away_is_in_the_next_contribution_once(device: CpuDevi
 # --- passes and steps ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", [2, 3])
-@pytest.mark.parametrize("micro_batches", [1, 3])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    ("cut", "dropout", "micro_batches", "slots"),
+    [
+        ("finest", 0.1, 3, 2),
+        ("finest", 0.0, 1, 3),
+        ("halves", 0.1, 1, 2),
+        ("halves", 0.0, 3, 3),
+        ("whole", 0.1, 3, 3),
+        ("whole", 0.0, 1, 2),
+    ],
+)
 def test_training_is_bit_equal_to_plain_pytorch(
     device: CpuDevice, cut: str, dropout: float, micro_batches: int, slots: int
 ) -> None:
@@ -151,13 +158,12 @@ def test_a_replica_looks_at_its_sound_passes(device: CpuDevice) -> None:
 # --- state --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threads", [2, 5])
-def test_first_values_do_not_depend_on_threads(device: CpuDevice, threads: int) -> None:
+def test_first_values_do_not_depend_on_threads(device: CpuDevice) -> None:
     replica, plain = filled(device, program()), filled(device, program())
-    replica.initialise(FIRST_VALUE, threads)
+    replica.initialise(FIRST_VALUE, 3)
     assert same(replica, plain)
     with pytest.raises(ValueError, match="is not"):
-        replica.initialise(lambda name, shape: torch.zeros(3), threads)
+        replica.initialise(lambda name, shape: torch.zeros(3), 3)
 
 
 def test_what_does_not_fit_or_follow_changes_nothing(device: CpuDevice) -> None:
@@ -209,8 +215,8 @@ def test_a_restored_replica_goes_on_alike_and_takes_no_other_form(
     assert restored.evaluate(batches(2, 9)) == one.evaluate(batches(2, 9))
     apply(restored, step_once(one, batches(1, 4), 4), 4)
     assert same(one, restored)
-    for another in set(StateForm) - {form}:
-        other = made(another)
-        with pytest.raises(ValueError, match="does not fit"):
-            other.load_state(one.state_arenas(), 4)
-        assert same(other, made(another))
+    another = made(StateForm.HALF if form is StateForm.SPLIT else StateForm.SPLIT)
+    untouched = state_digest(another.state_arenas())
+    with pytest.raises(ValueError, match="does not fit"):
+        another.load_state(one.state_arenas(), 4)
+    assert state_digest(another.state_arenas()) == untouched

@@ -1,11 +1,13 @@
 """Texts between passes: written with one round's weights, without effect on training."""
 
+import functools
 from collections import deque
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from atom.graph.ir import Program
 from atom.graph.layers import ends_alike, layer_ends, layers_of
 from atom.graph.program import build_program
 from atom.graph.trace import trace
@@ -23,16 +25,23 @@ from tests.training.small_replica import FIRST_VALUE, RATE, batches, config
 WINDOW = 4
 
 
-def a_replica() -> Replica:
+@functools.cache
+def programs() -> tuple[Program, Program]:
+    """Return the programs for training and for answers."""
     graph = trace(GPT3(config(), device="meta"), batches(1, 0)[0])
     model = next_token_model(GPT3Source(config()), torch.float32)
     asked = trace(model, example_question(WINDOW), training=False, gives_loss=False)
     assert asked.layout == graph.layout
     ends = layer_ends(layers_of(graph))
-    answering = build_program(asked, ends=ends_alike(graph, asked, ends))
+    return build_program(graph, ends=ends), build_program(
+        asked, ends=ends_alike(graph, asked, ends)
+    )
+
+
+def a_replica() -> Replica:
+    training, answering = programs()
     settings = ReplicaSettings(rate=RATE)
-    program = build_program(graph, ends=ends)
-    replica = Replica(program, None, settings, CpuDevice(), ManualClock(), answering=answering)
+    replica = Replica(training, None, settings, CpuDevice(), ManualClock(), answering=answering)
     replica.initialise(FIRST_VALUE)
     return replica
 
@@ -68,12 +77,15 @@ class Desk:
             prompts, self.replica, self.hands, ManualClock(), lambda text, s: self.told.append(text)
         )  # type: ignore[arg-type]
 
-    def round(self) -> None:
-        self.replica.reset_gradients()
-        for batch in batches(2, self.replica.step_count):
-            self.replica.run_pass([batch])
-        self.replica.begin_own_step()
-        self.replica.finish_step()
+    def rounds(self, count: int, settled: bool = True) -> None:
+        for _ in range(count):
+            self.replica.reset_gradients()
+            for batch in batches(2, self.replica.step_count):
+                self.replica.run_pass([batch])
+            self.replica.begin_own_step()
+            self.replica.finish_step()
+        if settled:
+            self.texts.round_settled()
 
 
 @pytest.fixture
@@ -84,12 +96,11 @@ def desk() -> Desk:
 def test_every_nth_round_writes_and_training_keeps_its_bits(desk: Desk) -> None:
     other = Desk()
     for number in range(1, 5):
-        for each in (desk, other):
-            each.round()
-        desk.texts.round_settled()
+        desk.rounds(1)
         assert bool(desk.hands.commands) == (number % 2 == 0)
         desk.replica.run_pass(batches(1, 7))
         assert desk.hands.work() == (MOST_TOKENS if number % 2 == 0 else 0)
+        other.rounds(1)
         other.replica.run_pass(batches(1, 7))
         sums, others = (each.replica.gradient_sums() for each in (desk, other))
         assert torch.equal(sums, others)
@@ -102,42 +113,24 @@ def test_every_nth_round_writes_and_training_keeps_its_bits(desk: Desk) -> None:
 
 @pytest.mark.parametrize("why", ["frozen", "stepped"])
 def test_a_text_waits_for_a_round_and_goes_on_after_it(desk: Desk, why: str) -> None:
-    desk.round()
-    desk.round()
-    desk.texts.round_settled()
+    desk.rounds(2)
     assert desk.hands.work(3) == 3
     if why == "frozen":
         desk.hands.is_free = False
     else:
-        desk.round()
+        desk.rounds(1, settled=False)
     assert desk.hands.work() == 1
     assert not desk.told
-    if why == "frozen":
-        desk.hands.is_free = True
-        desk.round()
-    desk.round()  # another one is due: the one under way comes first
-    desk.texts.round_settled()
+    desk.hands.is_free = True
+    for _ in range(2):  # another one is due: the one under way comes first
+        desk.rounds(1)
+        assert len(desk.hands.commands) == 1, "a step between two tokens doubles no text"
     desk.hands.work()
     assert [(text.round, len(text.text)) for text in desk.told] == [(2, MOST_TOKENS + 1)]
 
 
-def test_a_step_between_two_tokens_doubles_no_text(desk: Desk) -> None:
-    desk.round()
-    desk.round()
-    desk.texts.round_settled()
-    for _ in range(3):
-        assert desk.hands.work(1) == 1
-        desk.round()
-        desk.texts.round_settled()
-        assert len(desk.hands.commands) == 1
-    desk.hands.work()
-    assert [len(text.text) for text in desk.told] == [MOST_TOKENS + 1]
-
-
 def test_a_pass_that_is_cancelled_ends_a_text_where_it_is(desk: Desk) -> None:
-    desk.round()
-    desk.round()
-    desk.texts.round_settled()
+    desk.rounds(2)
     assert desk.hands.work(3) == 3
     desk.hands.stops = True
     assert desk.hands.work() == 1
@@ -145,15 +138,11 @@ def test_a_pass_that_is_cancelled_ends_a_text_where_it_is(desk: Desk) -> None:
 
 
 def test_a_text_that_is_due_waits_for_a_free_moment(desk: Desk) -> None:
-    desk.round()
-    desk.round()
     desk.hands.is_free = False
-    desk.texts.round_settled()
+    desk.rounds(2)
     assert desk.hands.work() == 0
-    assert not desk.told
-    desk.round()
     desk.hands.is_free = True
-    desk.texts.round_settled()
+    desk.rounds(1)
     desk.hands.work()
     assert [text.round for text in desk.told] == [2]
 

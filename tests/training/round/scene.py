@@ -3,13 +3,13 @@ its count and says nothing. All three are voters with tenure, and sign with real
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from simulated_seat import identity
 
 from atom.base.errors import Reason
 from atom.swarm.chain.commit import (
-    VOTE_DOMAIN,
     Ballot,
     ChainRules,
     Commit,
@@ -19,10 +19,10 @@ from atom.swarm.chain.commit import (
     Vote,
     Voter,
     signed_by,
-    vote_payload,
 )
 from atom.swarm.chain.messages import (
     Message,
+    Nack,
     Prepare,
     Prevote,
     PrevoteAnswer,
@@ -45,11 +45,11 @@ from atom.training.round import events
 from atom.training.round.events import Action, Event, View
 from atom.training.round.machine import RoundMachine
 from atom.training.round.round_state import RoundTerms
+from tests.swarm.chain_samples import a_commit, voter_of
 
 US, THEM, NOBODY = (identity(number) for number in (2, 1, 3))  # the mate leads first
 KEYS = {key.peer_id: key for key in (US, THEM, NOBODY)}
-ME = Voter(US.peer_id, b"m" * 16)
-MATE, GONE = Voter(THEM.peer_id, b"a" * 16), Voter(NOBODY.peer_id, b"g" * 16)
+ME, MATE, GONE = map(voter_of, (US, THEM, NOBODY))
 VOTERS = tuple(sorted([ME, MATE, GONE]))
 BATCH = 96
 HEAD = Head(
@@ -75,6 +75,7 @@ def lease(voter: Voter, sequences: int) -> Lease:
     )  # fmt: skip
 
 
+@lru_cache(1 << 12)
 def signed(voter: Voter, domain: str, payload: bytes) -> bytes:
     """Return the signature of a voter under a payload."""
     return KEYS[voter.peer_id].sign(domain, signed_by(voter, payload))
@@ -86,13 +87,12 @@ def promise(
     state: bytes = STATE,
     voter: Voter = MATE,
     loss_sum: float = 1.0,
-    leaving: bool = False,
 ) -> Promise:
     """Return a signed promise at the head, of the mate or another voter."""
-    payload = promise_payload(HEAD.digest, ballot, sequences, loss_sum, state, leaving)
-    signature = signed(voter, PROMISE_DOMAIN, payload)
     work = sequences, loss_sum, state
-    return Promise(HEAD.digest, ballot, None, None, *work, signature, leaving)
+    payload = promise_payload(HEAD.digest, ballot, *work, False)
+    signature = signed(voter, PROMISE_DOMAIN, payload)
+    return Promise(HEAD.digest, ballot, None, None, *work, signature)
 
 
 def vouched(ballot: Ballot, voter: Voter, value: Value) -> Vouched:
@@ -101,32 +101,19 @@ def vouched(ballot: Ballot, voter: Voter, value: Value) -> Vouched:
     return Vouched(HEAD.digest, ballot, value.digest(), signed(voter, VOUCH_DOMAIN, payload))
 
 
-def averaged(ring: Ring, result: bytes = RESULT, norm: float = NORM) -> Value:
+def averaged(ring: Ring) -> Value:
     """Return the value of an exchange at the head."""
-    named = HEAD.digest, HEAD.round + 1, ring.ballot, result, norm, STATE
+    named = HEAD.digest, HEAD.round + 1, ring.ballot, RESULT, NORM, STATE
     return Value(*named, ring.members, ring.voters_next)
 
 
 def decided(
     parent: Head, result: bytes, *signers: Voter, survivors: tuple[Voter, ...] = ()
 ) -> Commit:
-    """Return a commit of the mate's work, with votes of the signers. All voters took part."""
-    parts = (MemberCount(MATE.peer_id, MATE.incarnation, BATCH, 1.0),)
-    idle = set(survivors or parent.voters) - {MATE}
-    value = Value(
-        parent=parent.digest,
-        round=parent.round + 1,
-        origin=origin_of(survivors),
-        result_digest=result,
-        gradient_norm=NORM,
-        parent_state_digest=STATE,
-        contributions=parts,
-        voters_next=next_voters(
-            parent, survivors, parts, idle, set(), origin_of(survivors).coordinator
-        ),
-        survivors=survivors,
-    )
-    return certified(value, *signers)
+    """Return a commit of the mate's work, with votes of the signers, the first of which leads."""
+    keys, alone = ([KEYS[voter.peer_id] for voter in each] for each in (signers, survivors))
+    named = {"result_digest": result, "gradient_norm": NORM, "parent_state_digest": STATE}
+    return a_commit(parent, {THEM: BATCH}, keys, survivors=alone, **named)
 
 
 def part(voter: Voter, sequences: int) -> MemberCount:
@@ -134,24 +121,11 @@ def part(voter: Voter, sequences: int) -> MemberCount:
     return MemberCount(voter.peer_id, voter.incarnation, sequences, 1.0)
 
 
-def proposed(*parts: MemberCount, result: bytes = RESULT, head: Head = HEAD) -> Value:
+def proposed(*parts: MemberCount, result: bytes = RESULT) -> Value:
     """Return the value of an exchange of these members, which the mate led."""
-    value = decided(head, result).value
-    voters = next_voters(head, (), parts, set(), set(), value.origin.coordinator)
+    value = decided(HEAD, result, MATE).value
+    voters = next_voters(HEAD, (), parts, set(), set(), value.origin.coordinator)
     return replace(value, contributions=parts, voters_next=voters)
-
-
-def origin_of(survivors: tuple[Voter, ...]) -> Ballot:
-    """Return a ballot of the mate, or of the first survivor if the mate is none."""
-    leader = MATE if not survivors or MATE in survivors else survivors[0]
-    return Ballot(1, leader.peer_id, leader.incarnation)
-
-
-def certified(value: Value, *signers: Voter) -> Commit:
-    """Return the value with votes of the signers."""
-    payload = vote_payload(value.parent, BALLOT, value.digest(), value.survivors)
-    votes = [Vote(voter, signed(voter, VOTE_DOMAIN, payload)) for voter in signers]
-    return Commit(value, BALLOT, tuple(votes))
 
 
 def supported(
@@ -252,6 +226,11 @@ class Scene:
                 return found[-1]
             self.play(0.1)
         raise AssertionError(f"no {kind.__name__} in 20 s")
+
+    @property
+    def refusals(self) -> list[str]:
+        """Reasons for which the machine refused calls, in order."""
+        return [refusal.reason for refusal in self.sent(Nack)]
 
     @property
     def offences(self) -> list[tuple[str, Reason]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from simulated_ring import Work
 
-from atom.daemon.peer.lifecycle import LEAVE_S, Facts, ending
+from atom.daemon.peer.lifecycle import LEAVE_S, Facts, ending, peer_state
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.lease import (
     RENEW_SECONDS,
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from simulated_peer import Process
 
 READ_SECONDS = 0.9
-_STATES = {
-    Phase.ACCUMULATING: PeerState.ACCUMULATING,
-    Phase.STEPPING: PeerState.STEPPING,
-    Phase.SYNCING: PeerState.SYNCING,
-}
 SILENT_HOLDER_SECONDS = (5.0, 11.0)
 """How long a holder that is frozen or cut off is waited for."""
 
@@ -137,8 +132,7 @@ class Lookout:
     def read(self) -> None:
         """Looks once, and again every now and then."""
         process = self._process
-        reading = self._directory.read(process.peer_id, process.now())
-        if reading is not None:
+        if (reading := self._directory.read(process.peer_id, process.now())) is not None:
             self._book.update(reading, process.now())
         process.later(READ_SECONDS * process.dice.uniform(0.9, 1.1), self.read)
 
@@ -157,11 +151,10 @@ class Lookout:
             self.publish(state)
 
     def _state(self) -> PeerState:
-        if self._process.leaving:
-            return PeerState.LEAVING
-        state = _STATES.get(self._process.machine.phase, PeerState.REDUCING)
-        pauses = self._process.paused and state is PeerState.ACCUMULATING
-        return PeerState.PAUSED if pauses else state
+        process = self._process
+        leave_by = process.now() if process.leaving else None
+        phase = process.machine.phase
+        return peer_state(Facts(phase, process.now(), True, process.paused, leave_by))
 
     def publish(self, state: PeerState) -> None:
         process = self._process

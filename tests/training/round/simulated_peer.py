@@ -15,7 +15,7 @@ from simulated_ring import Result, Runner, kept
 from simulated_seat import Chain, Seat
 
 from atom.swarm.chain.commit import Head, Voter
-from atom.swarm.chain.messages import CommitNotice, Ring
+from atom.swarm.chain.messages import CommitNotice, Prepare, Prevote, Ring
 from atom.swarm.records.lease import PeerState
 from atom.swarm.transport.limits import FIRST_HOLD_S, LONGEST_HOLD_S, Backoff, offend
 from atom.training.replica.pacing import count_swarm
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from simulation import Swarm
 
 TICK_SECONDS = 0.3
+CarryOut = Callable[[Action], None]
 SILENT_DONOR_SECONDS = 5.0
 """How long a donor that is frozen or cut off is waited for."""
 
@@ -124,6 +125,10 @@ class Process:
         elif self.alive:
             act()
 
+    def act_as(self, habit: Callable[[CarryOut, Action], None]) -> None:
+        """Lie: each action goes to `habit`, with the function that carries it out honestly."""
+        self._carry_out = partial(habit, self._carry_out)  # type: ignore[method-assign]
+
     # ---- the machine
 
     def receive(self, sender: Voter, message: object) -> bool:
@@ -184,12 +189,10 @@ class Process:
         if isinstance(action, events.Freeze | events.Thaw | events.Apply) and self.ring is not None:
             self.swarm.rings.stop(self.peer_id, self.ring)
             self.ring = None
-        if (
-            isinstance(action, events.StartExchange | events.FetchResult)
-            and action.keep is not None
-        ):
+        keep = getattr(action, "keep", None)
+        if keep is not None:
             assert self.ring is None, "its result may be there already"
-            self.results = kept(self.results, action.keep, self.machine.head.digest)
+            self.results = kept(self.results, keep, self.machine.head.digest)
         match action:
             case events.Send():
                 self._send(action)
@@ -201,7 +204,7 @@ class Process:
                 self._start_ring(action)
             case events.FetchResult():
                 Fetch(self, action).start()
-            case events.FetchChain(donor=donor):
+            case events.FetchChain(donor):
                 self._fetch_chain(donor)
             case events.Apply():
                 self._apply(action)
@@ -224,13 +227,8 @@ class Process:
             if self.swarm.network.passes(action.to, self.peer_id):
                 self._when_running(lambda: self.handle(events.Unreachable(action.to)))
 
-        self.swarm.network.send(
-            self.peer_id,
-            action.to,
-            action.message,
-            lambda message: self.swarm.deliver(self.me, action.to, message),
-            refused,
-        )
+        deliver = partial(self.swarm.deliver, self.me, action.to, action.message)
+        self.swarm.network.send((self.peer_id, action.to), action.message, deliver, refused)
 
     # ---- ring and result
 
@@ -283,10 +281,8 @@ class Process:
     def _end_fetch_chain(self, donor: str) -> None:
         self._asked.remove(donor)
         chain = self._chain_of(donor)
-        if chain is None:
-            self.handle(events.ChainFetched(donor, None))
-        else:
-            self.handle(events.ChainFetched(donor, chain.head, self.chain.forks(chain)))
+        head, forks = (chain.head, self.chain.forks(chain)) if chain else (None, ())
+        self.handle(events.ChainFetched(donor, head, forks))
 
     def _delay_s(self, donor: str, least_s: float) -> float:
         """Return the delay until the donor's answer is there, or known not to come."""
@@ -303,16 +299,7 @@ class Process:
         self._syncing = False
         ours = self.chain
         served = filter(None, map(self._chain_of, action.donors))
-        better = (
-            chain
-            for chain in served
-            if self._may_follow(chain, action.forks)
-            and (
-                chain.head.prefers(ours.head)
-                or (action.discard and chain.head.digest == ours.head.digest)
-            )
-        )
-        found = next(better, None)
+        found = next((chain for chain in served if self._is_better(chain, action)), None)
         if found is not None:
             replayed = ours.head in found.heads and not action.discard
             self.gradients.drop(found.head, found.works if replayed else None)
@@ -320,8 +307,12 @@ class Process:
         failed = () if found else action.donors
         self.handle(events.CaughtUp(self.chain.head, self.chain.state, failed))
 
-    def _may_follow(self, chain: Chain, forks: frozenset[bytes] | None) -> bool:
-        return forks is None or forks.issuperset(each.digest for each in self.chain.forks(chain))
+    def _is_better(self, chain: Chain, action: events.CatchUp) -> bool:
+        ours, forks = self.chain.head, {each.digest for each in self.chain.forks(chain)}
+        if action.forks is not None and not forks <= action.forks:
+            return False
+        again = action.discard and chain.head.digest == ours.digest
+        return again or chain.head.prefers(ours)
 
     def _chain_of(self, donor: str) -> Chain | None:
         """Return the chain that a donor serves, checked; None if it may not be followed."""
@@ -354,3 +345,9 @@ class Process:
             self.die()
             return
         self.later(TICK_SECONDS * self.dice.uniform(0.9, 1.1), self._tick)
+
+
+def leads_nothing(honest: CarryOut, action: Action) -> None:
+    """Carry out an action unless it is a call of the machine's own. A habit of liars."""
+    if not (isinstance(action, events.Send) and isinstance(action.message, Prevote | Prepare)):
+        honest(action)

@@ -4,9 +4,10 @@ Members finish one by one, so any of them may hold a result that others never ge
 """
 
 import random
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from simulated_world import Agenda, Network
@@ -102,7 +103,7 @@ class Rings:
             base = self._dice.uniform(*self._seconds)
             for member in ring.runners.values():
                 delay = base + self._dice.uniform(0.0, 0.5)
-                member.process.later(delay, lambda m=member: self._finish(m, ring, start))
+                member.process.later(delay, partial(self._finish, member, ring, start))
 
     def _spoil(self, ring: _Ring, start: StartExchange, bad: str) -> None:
         """Peers connected with the bad member see its failure; in a ring that is too slow as a
@@ -115,15 +116,11 @@ class Rings:
             words[bad] = self._dice.choice(sorted(beside))
         elif trouble is Trouble.FROZEN:
             del words[bad]
-        self._say_all(ring, start, words, HELD_UP_SECONDS if trouble is Trouble.SLOW else 0.3)
-
-    def _say_all(
-        self, ring: _Ring, start: StartExchange, suspects: Mapping[str, str], seconds: float
-    ) -> None:
-        for peer_id, suspect in suspects.items():
+        seconds = HELD_UP_SECONDS if trouble is Trouble.SLOW else 0.3
+        for peer_id, suspect in words.items():
             runner = ring.runners[peer_id]
             delay = seconds + self._dice.uniform(0.0, 0.2)
-            runner.process.later(delay, lambda r=runner, who=suspect: self._fail(r, start, who))
+            runner.process.later(delay, partial(self._fail, runner, start, suspect))
 
     def stop(self, peer_id: str, start: StartExchange) -> None:
         runner = self._rings[start.parent, start.ballot].runners[peer_id]
@@ -138,9 +135,7 @@ class Rings:
     def _finish(self, runner: Runner, ring: _Ring, start: StartExchange) -> None:
         if runner.state != "running":
             return
-        assert runner.works == runner.process.gradients.offered, (
-            "what is offered moved under a ring"
-        )
+        assert runner.works == runner.process.gradients.offered, "the offer moved under a ring"
         beside = _beside(start, runner.process.peer_id)
         culprits = [
             peer_id

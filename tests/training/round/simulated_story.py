@@ -26,32 +26,32 @@ class Story:
 
     def text(self, most_lines: int) -> str:
         return "\n".join(
-            f"{time_s:8.3f} {who}  {self._brief(what)}"
+            f"{time_s:8.3f} {who}  {self.brief(what)}"
             for time_s, who, what in list(self.lines)[-most_lines:]
         )
 
-    def _brief(self, what: Any) -> str:
+    def brief(self, what: Any) -> str:
         match what:
             case bytes():
                 return what.hex()[:4]
             case Voter() | MemberCount():
                 count = f":{what.sequences}" if isinstance(what, MemberCount) else ""
-                return f"{self._brief(what.peer_id)}{what.incarnation.hex()[:2]}{count}"
+                return f"{self.brief(what.peer_id)}{what.incarnation.hex()[:2]}{count}"
             case Vote(voter):
-                return self._brief(voter)
+                return self.brief(voter)
             case Ballot(attempt, coordinator):
-                return f"{attempt}{self._brief(coordinator)}"
+                return f"{attempt}{self.brief(coordinator)}"
             case Head():
-                return f"{what.round}:{self._brief(what.digest)}"
+                return f"{what.round}:{self.brief(what.digest)}"
             case Value():
-                parts = f"{self._brief(what.contributions)} → {self._brief(what.voters_next)}"
-                return f"{self._brief(what.digest())} on {self._brief(what.parent)} {parts}"
+                parts = f"{self.brief(what.contributions)} → {self.brief(what.voters_next)}"
+                return f"{self.brief(what.digest())} on {self.brief(what.parent)} {parts}"
             case tuple() | frozenset() | list():
-                return "[" + " ".join(map(self._brief, what)) + "]"
+                return "[" + " ".join(map(self.brief, what)) + "]"
             case Mapping():
-                return " ".join(f"{key}={self._brief(item)}" for key, item in what.items())
+                return " ".join(f"{key}={self.brief(item)}" for key, item in what.items())
         if dataclasses.is_dataclass(what):
             told = [(f.name, getattr(what, f.name)) for f in dataclasses.fields(what)]
-            told = [f"{name}={self._brief(item)}" for name, item in told if name not in _DULL]
+            told = [f"{name}={self.brief(item)}" for name, item in told if name not in _DULL]
             return f"{type(what).__name__}({', '.join(told)})"
         return self.names.get(what, what) if isinstance(what, str) else str(what)

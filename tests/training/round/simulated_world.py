@@ -77,34 +77,30 @@ class Network:
 
     def send(
         self,
-        source: str,
-        target: str,
+        way: tuple[str, str],
         message: Message,
-        deliver: Callable[[Message], bool],
+        deliver: Callable[[], bool],
         refused: Callable[[], None],
     ) -> None:
-        """`deliver` returns True if the recipient was there; if not, `refused` may be called."""
-        if self.drop(source, target, message):
-            return
-        copies = 1 + (self._dice.random() < self.weather.duplicates)
-        for _ in range(copies):
-            if self._dice.random() >= self.weather.loss:
-                self._agenda.after(
-                    self._delay(), lambda: self._arrive(source, target, message, deliver, refused)
-                )
+        """Carry a message from one peer to another.
 
-    def _arrive(
-        self,
-        source: str,
-        target: str,
-        message: Message,
-        deliver: Callable[[Message], bool],
-        refused: Callable[[], None],
-    ) -> None:
-        if not self.passes(source, target):
+        Args:
+            way: Peer ids of its sender and its recipient.
+            message: The message.
+            deliver: Delivers it; returns True if the recipient was there.
+            refused: May be called if the recipient was not.
+        """
+
+        def arrive() -> None:
+            absent = self.passes(*way) and not deliver()
+            if absent and self._dice.random() < self.weather.refusals:
+                self._agenda.after(self._delay(), refused)
+
+        if self.drop(*way, message):
             return
-        if not deliver(message) and self._dice.random() < self.weather.refusals:
-            self._agenda.after(self._delay(), refused)
+        for _ in range(1 + (self._dice.random() < self.weather.duplicates)):
+            if self._dice.random() >= self.weather.loss:
+                self._agenda.after(self._delay(), arrive)
 
     def _delay(self) -> float:
         if self._dice.random() < self.weather.slow:

@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from blake3 import blake3
 from simulated_peer import Process
@@ -246,6 +247,12 @@ class Swarm:
             self.witness.sees_the_end(self.living[0].chain)
         return self.agenda.now - began
 
+    def rounds_in(self, seconds: float, name: str = "A") -> int:
+        """Let time pass; return the number of rounds by which a peer went on."""
+        before = self[name].chain.head.round
+        self.run(seconds)
+        return self[name].chain.head.round - before
+
     def run_until(self, condition: Callable[[], bool], within: float = 30.0) -> None:
         deadline = self.agenda.now + within
         while not condition():
@@ -288,3 +295,10 @@ class Swarm:
             for p in self.living
         ]
         return "\n".join([self._story.text(lines or STORY_LINES), *tips])
+
+
+def begun(seed: int, peers: int, rounds: int = 1, **setting: Any) -> Swarm:
+    """Return a swarm whose peers have decided some rounds. `setting`: fields of `Setting`."""
+    swarm = Swarm(seed, Setting(peers, **setting))
+    swarm.run_until_agreed(60.0, rounds)
+    return swarm

@@ -1,6 +1,7 @@
 """Promises that bind a process: an acceptor promises higher ballots only, accepts at a ballot that
 it promised, keeps its slots apart and outlives its head; a coordinator finishes an accepted value;
-a participant heeds the attempt that it promised, and no other."""
+a participant heeds the attempt that it promised, and no other. A voter that was not in the exchange
+votes for a true value, and refuses lies about counts and norms."""
 
 from dataclasses import replace
 
@@ -20,11 +21,14 @@ from scene import (
     part,
     proposed,
     supported,
+    vouched,
 )
 
 from atom.base.errors import Reason
-from atom.swarm.chain.commit import Ballot, Voter
-from atom.swarm.chain.messages import Accept, Accepted, Nack, Prepare, Promise
+from atom.swarm.chain import messages
+from atom.swarm.chain.commit import Ballot, MemberCount, Value, Voter
+from atom.swarm.chain.messages import Accept, Accepted, AcceptedVote, Prepare, Promise, Vouched
+from atom.swarm.chain.succession import Evidence
 from atom.training.round.attempt import value_to_finish
 from atom.training.round.electorate import ORDINARY
 from atom.training.round.events import Frozen, ResultFetched
@@ -61,15 +65,19 @@ LOW, HIGH, HIGHER = (Accepted(ballot(n), replace(VALUE, round=n), EVIDENCE) for 
 @pytest.mark.parametrize(
     ("reported", "finished"),
     [
+        # nothing
         ([(None, None), (None, None)], None),
+        # the highest
         ([(LOW, None), (HIGH, None), (None, None)], HIGH),
+        # by a branch: a quorum's
         ([(None, HIGH), (None, LOW)], HIGH),
+        # its own slot comes first
         ([(LOW, None), (None, HIGHER)], LOW),
     ],
-    ids=["nothing", "the highest", "by a branch: a quorum's", "its own slot comes first"],
 )
 def test_what_was_accepted_is_finished(
-    reported: list[tuple[Accepted | None, Accepted | None]], finished: Accepted | None
+    reported: list[tuple[Accepted | None, Accepted | None]],
+    finished: Accepted | None,
 ) -> None:
     promises = {
         Voter(str(n), b"i" * 16): Promise(HEAD.digest, BALLOT, *accepted, 8, 1.0, STATE, bytes(64))
@@ -120,9 +128,8 @@ def test_a_branch_call_below_the_ordinary_promise_gets_the_number_that_it_has_to
     scene.hear(Accept(HEAD.digest, ballot(5), VALUE, AT_FIVE, ballot(5)))
     scene.tell(ResultFetched(RESULT, in_memory=True, norm=NORM))
     call_for_a_branch(scene, 3)
-    assert [(nack.promised, nack.reason) for nack in scene.sent(Nack)] == [
-        (ballot(5), Reason.BALLOT_TOO_LOW)
-    ]
+    [refusal] = scene.sent(messages.Nack)
+    assert (refusal.promised, refusal.reason) == (ballot(5), Reason.BALLOT_TOO_LOW)
     assert len(scene.sent(Promise)) == 1
     call_for_a_branch(scene, 6)
     assert scene.sent(Promise)[-1].accepted_before_branch == Accepted(ballot(5), VALUE, AT_FIVE)
@@ -132,8 +139,69 @@ def test_the_next_attempt_is_above_what_a_voter_has_promised_to_others() -> None
     scene = Scene()
     call = scene.until_sent(Prepare)
     for voter in (MATE, GONE):
-        refusal = Nack(call.parent, call.ballot, ballot(40, GONE), Reason.BALLOT_TOO_LOW)
+        refusal = messages.Nack(call.parent, call.ballot, ballot(40, GONE), Reason.BALLOT_TOO_LOW)
         scene.hear(refusal, voter)
     scene.play(10.0)
     attempts = [prepare.ballot.attempt for prepare in scene.sent(Prepare)]
     assert (attempts[0], attempts[-1]) == (call.ballot.attempt, 41)
+
+
+# ---- evidence for a value
+
+SUCCESSOR = Ballot(2, GONE.peer_id, GONE.incarnation)
+
+
+def hear_of(value: Value, evidence: Evidence, norm: float = NORM) -> Scene:
+    """Promise to the mate's successor, which asks to finish this value; deliver its result."""
+    scene = Scene()
+    scene.tick()
+    scene.hear(Prepare(HEAD.digest, SUCCESSOR), GONE)
+    scene.hear(Accept(HEAD.digest, SUCCESSOR, value, evidence, value.origin), GONE)
+    scene.tell(ResultFetched(value.result_digest, in_memory=True, norm=norm))
+    return scene
+
+
+def test_a_voter_that_was_absent_vouches_and_votes_for_a_value_of_the_past() -> None:
+    """The mate died after the successor had accepted its value."""
+    scene = hear_of(VALUE, EVIDENCE)
+    assert scene.sent(Vouched) == [vouched(SUCCESSOR, ME, VALUE)]
+    assert scene.sent(AcceptedVote) == []
+    evidence = supported(VALUE, (ME, GONE), SUCCESSOR)
+    scene.hear(Accept(HEAD.digest, SUCCESSOR, VALUE, evidence, SUCCESSOR), GONE)
+    assert [vote.ballot for vote in scene.sent(AcceptedVote)] == [SUCCESSOR]
+    assert scene.refusals == []
+
+
+def test_a_voter_vouches_for_one_value_at_a_ballot() -> None:
+    """A coordinator that lies asks for two values, and each is true."""
+    scene = hear_of(VALUE, EVIDENCE)
+    other = proposed(part(MATE, 64), part(GONE, 64))
+    evidence = supported(other, (MATE, GONE))
+    scene.hear(Accept(HEAD.digest, SUCCESSOR, other, evidence, other.origin), GONE)
+    assert scene.sent(Vouched) == [vouched(SUCCESSOR, ME, VALUE)]
+    assert scene.sent(AcceptedVote) == []
+
+
+# ---- lies: most of them are in tests/attacks/test_one_lying_voter.py
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (part(MATE, 64), part(ME, 32)),  # we never entered that exchange
+        (part(MATE, 32), part(GONE, 32)),  # less than a batch
+    ],
+)
+def test_counts_that_cannot_be_true_are_refused(parts: tuple[MemberCount, ...]) -> None:
+    value = proposed(*parts)
+    scene = hear_of(value, supported(value, (parts[0].voter, parts[1].voter)))
+    assert scene.refusals == [Reason.BAD_WEIGHT]
+    assert scene.sent(Vouched) == scene.sent(AcceptedVote) == []
+
+
+def test_a_norm_that_the_result_does_not_have_is_refused() -> None:
+    """Even a quorum of members may have signed it."""
+    scene = hear_of(VALUE, EVIDENCE, norm=2.0)
+    assert scene.refusals == [Reason.DIGEST_MISMATCH]
+    assert f"value-refused {Reason.DIGEST_MISMATCH}" in scene.reports
+    assert scene.sent(Vouched) == scene.sent(AcceptedVote) == []

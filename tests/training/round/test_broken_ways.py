@@ -9,16 +9,6 @@ from simulation import Setting, Swarm
 SECONDS = 90.0
 
 
-def parts_of(swarm: Swarm, name: str, before: int) -> int:
-    """Return the commits after round `before` with a contribution of this peer."""
-    peer_id = swarm[name].peer_id
-    commits = swarm["A"].chain.commits[before:]
-    return sum(
-        any(part.peer_id == peer_id and part.sequences for part in commit.value.contributions)
-        for commit in commits
-    )
-
-
 def check_agreement(swarm: Swarm) -> None:
     swarm.heal()
     swarm.run_until_agreed(60.0)
@@ -35,15 +25,16 @@ def parts_of_two_without_a_connection(seed: int, hidden: bool) -> tuple[int, lis
     swarm.cut("B", "C")
     swarm.run(10.0 * hidden)
     before = swarm["A"].chain.head.round
-    swarm.run(SECONDS)
-    rounds = swarm["A"].chain.head.round - before
-    parts = [parts_of(swarm, name, before) for name in "ABC"]
+    rounds = swarm.rounds_in(SECONDS)
+    commits = swarm["A"].chain.commits[before:]
+    workers = [{p.peer_id for p in c.value.contributions if p.sequences} for c in commits]
+    parts = [sum(swarm[name].peer_id in each for each in workers) for name in "ABC"]
     assert rounds >= (10 if hidden else 5), swarm.story(100)
     check_agreement(swarm)
     return rounds, parts
 
 
-SEEDS = (1, 2, 15, 21)
+SEEDS = (1, 15)
 
 
 def test_two_hidden_peers_are_both_in_most_rounds() -> None:
@@ -78,7 +69,7 @@ def test_one_that_nobody_can_average_with_does_not_hold_up_the_others(peers: int
     alone. So it is left out, no matter which peer leads. The time until then is chance: with five
     peers, all four others are needed."""
     waits = list[float]()
-    for seed in range(6):
+    for seed in range(3):
         swarm = Swarm(seed, Setting(peers=peers, global_batch=2 * peers))
         swarm.run(10.0)
         swarm.narrow("B")

@@ -1,15 +1,14 @@
 """Commits that reach a replica early, twice, or from a branch while a quorum's is on its way."""
 
-from dataclasses import replace
-
 import pytest
-from scene import BATCH, GONE, HEAD, MATE, STATE, Scene, certified, decided, strangers
+from scene import BATCH, GONE, HEAD, KEYS, MATE, NOBODY, STATE, THEM, Scene, decided, strangers
 
-from atom.swarm.chain.commit import ChainRules, Commit, Head, MemberCount, genesis
+from atom.swarm.chain.commit import ChainRules, Commit, Head, genesis
 from atom.swarm.chain.messages import CommitNotice
 from atom.training.round import events
 from atom.training.round.events import Phase
 from atom.training.round.head_candidates import MOST_DONORS
+from tests.swarm.chain_samples import a_commit
 
 GENESIS = genesis(b"m" * 32, STATE, MATE, ChainRules(BATCH))
 
@@ -63,10 +62,8 @@ def test_what_is_heard_ahead_is_bounded_and_the_past_forgotten() -> None:
 
 def test_when_a_result_is_nowhere_few_of_its_members_are_asked_those_in_sight_first() -> None:
     scene, crowd = Scene(), strangers(100)
-    parts = tuple(MemberCount(peer, v.incarnation, 1, 1.0) for peer, v in crowd.items())
-    commit = certified(
-        replace(FIRST.value, contributions=(*parts, *FIRST.value.contributions)), MATE, GONE
-    )
+    parts = {THEM: BATCH} | {KEYS[peer]: 1 for peer in crowd}
+    commit = a_commit(HEAD, parts, [THEM, NOBODY])
     scene.tick()
     [digest] = hear(scene, commit)
     [asked] = [

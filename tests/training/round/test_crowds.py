@@ -1,8 +1,10 @@
 """A crowd of identities that promise work and then break the exchange that they are in."""
 
+from collections.abc import Callable
+
 from scene import MATE, ME, Scene, promise, strangers
-from simulated_peer import Process
-from simulation import Setting, Swarm
+from simulated_peer import CarryOut
+from simulation import begun
 
 from atom.swarm.chain.commit import Voter
 from atom.swarm.chain.messages import Prepare, Promise
@@ -49,6 +51,7 @@ def test_a_crowd_breaks_one_exchange_and_not_the_next() -> None:
     first = next_exchange(scene, crowd)
     assert members_of(first) == KNOWN | {stranger.peer_id for stranger in crowd}
     breaks(scene, first, crowd[0].peer_id)
+    assert scene.machine.answered == KNOWN, "no call is made for their work"
     assert members_of(next_exchange(scene, crowd)) == KNOWN
 
 
@@ -66,35 +69,25 @@ def test_a_known_member_is_not_suspected_while_newcomers_are_in_the_exchange() -
     assert MATE.peer_id not in scene.machine.excluded
 
 
-def test_no_call_is_made_for_work_of_newcomers_that_wait() -> None:
-    scene, crowd = crowded(6)
-    breaks(scene, next_exchange(scene, crowd), crowd[0].peer_id)
-    assert scene.machine.answered == KNOWN
+def answers_once() -> Callable[[CarryOut, Action], None]:
+    """Return the habit of a stranger that sends one promise and no other."""
+    answered = False
 
-
-class AnswersOnce:
-    """Actions of a stranger that sends one promise and no other."""
-
-    def __init__(self, process: Process) -> None:
-        self._carry_out, self._answered = process._carry_out, False
-        process._carry_out = self.carry_out  # type: ignore[method-assign]
-
-    def carry_out(self, action: Action) -> None:
-        """Carry out an action, unless it sends a further promise."""
+    def habit(honest: CarryOut, action: Action) -> None:
+        nonlocal answered
         answers = isinstance(action, Send) and isinstance(action.message, Promise)
-        if not (answers and self._answered):
-            self._carry_out(action)
-        self._answered |= answers
+        if not (answers and answered):
+            honest(action)
+        answered |= answers
+
+    return habit
 
 
 def rounds_in_a_minute(newcomers: int) -> int:
-    swarm = Swarm(1, Setting(peers=3, all_trusted=False))
-    swarm.run_until_agreed(60.0, 1)
+    swarm = begun(1, 3, all_trusted=False)
     for number in range(newcomers):
-        swarm.agenda.after(2.0 * number, lambda: AnswersOnce(swarm.join()))
-    before = swarm["A"].chain.head.round
-    swarm.run(60.0)
-    return swarm["A"].chain.head.round - before
+        swarm.agenda.after(2.0 * number, lambda: swarm.join().act_as(answers_once()))
+    return swarm.rounds_in(60.0)
 
 
 def test_a_new_stranger_every_two_seconds_that_answers_once_slows_no_round_for_long() -> None:

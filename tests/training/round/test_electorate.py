@@ -62,32 +62,40 @@ def branch_of(*voters: Voter) -> Electorate:
 @pytest.mark.parametrize(
     ("head", "me", "seen", "chosen"),
     [
+        # a quorum may be alive
         (THREE, A, view(lease(B)), Electorate(THREE.voters)),
+        # a stranger leads no peer
         (THREE, D, view(lease(A), lease(B)), None),
+        # silent, not long enough
         (THREE, B, view(silent={A: 11.9, C: 99.0}), None),
+        # silent for the grace time
         (THREE, B, view(silent={A: 12.0, C: 99.0}), branch_of(B)),
+        # blind, which says nothing about the dead
         (PAIR, B, view(), None),
+        # confirmed deaths need no grace
         (THREE, B, view(dead={A, C}), branch_of(B)),
+        # nor is one enough
         (THREE, B, view(dead={A}, silent={C: 3.0}), None),
+        # the last peer, restarted
         (head_of(A), REBORN, view(), branch_of(REBORN)),
+        # restarted, beside a living voter
         (PAIR, REBORN, view(lease(B)), branch_of(REBORN, B)),
+        # two are left
         (FIVE, B, view(lease(E), dead={A, C, D}), branch_of(B, E)),
+        # a living one is elsewhere
         (FIVE, B, view(lease(E, head=ELSEWHERE), dead={A, C, D}), None),
+        # or on its way
         (FIVE, B, view(lease(E, state=PeerState.SYNCING), dead={A, C, D}), None),
+        # a peer that opened a branch itself is not waited for
         (FIVE, A, view(lease(B), lease(D), OFF_ALONE, silent={E: 12.0}), branch_of(A, B, D)),
+        # where it is now says nothing
         (FIVE, A, view(lease(B), lease(D), AT_ANOTHER, silent={E: 12.0}), Electorate(FIVE.voters)),
+        # a peer that left long ago is not waited for
         (THREE, REBORN, view(lease(REBORN_B), LONG_OFF, dead={A, B}), branch_of(REBORN, REBORN_B)),
+        # guests have seen no peer fall silent
         (FIVE, B, TWO_LEFT, branch_of(B, E)),
+        # and found no branch
         (FIVE, GUESTS[0], TWO_LEFT, None),
-    ],
-    ids=[
-        "a quorum may be alive", "a stranger leads no peer", "silent, not long enough",
-        "silent for the grace time", "blind, which says nothing about the dead",
-        "confirmed deaths need no grace", "nor is one enough", "the last peer, restarted",
-        "restarted, beside a living voter", "two are left", "a living one is elsewhere",
-        "or on its way", "a peer that opened a branch itself is not waited for",
-        "where it is now says nothing", "a peer that left long ago is not waited for",
-        "guests have seen no peer fall silent", "and found no branch",
     ],
 )  # fmt: skip
 def test_whom_to_ask(head: Head, me: Voter, seen: View, chosen: Electorate | None) -> None:
@@ -125,17 +133,20 @@ def test_who_is_given_up_counts_as_gone_whatever_it_shows() -> None:
 @pytest.mark.parametrize(
     ("survivors", "seen", "objects"),
     [
+        # agrees
         ((B, C), view(lease(C), dead={A}, silent={D: 20.0, E: 20.0}), False),
+        # left out a living
         ((B,), view(lease(C), dead={A}, silent={D: 20.0, E: 20.0}), True),
+        # left us out
         ((C,), view(lease(C), dead={A, D, E}), True),
+        # sees another
         ((B, C), view(lease(C), lease(A), silent={D: 20.0, E: 20.0}), True),
+        # too soon
         ((B, C), view(lease(C), dead={A}, silent={D: 5.0, E: 20.0}), True),
+        # sees a quorum
         ((B, C), view(lease(C), lease(A), lease(D)), True),
+        # it went off alone
         ((A, B), view(lease(A), OFF_ALONE, silent={D: 12.0, E: 12.0}), False),
-    ],
-    ids=[
-        "agrees", "left out a living", "left us out", "sees another", "too soon", "sees a quorum",
-        "it went off alone",
     ],
 )  # fmt: skip
 def test_who_knows_better_objects(survivors: tuple[Voter, ...], seen: View, objects: bool) -> None:

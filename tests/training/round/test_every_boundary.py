@@ -8,17 +8,13 @@ from collections.abc import Callable
 
 import pytest
 from simulated_peer import Process
-from simulation import Setting, Swarm
+from simulation import Swarm, begun
 
-SETTING = Setting(peers=3, global_batch=8, pass_seconds=(0.2,), ring_seconds=(0.1, 0.3))
-SEED = 4
 BOUND_S = 30.0
 
 
 def before_the_round() -> Swarm:
-    swarm = Swarm(SEED, SETTING)
-    swarm.run_until_agreed(60.0, 1)
-    return swarm
+    return begun(4, 3, global_batch=8, pass_seconds=(0.2,), ring_seconds=(0.1, 0.3))
 
 
 def things_done(name: str) -> int:

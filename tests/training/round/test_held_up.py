@@ -2,7 +2,7 @@
 
 import pytest
 from simulated_peer import Process
-from simulation import Setting, Swarm
+from simulation import Swarm, begun
 
 from atom.swarm.chain.messages import AcceptedVote, Message, PrevoteAnswer, Promise
 from atom.training.round.election import HOLD_OUT
@@ -13,9 +13,8 @@ OVERDUE_S = 2 * HOLD_OUT * GRACE_S
 """Time by which each leader has tried, and given up the peers that failed it."""
 
 
-def started(seed: int, peers: int, all_trusted: bool = True) -> tuple[Swarm, list[Process]]:
-    swarm = Swarm(seed, Setting(peers=peers, pass_seconds=(0.3,), all_trusted=all_trusted))
-    swarm.run_until_agreed(60.0, 1)
+def started(seed: int, peers: int, **setting: bool) -> tuple[Swarm, list[Process]]:
+    swarm = begun(seed, peers, pass_seconds=(0.3,), **setting)
     return swarm, swarm.living
 
 
@@ -107,8 +106,7 @@ def test_who_gave_each_other_up_meet_again_though_a_third_knows_better(seed: int
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_an_owner_who_wants_no_branches_waits(seen: bool) -> None:
-    swarm = Swarm(4, Setting(peers=3, pass_seconds=(0.3,), branches=False))
-    swarm.run_until_agreed(60.0, 1)
+    swarm, _ = started(4, 3, branches=False)
     swarm.cut("A", "B", "C")
     if not seen:
         swarm.hide("A", "B", "C")

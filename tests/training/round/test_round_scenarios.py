@@ -7,21 +7,12 @@ what happens, and that it goes on.
 
 import pytest
 import simulated_parts
-from simulated_world import lose_nothing
-from simulation import Setting, Swarm
+from simulation import Setting, Swarm, begun
 
 from atom.swarm.chain import messages
-from atom.swarm.chain.commit import Commit
-from atom.swarm.chain.messages import Message
+from atom.swarm.chain.commit import MAX_VOTERS, Commit
 
 GRACE_SECONDS = 12.0
-
-
-def calm_swarm(peers: int = 3, rounds: int = 1, seed: int = 5, **changes: object) -> Swarm:
-    swarm = Swarm(seed, Setting(peers=peers, **changes))  # type: ignore[arg-type]
-    if rounds:
-        swarm.run_until_agreed(60.0, rounds)
-    return swarm
 
 
 def tie_breaker(swarm: Swarm) -> str:
@@ -41,34 +32,25 @@ def commits(swarm: Swarm) -> list[Commit]:
 
 
 def test_the_run_ends_with_its_last_round() -> None:
-    swarm = calm_swarm(3, rounds=0, last_round=3)
+    swarm = Swarm(5, Setting(last_round=3))
     swarm.run(60.0)
     assert {p.chain.head.round for p in swarm.living} == {3}
     assert all(process.machine.finished for process in swarm.living)
 
 
-@pytest.mark.parametrize("overlaps", [False, True], ids=["every step", "local steps"])
-@pytest.mark.parametrize("pass_seconds", [(1.0,), (1.0, 0.3, 2.5)], ids=["alike", "different"])
-def test_rounds_go_on_although_an_exchange_has_places_for_few_peers(
-    pass_seconds: tuple[float, ...], overlaps: bool
-) -> None:
-    """The equal shares of 24 peers make a batch together, and those of 11 members make less."""
-    few = {"most_members": 11, "pass_seconds": pass_seconds, "global_batch": 96}
-    swarm = calm_swarm(24, rounds=0, overlaps=overlaps, all_voters=False, **few)
-    swarm.run_until_agreed(100.0, rounds=3)
-    assert max(len(commit.value.contributions) for commit in commits(swarm)) == 11
-
-
 @pytest.mark.parametrize(
-    ("peers", "places", "pass_seconds"),
-    [(6, 4, (1.0,)), (6, 4, (1.0, 0.3, 2.5)), (100, 64, (1.0, 0.3, 2.5))],
+    ("peers", "places", "few_voters", "overlaps"),
+    # The equal shares of 24 peers make a batch together, and those of 11 members make less.
+    [(24, 11, True, False), (24, 11, True, True), (6, 4, False, False), (100, 64, True, False)],
 )
-def test_rounds_go_on_with_more_voters_or_peers_than_places(
-    peers: int, places: int, pass_seconds: tuple[float, ...]
+def test_rounds_go_on_with_more_voters_or_peers_than_places_in_an_exchange(
+    peers: int, places: int, few_voters: bool, overlaps: bool
 ) -> None:
-    few = {"most_members": places, "pass_seconds": pass_seconds, "global_batch": 4 * peers}
-    swarm = calm_swarm(peers, rounds=0, all_voters=peers < 9, **few)
-    swarm.run_until_agreed(100.0, rounds=2)
+    swarm = begun(
+        5, peers, 2,
+        all_voters=not few_voters, most_members=places, global_batch=4 * peers,
+        pass_seconds=(1.0, 0.3, 2.5), overlaps=overlaps,
+    )  # fmt: skip
     assert max(len(commit.value.contributions) for commit in commits(swarm)) == places
     most = max(commit.value.sequences for commit in commits(swarm))
     assert most <= 3 * swarm.terms.global_batch, "no peer trains the whole batch alone"
@@ -85,7 +67,7 @@ def test_a_commit_that_a_frozen_peer_keeps_to_itself_holds_nobody_up(
     commit, and the other sleeps. However long it asks for the result: it goes on after the grace
     time, as if it had not heard of it."""
     monkeypatch.setattr(simulated_parts, "SILENT_HOLDER_SECONDS", (1000.0, 1000.0))
-    swarm = calm_swarm(2, seed=seed)
+    swarm = begun(seed, 2)
     first = swarm[tie_breaker(swarm)]
     second = swarm[others(swarm, first.seat.name)]
     second.suspend()
@@ -99,7 +81,7 @@ def test_a_commit_that_a_frozen_peer_keeps_to_itself_holds_nobody_up(
 
 
 def test_a_newcomer_without_a_voter_in_sight_says_for_whom_it_waits() -> None:
-    swarm = calm_swarm(1, rounds=0, all_trusted=False)
+    swarm = Swarm(5, Setting(1, all_trusted=False))
     founder, newcomer = swarm["A"], swarm.join()
     founder.die()
     swarm.run(60.0)
@@ -108,41 +90,12 @@ def test_a_newcomer_without_a_voter_in_sight_says_for_whom_it_waits() -> None:
     assert newcomer.machine.waiting_for == {founder.peer_id}
 
 
-# ---- lost commits: asked for what was accepted, not for what was seen
-
-
-def test_a_result_that_one_voter_accepted_reaches_those_who_were_not_in_its_ring() -> None:
-    """A accepts, B was in the ring and dies, C was not: A and C are a quorum and need the bytes."""
-    swarm = calm_swarm(3, rounds=0)
-    leader, dead = "", ""
-
-    def only_two_promise(source: str, target: str, message: Message) -> bool:
-        nonlocal leader, dead
-        if isinstance(message, messages.Promise):
-            leader, dead = target, dead or source
-            return source != dead
-        if isinstance(message, messages.Accept):
-            mate = swarm.process_of(dead)
-            if mate is not None:
-                swarm.network.drop = lose_nothing
-                mate.die()
-            return True
-        return False
-
-    swarm.network.drop = only_two_promise
-    swarm.run_until(lambda: len(swarm.living) == 2)
-    assert swarm.process_of(leader) is not None
-    swarm.run_until_agreed(40.0)
-    assert swarm.witness.branches == 0
-    assert dead in {part.peer_id for part in commits(swarm)[0].value.contributions}
-
-
 # ---- deaths
 
 
 @pytest.mark.parametrize("survivor_breaks_ties", [True, False])
 def test_of_two_peers_one_dies_silently(survivor_breaks_ties: bool) -> None:
-    swarm = calm_swarm(2, global_batch=8)
+    swarm = begun(5, 2, global_batch=8)
     first = tie_breaker(swarm)
     victim = others(swarm, first) if survivor_breaks_ties else first
     swarm[victim].die()
@@ -152,7 +105,7 @@ def test_of_two_peers_one_dies_silently(survivor_breaks_ties: bool) -> None:
 
 
 def test_all_but_one_say_goodbye_one_after_another() -> None:
-    swarm = calm_swarm(4)
+    swarm = begun(5, 4)
     for name in "ABC":
         leaver = swarm[name]
         leaver.leave()
@@ -165,8 +118,7 @@ def test_a_peer_that_arrives_as_the_last_one_goes_can_go_on() -> None:
     """The only peer that may decide leaves, and another one has just arrived: the leaver stays for
     one round with the newcomer's work. The newcomer has no tenure, hence no vote, but it was in
     the last round: it opens a branch. Its promises before that are lost."""
-    swarm = Swarm(3, Setting(peers=1, all_trusted=False, pass_seconds=(0.3,)))
-    swarm.run_until_agreed(30.0, 2)
+    swarm = begun(3, 1, 2, all_trusted=False, pass_seconds=(0.3,))
     founder, joiner = swarm["A"], swarm.join()
     swarm.network.drop = lambda source, target, message: (
         source == joiner.peer_id and isinstance(message, messages.Promise)
@@ -186,24 +138,14 @@ def test_a_peer_that_arrives_as_the_last_one_goes_can_go_on() -> None:
 # ---- more peers than voters: those without a vote do most of the work
 
 
-def crowd(peers: int, global_batch: int) -> Swarm:
-    swarm = Swarm(3, Setting(peers, all_voters=False, global_batch=global_batch))
-    while len(swarm["A"].machine.head.voters) < 9:
-        swarm.run_until_agreed(30.0, 1)
-    return swarm
-
-
-def kill_most_voters(swarm: Swarm) -> None:
-    for voter in swarm["A"].machine.head.voters[:5]:
-        process = swarm.process_of(voter.peer_id)
-        assert process is not None
-        process.die()
-
-
 def test_a_branch_gathers_the_work_of_all() -> None:
     """Nine survivors vote. Alone they train no whole batch: the others count on each other."""
-    swarm = crowd(24, global_batch=192)
-    kill_most_voters(swarm)
+    swarm = Swarm(3, Setting(24, all_voters=False, global_batch=192))
+    while len(swarm["A"].machine.head.voters) < MAX_VOTERS:
+        swarm.run_until_agreed(30.0, 1)
+    voters = {voter.peer_id for voter in swarm["A"].machine.head.voters[:5]}
+    for process in [process for process in swarm.living if process.peer_id in voters]:
+        process.die()
     swarm.run_until_agreed(40.0)
     assert swarm.witness.branches >= 1
     branch = next(c for c in swarm.living[0].chain.commits if c.survivors)

@@ -1,13 +1,13 @@
 """A peer that is gone, but whose lease still shows what it counted: the others do its work."""
 
 import pytest
-from scene import GONE, MATE, ME, Scene, lease, promise
+from scene import GONE, MATE, ME, Scene, lease, promise, strangers
 
 from atom.base.errors import Reason
 from atom.swarm.chain.commit import Ballot, Voter
 from atom.swarm.chain.messages import Nack, Prepare, Ring
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
-from atom.training.round.events import Phase, Unreachable
+from atom.training.round.events import Phase, Send, Unreachable
 
 
 def counted_on(scene: Scene) -> set[str]:
@@ -55,6 +55,27 @@ def test_who_cannot_be_reached_is_not_counted_on() -> None:
     assert scene.machine.phase is Phase.ACCUMULATING
 
 
+def test_claims_of_strangers_start_no_round() -> None:
+    scene = Scene(mate_counts=0)
+    scene.show(strangers(5).values(), 96)
+    scene.show([MATE, GONE], 16)
+    scene.play(10.0)
+    assert scene.sent(Prepare) == []
+
+
+def test_strangers_are_asked_and_not_waited_for() -> None:
+    scene, crowd = Scene(), strangers(5)
+    del scene.leases[GONE.peer_id]
+    scene.show(crowd.values(), 96)
+    scene.show([MATE], 64)
+    scene.until_sent(Prepare)
+    called_at = scene.now
+    scene.until_sent(Ring)
+    asked = {send.to for send in scene.done(Send) if isinstance(send.message, Prepare)}
+    assert asked == {MATE.peer_id, *crowd}
+    assert scene.now - called_at < 0.5, "promises are waited for one second at least"
+
+
 THERE = lease(MATE, 32)
 ANOTHER = lease(Voter(GONE.peer_id, b"n" * 16), 0)
 
@@ -62,12 +83,15 @@ ANOTHER = lease(Voter(GONE.peer_id, b"n" * 16), 0)
 @pytest.mark.parametrize(
     ("shown", "waits"),
     [
+        # its lease lapses
         ({MATE: THERE}, False),
+        # we see no peer
         ({}, True),
+        # a new process
         ({MATE: THERE, GONE: ANOTHER}, False),
+        # it is there
         ({MATE: THERE, GONE: lease(GONE, 32)}, True),
     ],
-    ids=["its lease lapses", "we see no peer", "a new process", "it is there"],
 )
 def test_a_coordinator_is_waited_for_while_it_may_be_there(
     shown: dict[Voter, Lease], waits: bool

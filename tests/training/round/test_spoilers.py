@@ -2,33 +2,21 @@
 it the run. Real machines, virtual time."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import simulated_ring
-from simulated_peer import Process
-from simulation import Setting, Swarm
+from simulated_peer import CarryOut, Process, leads_nothing
+from simulation import Swarm, begun
 
 from atom.base.errors import Reason
 from atom.swarm.chain.commit import canonical_digest, signed_by
-from atom.swarm.chain.messages import Nack, Prepare, Prevote, Promise, Suspect
+from atom.swarm.chain.messages import Nack, Promise, Suspect
 from atom.swarm.chain.succession import PROMISE_DOMAIN, promise_payload
 from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round.events import Action, ExchangeFinished, Send, StartExchange
 
-PEERS, SECONDS = 4, 180.0
-
-
-def instead(liar: Process, act: Callable[[Action, Callable[[Action], None]], None]) -> None:
-    """Let the liar act in this way in place of its machine, which calls for no attempt."""
-    honest = liar._carry_out
-
-    def carry_out(action: Action) -> None:
-        if not (isinstance(action, Send) and isinstance(action.message, Prevote | Prepare)):
-            act(action, honest)
-
-    liar._carry_out = carry_out  # type: ignore[method-assign]
+SECONDS = 180.0
 
 
 def gives_each_member_other_bytes(swarm: Swarm, liar: Process, patch: pytest.MonkeyPatch) -> None:
@@ -61,7 +49,7 @@ def claims_the_batch(swarm: Swarm, liar: Process, refuses: bool) -> None:
             lease = replace(lease, sequences=batch, state=PeerState.ACCUMULATING)
         publish(lease, now)
 
-    def act(action: Action, honest: Callable[[Action], None]) -> None:
+    def habit(honest: CarryOut, action: Action) -> None:
         if isinstance(action, Send) and isinstance(action.message, Promise):
             said = action.message
             ballot, state, leaving = said.ballot, said.state_digest, said.leaving
@@ -73,37 +61,35 @@ def claims_the_batch(swarm: Swarm, liar: Process, refuses: bool) -> None:
         honest(action)
 
     liar._lookout._directory.publish = claim  # type: ignore[method-assign]
-    instead(liar, act)
+    liar.act_as(habit)
+    liar.act_as(leads_nothing)
 
 
 def reports_each_exchange(swarm: Swarm, liar: Process) -> None:
     """Say at the beginning of each exchange that it broke, and name no peer."""
 
-    def act(action: Action, honest: Callable[[Action], None]) -> None:
+    def habit(honest: CarryOut, action: Action) -> None:
         honest(action)
         if isinstance(action, StartExchange):
             word = Suspect(action.parent, action.ballot, "")
             honest(Send(action.ballot.coordinator, word))
 
-    instead(liar, act)
+    liar.act_as(habit)
+    liar.act_as(leads_nothing)
+
+
+def started() -> Swarm:
+    return begun(1, 4, rounds=2, global_batch=16, ring_seconds=(2.0, 3.0))
 
 
 @functools.cache
 def calm() -> int:
-    swarm = begun()
-    swarm.run(SECONDS)
-    return swarm["A"].chain.head.round
-
-
-def begun() -> Swarm:
-    swarm = Swarm(1, Setting(peers=PEERS, global_batch=4 * PEERS, ring_seconds=(2.0, 3.0)))
-    swarm.run_until_agreed(60.0, 2)
-    return swarm
+    return started().rounds_in(SECONDS)
 
 
 @pytest.mark.parametrize("habit", ["bytes", "claims", "refuses", "reports"])
 def test_rounds_go_on_beside_a_spoiler(habit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, swarm = calm(), begun()
+    usual, swarm = calm(), started()
     liar = swarm["D"]
     if habit == "bytes":
         gives_each_member_other_bytes(swarm, liar, monkeypatch)
@@ -111,6 +97,5 @@ def test_rounds_go_on_beside_a_spoiler(habit: str, monkeypatch: pytest.MonkeyPat
         reports_each_exchange(swarm, liar)
     else:
         claims_the_batch(swarm, liar, refuses=habit == "refuses")
-    swarm.run(SECONDS)
-    assert swarm["A"].chain.head.round >= 0.6 * usual
+    assert swarm.rounds_in(SECONDS) >= 0.6 * usual
     assert not swarm["A"].chain.head.branches
