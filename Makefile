@@ -51,7 +51,7 @@ gpu-bench: $(TOOLS)
 # The explorer's long bounds, 200,000 simulated rounds, then a hundred faults of real daemons: kills, freezes,
 # restarts with damaged disks, partitions, faulty connections; and again with local steps.
 chaos: $(TOOLS) explore
-	ATOM_CHAOS_BLOCKS=320 $(BIN)/python -m pytest -n auto tests/training/round/test_round_chaos.py -k realistic_faults
+	ATOM_CHAOS_BLOCKS=320 $(BIN)/python -m pytest -x -n auto tests/training/round/test_round_chaos.py -k realistic_faults
 	for rule in every-step local-steps; do \
 		ATOM_CHAOS_RULE=$$rule ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10 $(BIN)/python -m pytest \
 			tests/chaos/test_faults.py -s || exit 1; done

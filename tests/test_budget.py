@@ -88,6 +88,14 @@ def test_no_file_is_too_long() -> None:
     assert [str(path) for path, n in lines.items() if n > MOST_LINES_OF_A_FILE] == []
 
 
+def test_only_code_counts() -> None:
+    text = (
+        '"""Module."""\n\n# why\nx = (  # one\n    1,\n)\n\n\ndef f():\n    """Docs\n    of f."""\n'
+    )
+    assert code_lines(text) == 4
+    assert code_lines('x = """\n\ntext\n"""\n') == 4
+
+
 if __name__ == "__main__":
     lowered = min(budget(), measured())
     if "--lower" in sys.argv:

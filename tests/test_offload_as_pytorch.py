@@ -110,6 +110,12 @@ def test_a_loop_over_a_loader_has_the_bits_of_pytorch(name: str, accumulate: int
         require_same(offloaded, plain)
 
 
+def test_eight_bit_moments_learn() -> None:
+    with offloaded_net(optimizer=atom.AdamW8Bit(), learning_rate=RATE) as offloaded:
+        losses = [offloaded.step((X, Y)) for _ in range(20)]
+    assert losses[-1] < losses[0] / 2
+
+
 # ---- forms of batches
 
 

@@ -11,12 +11,13 @@ from atom.base.errors import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Channels, SpeedBook, all_reduce, open_exchange
-from atom.swarm.exchange.choice import HANDSHAKES_S
+from atom.swarm.exchange.choice import HANDSHAKES_S, averages_moved
 from atom.swarm.exchange.contribution import Contribution
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.reduction import ExchangeBroken, Terms
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
+from atom.swarm.transport.limits import UNCLAIMED_RING_S
 from atom.swarm.transport.transport import Transport
 from atom.training.round.events import Event, ExchangeFailed, ExchangeFinished, StartExchange
 from atom.training.storage.results import Results
@@ -63,19 +64,19 @@ def start_task(
         post(failed(fault))
 
 
-def silence_s(pace: Pace, arena_bytes: int) -> float:
+def silence_s(pace: Pace, moved_bytes: float) -> float:
     """Return the seconds without any bytes after which a neighbour counts as frozen or cut off.
 
     Args:
         pace: Slowest acceptable pace of the exchange.
-        arena_bytes: Bytes of its numbers before encoding.
+        moved_bytes: Bytes that we send in the exchange, before encoding.
     """
-    share_s = SILENCE_SHARE * pace.due_s(2 * arena_bytes)
+    share_s = SILENCE_SHARE * pace.due_s(round(moved_bytes))
     return max(LEAST_SILENCE_S, min(share_s, MOST_SILENCE_S))
 
 
 def opening_s(members: int, introductions: int = 0) -> float:
-    """Return the seconds to open all channels of an exchange.
+    """Return the seconds to open all channels of an exchange, at most `UNCLAIMED_RING_S`.
 
     A member opens its channels at the same time, so it waits for their round trips once. But their
     handshakes share its processor: with 64 members and as many owners, 126 channels. On a machine
@@ -86,18 +87,18 @@ def opening_s(members: int, introductions: int = 0) -> float:
         introductions: Number of channels between members that cannot be dialled.
     """
     handshakes_s = 3 * HANDSHAKES_S * max(members - 2, 0)
-    return OPEN_S + handshakes_s + INTRODUCTION_S * introductions
+    return min(OPEN_S + handshakes_s + INTRODUCTION_S * introductions, UNCLAIMED_RING_S)
 
 
 def introductions(hidden: Sequence[bool], shares: Sequence[int]) -> int:
-    """Return the approximate number of channels between members that cannot be dialled.
+    """Return the number of channels between members that cannot be dialled; of a ring, at most.
 
     Args:
         hidden: True for each member that cannot be dialled, by rank.
         shares: Relative size of each member's part, by rank; empty: a ring.
     """
-    owners = sum(map(bool, itertools.compress(shares, hidden))) if shares else 1
-    return owners * sum(hidden)
+    owners = sum(map(bool, itertools.compress(shares, hidden)))
+    return owners * (2 * sum(hidden) - owners - 1) if shares else sum(hidden)
 
 
 @dataclass(eq=False)
@@ -163,7 +164,7 @@ class Exchange:
         if not isinstance(fault, ExchangeBroken):
             detail = f"{type(fault).__name__}: {fault}"[:200]
             return ExchangeFailed(ballot, self.transport.peer_id, detail)
-        if fault.reason is Reason.TOO_SLOW:
+        if fault.reason in (Reason.TOO_SLOW, Reason.TIMEOUT) and not fault.reported:
             self.speeds.too_slow()
         seen = fault.suspect if fault.suspect and not fault.reported else ""
         return ExchangeFailed(ballot, seen, fault.reason.value)
@@ -202,21 +203,22 @@ class Exchange:
 
     def _terms(self, start: StartExchange) -> Terms:
         """Return the terms of the exchange. Raises: ExchangeBroken(BAD_WEIGHT)."""
-        members = tuple(member.peer_id for member in start.members)
+        me, members = self.transport.peer_id, tuple(each.peer_id for each in start.members)
         sequences = sum(member.sequences for member in start.members)
         if sequences <= 0:
             raise ExchangeBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
-        hidden = [*map(self.transport.is_undialled, members)]
+        rank, hidden = members.index(me), [*map(self.transport.is_undialled, members)]
+        moved = averages_moved(start.shares or (1,) * len(members), rank)
         limit_s = opening_s(len(members), introductions(hidden, start.shares))
         pace = replace(self.speeds.pace(), slack_s=limit_s + 1.0)
         return Terms(
             members=members,
-            rank=members.index(self.transport.peer_id),
+            rank=rank,
             tag=ring_tag(start.parent, start.ballot),
             scale=1.0 / sequences,
             codec=self.results.codec,
             shares=start.shares,
-            progress_timeout_s=silence_s(pace, 4 * self.results.elements),
+            progress_timeout_s=silence_s(pace, 4 * self.results.elements * max(moved, 2.0)),
             opening_s=limit_s,
             pace=pace,
         )

@@ -130,13 +130,18 @@ def test_two_witnesses_that_see_two_peers_at_one_host_make_them_dial_each_other(
 def test_fewer_witnesses_make_the_victim_dial_nothing_in_its_home(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attacker's peer elsewhere has a lease with the address of the victim's printer. One liar
-    has tenure, and names a service, too: no peer of the run has that name."""
-    witness, other = swarm.witnesses
-    claims = [(witness, swarm.far), (witness, swarm.near), (witness, witness)]
-    claims += [(swarm.near, swarm.far), (swarm.far, swarm.near), (swarm.far, swarm.far)]
-    for liar, named in claims:
-        liar.claim(swarm.victim.peer_id, (short_name(named.peer_id), short_name(PRINTER)))
-    other.claim(swarm.victim.peer_id, (short_name(PRINTER), short_name(f"{PRINTER}:9100")))
+    """The attacker's peer elsewhere has a lease with the address of the victim's printer.
+
+    Only one liar with tenure names the neighbour and that peer; liars without tenure do, too. Two
+    with tenure name the printer: no peer of the run has that name. A later claim of a liar replaces
+    the earlier one, so each makes a single claim.
+    """
+    (one, other), near, far = swarm.witnesses, swarm.near, swarm.far
+    claims = {one: [one, near, far], near: [near, far], far: [far, near]}
+    printer = short_name(PRINTER), short_name(f"{PRINTER}:9100")
+    for liar, named in claims.items():
+        names = (short_name(member.peer_id) for member in named)
+        liar.claim(swarm.victim.peer_id, (*names, *printer))
+    other.claim(swarm.victim.peer_id, printer)
     swarm.victim.hear(len(claims) + 1)
     assert dialled(swarm, monkeypatch) == []

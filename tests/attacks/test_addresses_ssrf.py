@@ -13,7 +13,7 @@ from atom.swarm.transport import dialer, reverse_connections
 from atom.swarm.transport.dialer import AddressInfo
 from atom.swarm.transport.limits import Unreachable
 from atom.swarm.transport.reverse_connections import TOKEN_BYTES
-from tests.swarm.transport_peers import SOON, Make
+from tests.swarm.transport_peers import SOON, Make, until
 
 COMMAND = b"\r\nFLUSHALL\r\n\r\n\r\n"
 
@@ -85,6 +85,8 @@ def test_a_peer_with_a_public_address_does_not_dial_itself(make_peer: Make, host
             victim.transport.connect(attacker.peer_id, Purpose.MESSAGES)
         assert victim.transport.send(attacker.peer_id, b"hello")
         assert victim.lost.get(timeout=SOON) == attacker.peer_id
+        told = until(lambda: [e for e in victim.events.events if e["event"] == "peer-unreachable"])
+        assert "address-not-dialled" in told[0]["detail"]
         assert visits(service) == 0
 
 

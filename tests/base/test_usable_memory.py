@@ -29,8 +29,8 @@ def in_groups(root: Path, lines: str) -> None:
     write(root / "proc/self", {"cgroup": lines})
 
 
-def second(most: object, used: int, cached: int = 0, high: object = "max") -> Files:
-    """Files of a group, with MiB in use, of which so many are files in the cache."""
+def group_v2(most: object, used: int, cached: int = 0, high: object = "max") -> Files:
+    """Files of a group of version 2, with MiB in use, of which so many are files in the cache."""
     stat = f"anon 7\nactive_file {cached * MIB // 2}\ninactive_file {cached * MIB // 2}"
     current = f"{used * MIB}"
     return {
@@ -39,25 +39,25 @@ def second(most: object, used: int, cached: int = 0, high: object = "max") -> Fi
     }  # fmt: skip
 
 
-def first(most: int, used: int) -> Files:
-    """Files of a group of the first version; 10 MiB of its children are files in the cache."""
+def group_v1(most: int, used: int) -> Files:
+    """Files of a group of version 1; 10 MiB of its children are files in the cache."""
     stat = f"active_file 1\ninactive_file 1\ntotal_active_file 0\ntotal_inactive_file {10 * MIB}"
     usage = {"memory.usage_in_bytes": f"{used * MIB}", "memory.stat": stat}
     return {"memory.limit_in_bytes": f"{most}", **usage}
 
 
 M64, M32, ENDLESS = 64 * MIB, 32 * MIB, 2**63 - 4096
-BOX, DOCKER = second(M64, 20), "5:cpu,cpuacct:/docker/ab\n0::/docker/ab"
-OLD = first(M64, 30)
+BOX, DOCKER = group_v2(M64, 20), "5:cpu,cpuacct:/docker/ab\n0::/docker/ab"
+OLD = group_v1(M64, 30)
 LIMITED: dict[str, tuple[str, dict[str, Files], int, int]] = {
     "a container that sees no path of the host": (DOCKER, {"": BOX}, 64, 44),
     "the tightest group above": (
         "0::/user.slice/atom.service",
-        {"user.slice": second(M64, 50), "user.slice/atom.service": second(M32, 1)}, 32, 14,
+        {"user.slice": group_v2(M64, 50), "user.slice/atom.service": group_v2(M32, 1)}, 32, 14,
     ),
-    "files in the cache are free": ("0::/atom", {"atom": second(M64, 60, 20)}, 64, 24),
-    "beyond high all are slowed": ("0::/atom", {"atom": second("max", 1, high=M64)}, 64, 63),
-    "beyond the limit": ("0::/atom", {"atom": second(M64, 65)}, 64, 0),
+    "files in the cache are free": ("0::/atom", {"atom": group_v2(M64, 60, 20)}, 64, 24),
+    "beyond high all are slowed": ("0::/atom", {"atom": group_v2("max", 1, high=M64)}, 64, 63),
+    "beyond the limit": ("0::/atom", {"atom": group_v2(M64, 65)}, 64, 0),
     "the first version, a box": ("4:memory:/box\n0::/", {"memory/box": OLD}, 64, 44),
     "in docker": (
         "12:rdma:/\n9:memory:/docker/ab\n1:name=systemd:/docker/ab", {"memory": OLD}, 64, 44
@@ -69,7 +69,11 @@ LIMITED: dict[str, tuple[str, dict[str, Files], int, int]] = {
     "top": ("4:memory:/", {"memory": OLD}, 64, 44),
     "the tightest of the first version": (
         "4:memory:/a/b\n0::/",
-        {"memory": first(ENDLESS, 9), "memory/a": first(M32, 19), "memory/a/b": first(M64, 1)},
+        {
+            "memory": group_v1(ENDLESS, 9),
+            "memory/a": group_v1(M32, 19),
+            "memory/a/b": group_v1(M64, 1),
+        },
         32, 23,
     ),
 }  # fmt: skip
@@ -88,7 +92,7 @@ def test_the_tightest_limit_of_memory_counts(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("most", ["max", "-", ENDLESS])
 def test_a_group_without_a_limit_changes_nothing(tmp_path: Path, most: object) -> None:
     in_groups(tmp_path, "0::/atom")
-    write(tmp_path / TOP / "atom", second(most, 1))
+    write(tmp_path / TOP / "atom", group_v2(most, 1))
     seen = usable_memory(tmp_path)
     assert (seen.total_bytes, seen.is_limited) == (psutil.virtual_memory().total, False)
 

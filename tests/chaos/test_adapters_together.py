@@ -1,5 +1,6 @@
 """Three daemons train adapters beside a published Llama, one of them late, one killed between."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,12 @@ import transformers
 from swarm_history import check_peers
 from swarm_of_processes import START_S, Peer, Swarm, endless, swarm_in
 
+from atom.base.units import printable
 from atom.cli.app import main
 from atom.cli.shell.failures import ExitCode
+from atom.daemon.model.kept_run import KeptRun
 from atom.graph.ir import padded_elements
+from atom.models.source import materialised
 from atom.training.storage.run_storage import STILL, list_snapshots
 
 pytestmark = pytest.mark.timeout(9 * START_S)
@@ -37,11 +41,21 @@ def check_sample(swarm: Swarm, capsys: pytest.CaptureFixture[str]) -> None:
     """Text is sampled from the founder's state directory, with its base and its adapters."""
     for peer in swarm.peers:
         peer.ask("pause")
-    code = main(["sample", str(swarm.founder.state), "A", "--tokens", "1", "--device", "cpu"])
+    options = ("--tokens", "1", "--temperature", "0", "--device", "cpu")
+    code = main(["sample", str(swarm.founder.state), "A", *options])
     told = capsys.readouterr()
     assert code == ExitCode.OK, told.err
-    assert "of tuned; each token" in told.err
-    assert told.out.startswith("A")
+    found = re.search(r"round ([\d,]+) of tuned; each token", told.err)
+    assert found is not None, told.err
+    round_number = found[1].replace(",", "")
+    source, _, weights = KeptRun.read(swarm.founder.state).opened(None, round_number)
+    twin = materialised(source, torch.float32, 0).eval()
+    with torch.no_grad():
+        for name, parameter in twin.named_parameters():
+            parameter.copy_(weights.value(name, torch.float32))
+        logits = source.next_logits(twin)(torch.tensor([[65]]), torch.tensor([0]))
+    written = bytes([65, int(logits.argmax())]).decode(errors="replace")
+    assert told.out == printable(written, "\n\t") + "\n"
     swarm.resume()
 
 

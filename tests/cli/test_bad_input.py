@@ -25,7 +25,7 @@ def refused(arguments: list[str], code: ExitCode, capsys: pytest.CaptureFixture[
     return streams.err
 
 
-def test_a_home_that_there_is_not_is_refused(
+def test_the_home_of_an_unknown_user_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = 'tokenizer = "~nobody-here/x.json"\nmax_bytes'

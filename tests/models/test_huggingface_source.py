@@ -24,7 +24,7 @@ from tests.architectures.configs import config_of
 
 transformers = pytest.importorskip("transformers")
 
-LLAMA = {**config_of("olmo"), "model_type": "llama", "num_hidden_layers": 3}
+LLAMA = {**config_of("llama"), "num_hidden_layers": 3}
 GPT2 = {
     "model_type": "gpt2",
     "architectures": ["GPT2LMHeadModel"],

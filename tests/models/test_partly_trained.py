@@ -14,7 +14,7 @@ from atom.models.partly_trained import Adapters, PartlyTrained
 from atom.models.source import ModelSource, Outside, materialised, outside_of
 from tests.architectures.configs import config_of
 
-LLAMA = {**config_of("llama, dynamic"), "num_hidden_layers": 3}
+LLAMA = {**config_of("llama"), "num_hidden_layers": 3, "tie_word_embeddings": True}
 PLAIN = GPT3Config(3, 2, 16, 8, 64, 0.0)
 MODELS = {
     "llama": HuggingFaceSource(LLAMA, 8),

@@ -147,7 +147,10 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         if what == TOKENISING:
             seen.extend(path.suffix for path in left_in(folder))
 
-    folder.mkdir()
+    cached_tokens(text, ByteTokenizer(), folder)
+    [complete] = left_in(folder)
+    name = complete.name.partition(".")[0]
+    complete.rename(folder / f"{name}.partial")
     (folder / "of-another-text.partial").write_bytes(b"x")
     found = cached_tokens(text, ByteTokenizer(), folder, note)
     assert bytes(found.tokens.tolist()) == b"abc" * 100

@@ -2,12 +2,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from schedules import shapes, shapes_with_loaded
 
 from atom.swap.crossing import Crossing
 from atom.swap.schedule import (
+    GRADIENT_SLOTS,
     Arrangement,
     Backward,
     Event,
@@ -21,7 +22,7 @@ from atom.swap.schedule import (
     evaluation_pass,
     training_pass,
 )
-from tests.swap.schedule_check import check
+from tests.swap.schedule_check import ScheduleError, check
 
 
 @given(shapes_with_loaded())
@@ -94,6 +95,25 @@ def test_a_device_with_less_to_load_has_its_turn_sooner() -> None:
 
 def count_loads(events: Sequence[Event]) -> int:
     return sum(isinstance(event, Load) for event in events)
+
+
+@settings(max_examples=40)
+@given(shapes_with_loaded(), st.data())
+def test_the_check_finds_damage(case: tuple[Shape, frozenset[int]], data: st.DataObject) -> None:
+    """An event is missing, done twice, or done after a later event of the same kind."""
+    shape, loaded = case
+    events = training_pass(shape, loaded)
+    place = data.draw(st.integers(0, len(events) - 1))
+    event = events.pop(place)
+    match data.draw(st.sampled_from(["missing", "twice", "late"])):
+        case "twice":
+            events[place:place] = [event, event]
+        case "late":
+            events.append(event)
+            in_time = isinstance(event, GradientOut) and event.sub_model < GRADIENT_SLOTS
+            assume(place < len(events) - 1 and not in_time)
+    with pytest.raises(ScheduleError):
+        check(events, shape, loaded)
 
 
 OFFLOADED = Shape(

@@ -96,7 +96,7 @@ class Reached(StrEnum):
         return next((each for each in cls if each.encode() == answer), cls.UNKNOWN)
 
 
-MOST_PUNCHED = 24
+MOST_PUNCHED = 16
 """Most members of an exchange in which peers that cannot be dialled own parts. Two such peers are
 introduced for each connection; with more members, that takes longer than the opening may take."""
 

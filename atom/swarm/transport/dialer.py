@@ -35,7 +35,8 @@ Route = tuple[str, int]
 CALL: Route = ("", 0)
 """A call over the line that the peer keeps to us; without such a line, a punched connection."""
 CALL_PART = 0.9
-"""Part of the remaining time that a call or a punched connection may take, if addresses follow."""
+"""Part of the remaining time that a call or a punched connection may take, if addresses follow of
+a peer that says that it cannot be dialled."""
 MOST_ADDRESSES = 8
 """Bound on addresses of one host name that are tried."""
 MOST_LOOKUPS = 16
@@ -146,8 +147,8 @@ class Dialer:
         """Open a channel to one peer.
 
         Each route but the last has at most half of the remaining time: an address that does not
-        answer must not use up all of it. A call or punch has most of the time: it comes first only
-        for a peer that says that its addresses cannot be dialled.
+        answer must not use up all of it. A call has most of the time if the peer says that it
+        cannot be dialled.
 
         Args:
             peer_id: The peer that has to prove its identity at the other end.
@@ -168,8 +169,8 @@ class Dialer:
             routes = self.contacts.routes(peer_id) if called else self.addresses(peer_id)
         patience = Patience(seconds, time.monotonic() + seconds, stop)
         for route in routes:
-            part = 1.0 if route == routes[-1] else CALL_PART if route == CALL else 0.5
-            share = _share(patience, part)
+            part = CALL_PART if route == CALL and self.contacts.dials_out(peer_id) else 0.5
+            share = patience if route == routes[-1] else _share(patience, part)
             try:
                 channel = self._open(route, peer_id, purpose, tag, share)
             except Interrupted:

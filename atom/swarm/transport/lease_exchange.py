@@ -39,8 +39,9 @@ DIGESTS_S = 2.0
 LATE_S = 2.5
 """Lead of a mate's record over ours before we ask for it: longer than a renewal, so that nothing
 is asked for that its author is about to send itself."""
-HEARD_S = 5.0
-"""Time since a mate's last message up to which its news is expected from itself."""
+HEARD_S = 3.0
+"""Time since a mate last sent a newer lease of its own, up to which it is expected to send the next
+one: a lease is sent every two seconds."""
 SILENT_S = 10.0
 """Pause between two messages to a mate whose lease has run out."""
 OWN_BYTES_PER_S = 32_000.0
@@ -62,7 +63,7 @@ class _Mate:
     def __init__(self) -> None:
         self.named_at = self.heard_at = self.tried_at = self.said_at = _NEVER
         """Times when our head named it, its lease was replaced by a newer one, a message was sent
-        to it, and a message came from it: each time the last one."""
+        to it, and it sent a newer lease itself: each time the last one."""
         self.held: SignedLease | None = None
         """Newest lease of this peer."""
         self.claims, self.claimed_at = frozenset[bytes](), _NEVER
@@ -168,11 +169,12 @@ class LeaseExchange:
             mate = self._mates.get(sender)
             if mate is None or not mate.budget.allow(now):
                 return None
-            mate.said_at = now
             if message.neighbours:
                 mate.claims, mate.claimed_at = frozenset(message.neighbours), now
             for record in message.records:
                 self._take(record, now, unix_now)
+            if mate.heard_at == now:
+                mate.said_at = now
             by_name = {short_name(peer_id): mate for peer_id, mate in self._others()}
             theirs = dict(map(DIGEST.unpack, message.held))
             behind = [n for n in by_name.keys() & theirs if by_name[n].is_behind(theirs[n])]
@@ -199,10 +201,11 @@ class LeaseExchange:
             return {**own, **leases, **{peer: held.lease for peer, held in self._living(now)}}
 
     def hears(self, peer_ids: Iterable[str], now: float) -> bool:
-        """Return True if each of these peers sends us its leases itself."""
+        """Return True if there are other peers, and each of them sends us its leases itself."""
+        others = {*peer_ids} - {self._me}
         with self._lock:
             saying = {peer for peer, mate in self._others() if now - mate.said_at <= HEARD_S}
-            return saying.issuperset({*peer_ids} - {self._me})
+            return bool(others) and saying.issuperset(others)
 
     def neighbours(self, now: float) -> frozenset[str]:
         """Return the mates that enough witnesses saw at our public address within a lease's time.

@@ -6,8 +6,8 @@ witnesses are kept, and if half of them are no, the verdict is no. A witness in 
 proves nothing to peers elsewhere: while there are such peers, its answer does not count. A wrong no
 only costs connections to peers that could have dialled us; with a wrong yes an exchange fails.
 
-A peer that cannot be dialled also asks peers that cannot be dialled either, until a connection to
-one of them is punched. So it knows whether it is steady before the first exchange.
+A peer that cannot be dialled also tries to punch a connection to another such peer, until one
+works. So it knows whether it is steady before the first exchange.
 """
 
 import contextlib
@@ -51,7 +51,8 @@ class Outreach:
         self._events = events
         self._answers: dict[str, Reached] = {}
         """Answers by witness, the latest answer last."""
-        self._asked = 0
+        self._asked = self._tried = 0
+        """Number of questions, and of attempts to punch."""
         self._ask_at = -math.inf
         """Time of the next question; infinite while a question is under way."""
         self._heard_at = clock.now()
@@ -73,15 +74,16 @@ class Outreach:
         }
         for peer_id, lease in others.items():
             self._transport.set_addresses(peer_id, lease.addresses, lease.reached is Reached.NO)
+        self._transport.set_addresses(me, (), self.reached is Reached.NO)
         if others:  # an empty reading is no reason to close lines
             known, is_undialled = self._transport.known, self.reached is Reached.NO
             self._transport.keep_lines(lines_to(me, others, known) if is_undialled else frozenset())
         if self._wish is not Reached.UNKNOWN or not others:
             self._heard_at = now
-        elif now >= self._ask_at:
+        if others and self._wish is not Reached.YES and now >= self._ask_at:
             self._ask_at = math.inf
             try:
-                self._transport.threads.start("atom-outreach", lambda: self._ask(others))
+                self._transport.threads.start("atom-outreach", lambda: self._look(others))
             except OSError:  # the next reading tries again
                 self._ask_at = now
 
@@ -95,15 +97,26 @@ class Outreach:
         """Seconds for which other peers are known, but none of them could be asked anything."""
         return self._clock.now() - self._heard_at
 
+    def _look(self, others: Mapping[str, Lease]) -> None:
+        """Ask one witness; then try a punched connection, if none has worked yet."""
+        if self._wish is Reached.UNKNOWN:
+            self._ask(others)
+        else:
+            self._ask_at = self._clock.now() + AGAIN_S
+        transport = self._transport
+        hidden = sorted(others.keys() - _dialable(others))
+        if hidden and self.reached is Reached.NO and not transport.is_steady:
+            hidden = [peer for peer in hidden if peer in transport.known] or hidden
+            transport.try_to_punch(hidden[self._tried % len(hidden)])
+            self._tried += 1
+
     def _ask(self, others: Mapping[str, Lease]) -> None:
-        before, transport = self.reached, self._transport
-        punches = before is Reached.NO and not transport.is_steady
-        witness = witness_of(others, self._asked, transport.known, punches)
+        before, witness = self.reached, witness_of(others, self._asked, self._transport.known)
         self._asked += 1
         answers = {peer: said for peer, said in self._answers.items() if peer != witness}
         try:
             with contextlib.suppress(OSError, PeerRefused):  # such a peer is no witness
-                answer = transport.probe(witness, any(map(is_outside, others.values())))
+                answer = self._transport.probe(witness, any(map(is_outside, others.values())))
                 self._heard_at = self._clock.now()
                 if answer is not Reached.UNKNOWN:
                     answers[witness] = answer
@@ -137,9 +150,7 @@ def verdict(answers: Iterable[Reached]) -> Reached:
     return Reached.YES if 2 * given.count(Reached.YES) > len(given) else Reached.NO
 
 
-def witness_of(
-    others: Mapping[str, Lease], asked: int, known: Container[str], punches: bool = False
-) -> str:
+def witness_of(others: Mapping[str, Lease], asked: int, known: Container[str]) -> str:
     """Return the peer to ask next: each in turn.
 
     Peers that can be dialled are preferred; if there are none, others are asked over their lines.
@@ -149,14 +160,10 @@ def witness_of(
         others: Leases of the other peers; not empty.
         asked: Number of questions so far.
         known: Peers that the run knows.
-        punches: True: every other question goes to a peer that cannot be dialled, if there is one.
     """
-    able = _dialable(others)
-    if punches and asked % 2:
-        able = [peer for peer in others if peer not in able]
-    able = sorted(able or others)
+    able = sorted(_dialable(others) or others)
     able = [peer for peer in able if peer in known] or able
-    return able[asked // (1 + punches) % len(able)]
+    return able[asked % len(able)]
 
 
 def lines_to(me: str, others: Mapping[str, Lease], known: KnownPeers) -> frozenset[str]:

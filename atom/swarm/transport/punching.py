@@ -124,7 +124,7 @@ class Punches:
         if not self._asked.acquire(timeout=min(patience.left_s(), limits.HANDSHAKE_S)):
             raise TimeoutError(f"{peer_id}: too many introductions at a time")
         try:
-            deadline = min(patience.deadline, time.monotonic() + limits.HANDSHAKE_S)
+            deadline = min(patience.deadline, time.monotonic() + limits.UNCLAIMED_RING_S)
             within = replace(patience, deadline=deadline)
             local, target = self._introduced(peer_id, within)
         finally:

@@ -20,7 +20,13 @@ from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.dialer import CALL, Dialer, Lanes
-from atom.swarm.transport.limits import Endpoint, Handlers, KnownPeers, ThreadGroup
+from atom.swarm.transport.limits import (
+    HANDSHAKE_S,
+    Endpoint,
+    Handlers,
+    KnownPeers,
+    ThreadGroup,
+)
 from atom.swarm.transport.listener import Listener
 from atom.swarm.transport.punching import Punches
 from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
@@ -163,6 +169,14 @@ class Transport:
     def is_undialled(self, peer_id: str) -> bool:
         """Return True if the peer says that no peer can dial it."""
         return self._dialer.contacts.dials_out(peer_id)
+
+    def try_to_punch(self, peer_id: str) -> None:
+        """Try a punched connection to a peer, so that `is_steady` becomes known. Takes seconds."""
+        if self._punches.may_ask(peer_id):
+            with contextlib.suppress(OSError, PeerRefused):
+                self._dialer.dial(
+                    peer_id, Purpose.MESSAGES, b"", HANDSHAKE_S, routes=[CALL]
+                ).close()
 
     def set_neighbours(self, neighbours: Callable[[], Container[str]]) -> None:
         """Set the function that returns the peers known to be in our own network.

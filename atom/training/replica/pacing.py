@@ -15,7 +15,7 @@ from atom.training.round.electorate import ACTIVE_STATES, batch_of, believed, co
 from atom.training.round.events import View
 from atom.training.round.machine import RoundMachine
 
-READ_S, SELDOM_S, RARELY_S = 0.4, 1.2, 5.0
+READ_S, SELDOM_S, RARELY_S = 0.4, 1.2, 3.0
 """Seconds between two readings of all leases: usually; while the batch is far away; and the same if
 all these peers also send us their leases directly, so that only a newcomer would be seen late.
 

@@ -36,6 +36,18 @@ def test_the_help_names_every_command(
     assert all(command in shown for command in COMMANDS)
 
 
+def test_what_a_shell_offers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Complete the last word of a line, as bash asks."""
+    monkeypatch.setenv("_ATOM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "atom join --pe")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.strip() == "--peer"
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{__version__}\n"

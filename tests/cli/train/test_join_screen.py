@@ -1,6 +1,7 @@
 """Screen and question before a machine joins."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,9 @@ import typer
 
 from atom.base.errors import DeviceError
 from atom.cli.shell.console import TerminalConsole
+from atom.cli.shell.terminal import print_plainly
 from atom.cli.train import join_screen
+from atom.config.load import parse_peer_text
 from atom.config.peer_file import PeerFile
 from atom.plan.offer import Offer
 
@@ -67,8 +70,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_a_terminal_sees_use_price_and_commands_and_is_asked(asked: Ask) -> None:
     shown = asked(answer=True)
     for words in ("2 times another peer", "2.0 GB per hour up", "1.5 TB a month", "once 30.0 GB",
-                  "10.0 GB on cuda:0", "short by 10.0 GB", "64.0 GB to spare",
-                  "110 kWh a month", "--upload", "atom pause"):  # fmt: skip
+                  "64.0 GB of 128.0 GB", "10.0 GB on cuda:0", "90.0 GB of ", "short by 10.0 GB",
+                  "fits, 64.0 GB to spare", "at most 25 of 2.0 GB", "150 W",
+                  "110 kWh a month", "no files", "--upload", "--hours", "atom pause"):  # fmt: skip
         assert words in shown, words
     with pytest.raises(typer.Exit) as declined:
         asked(answer=False)
@@ -84,3 +88,13 @@ def test_a_service_and_yes_are_shown_the_price_and_not_asked(
 
 def test_of_a_model_that_does_not_fit_nothing_is_asked(asked: Ask) -> None:
     assert asked(answer=False, offer=DeviceError("it needs more")) == ""
+
+
+def test_limits_of_the_peer_file_are_on_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '[network]\nupload = "10 Mbit/s"\ndownload = "1.5 Gbit/s"\n'
+    monkeypatch.setenv("COLUMNS", "200")
+    print_plainly(join_screen.screen(OFFER, parse_peer_text(text, tmp_path)))
+    said = capsys.readouterr().out
+    assert "at most 10 Mbit/s up; at most 1,500 Mbit/s down" in said

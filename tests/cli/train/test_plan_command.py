@@ -16,6 +16,7 @@ from atom.config.load import normalised_run_text
 from atom.config.peer_file import PeerFile
 from atom.daemon.model.pinning import pin_for_plan
 from atom.daemon.state_directory import StateDirectory
+from atom.plan import planning
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import encode_manifest
 from atom.training.run_optimizer import load_run
@@ -66,6 +67,19 @@ def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["round"]["run_s"] == pytest.approx(100 * told["round"]["round_s"])
     times = told["round"]["swarm_tokens_per_s"] / told["round"]["alone_tokens_per_s"]
     assert told["round"]["run_alone_s"] == pytest.approx(times * told["round"]["run_s"])
+
+
+def test_json_tells_what_each_of_two_devices_brings(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "step_elements_per_s", lambda *given: 1e9)
+    (tmp_path / "box.toml").write_text('[device]\nuse = ["cuda:0", "cuda:1"]\n')
+    box = "--peer", str(tmp_path / "box.toml")
+    device = json.loads("\n".join(lines_of(capsys, "--json", *box)))["device"]
+    assert device["count"] == 2
+    assert list(device["micro_batches_per_s"]) == ["1", "2"], "sizes of groups"
+    one, two = device["alone_tokens_per_s"]
+    assert 0 < one < two
 
 
 def test_of_a_model_that_does_not_fit_what_would_do_is_named(

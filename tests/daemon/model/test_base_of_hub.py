@@ -79,6 +79,11 @@ def test_without_the_hub_the_base_is_fetched_from_peers(
         assert note.endswith("; the frozen weights are fetched from other peers")
 
 
+def test_a_config_alone_may_be_the_hubs(folder: Folder, hub: Hub) -> None:
+    model = folder.found(MODEL).run.model
+    assert (model.weights, model.revision) == (None, REVISION)
+
+
 def test_what_contradicts_the_hub_is_refused(folder: Folder, hub: Hub) -> None:
     with pytest.raises(ConfigError, match="and --from says otherwise"):
         folder.found(OF_HUB, weights=folder.root / "base")

@@ -126,8 +126,12 @@ def save_words(path: Path, *others: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen", "llama 3", "mistral", "bert", "declared, not in the file", "none"]
-)
+    "name",
+    [
+        "qwen", "llama 3", "mistral", "bert", "deepseek", "map of special tokens",
+        "declared, not in the file", "none",
+    ],
+)  # fmt: skip
 def test_the_settings_of_a_tokenizer_come_along(tmp_path: Path, name: str) -> None:
     family, own = FAMILIES[name], tmp_path / "model"
     tokenizer_folder(own, family.tokens, family.config, family.around, family.files)

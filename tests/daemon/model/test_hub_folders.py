@@ -258,6 +258,8 @@ def test_weights_of_4_bits_are_dequantized(tmp_path: Path) -> None:
     ("method", "said", "hint"),
     [
         ("bitsandbytes", "which need a package", "pip install bitsandbytes"),
+        ("compressed-tensors", "which need a package", "pip install compressed-tensors"),
+        ("awq", "quantized by 'awq'", "weights in 16 or 32 bits"),
         ("gptq", "quantized by 'gptq'", "weights in 16 or 32 bits"),
         ("odd\x1b", "quantized by 'odd", "weights in 16 or 32 bits"),
     ],

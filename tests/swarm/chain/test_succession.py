@@ -80,7 +80,9 @@ def test_no_fewer_voters_than_needed_decide() -> None:
         ((), PEERS, False),
     ],
 )
-def test_who_is_a_quorum(voters: Sequence[Voter], present: Sequence[Voter], decide: bool) -> None:
+def test_which_voters_are_a_quorum(
+    voters: Sequence[Voter], present: Sequence[Voter], decide: bool
+) -> None:
     assert is_quorum(voters, set(present)) is decide
 
 

@@ -163,9 +163,14 @@ def test_donors_give_at_the_same_time(town: Town) -> None:
     assert town.fetch(donors).keys() == set(donors)
 
 
-def test_a_donor_that_trickles_holds_no_other_up(town: Town) -> None:
-    """It never falls silent, and would take minutes for a piece."""
-    slow = town.donor(trickle=Trickle(64 * 1024.0))
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_donor_that_is_stuck_or_trickles_holds_no_other_up(
+    town: Town, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    """One that trickles never falls silent, and would take minutes for a piece."""
+    monkeypatch.setattr(fetch_module, "SILENCE_S", 0.3 if is_silent else 5.0)
+    stuck, trickle = Scripted(town.stuck), Trickle(64 * 1024.0)
+    slow = town.donor(stuck) if is_silent else town.donor(trickle=trickle)
     good = town.donor()
     assert town.fetch([slow, good]) == {good: STATE_BYTES}
 

@@ -12,6 +12,7 @@ from atom.swarm.chain.messages import MAX_RECORDS, Leases, decode, encode
 from atom.swarm.chain.tenure import from_the_start
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import (
+    GAP_SECONDS,
     LEASE_SECONDS,
     Lease,
     LeaseBook,
@@ -30,6 +31,7 @@ from atom.swarm.transport.lease_exchange import (
     LeaseExchange,
     neighbour_names,
 )
+from atom.training.replica.pacing import RARELY_S
 from tests.swarm.refusals import refusal
 from tests.swarm.swarm_samples import a_lease, signed
 
@@ -150,15 +152,22 @@ def test_strangers_and_floods_are_not_listened_to(anna: Member) -> None:
     assert anna.hear(BERT.peer_id, asks, 0.0), "others are heard as before"
 
 
-def test_peers_are_heard_while_their_own_messages_come(anna: Member) -> None:
+def test_peers_are_heard_while_they_send_newer_leases_themselves(anna: Member) -> None:
     both = [BERT.peer_id, CLEO.peer_id, ANNA.peer_id]
-    for sender in both[:2]:
+    for sender in (BERT, CLEO):
         assert not anna.exchange.hears(both, 1.0)
-        anna.hear(sender, Leases(), 1.0)
+        other = Member(sender, head_of(ANNA, BERT, CLEO))
+        anna.hear(sender.peer_id, Leases((other.publish(1.0).record,)), 1.0)
     assert anna.exchange.hears(both, 1.0 + HEARD_S)
     assert not anna.exchange.hears([*both, STRANGER.peer_id], 1.0)
+    assert not anna.exchange.hears([ANNA.peer_id], 1.0), "nobody would bring news"
     anna.hear(CLEO.peer_id, Leases(), 1.0 + HEARD_S)
     assert not anna.exchange.hears(both, 1.1 + HEARD_S)
+
+
+def test_a_peer_reads_the_dht_before_silence_counts() -> None:
+    assert RARELY_S < GAP_SECONDS
+    assert HEARD_S + RARELY_S < LEASE_SECONDS
 
 
 def test_our_lease_is_sent_when_it_changed_and_digests_every_two_seconds(anna: Member) -> None:
@@ -259,6 +268,20 @@ def test_a_reading_of_the_dht_is_passed_to_mates_that_lack_it(anna: Member) -> N
     assert anna.exchange.merged({STRANGER.peer_id: stranger.lease}, 0.0).keys() == {
         FOUNDER, BERT.peer_id, STRANGER.peer_id
     }  # fmt: skip
+
+
+def test_one_of_64_peers_sends_its_lease_within_the_bandwidth() -> None:
+    """It renews its lease at each tick: without a bound it would send 160 kB/s."""
+    mates = [Identity.create() for _ in range(63)]
+    anna, seconds, sent = Member(ANNA, head_of(ANNA, *mates)), 8, 0
+    for tick in range(int(seconds / TICK_S)):
+        now = tick * TICK_S
+        for mate in mates if tick % 5 == 0 else []:
+            theirs = sign(mate, a_lease(mate.peer_id), UNIX + now + LEASE_SECONDS)
+            anna.hear(mate.peer_id, Leases((theirs.record,)), now)
+        anna.publish(now)
+        sent += sum(len(encode(message)) for message in anna.exchange.due(now).values())
+    assert 65e3 < sent / seconds < 80e3
 
 
 def test_a_message_at_its_bounds_is_small_and_one_beyond_is_refused() -> None:

@@ -74,7 +74,8 @@ class Stage:
         }
         self.leases["me"] = a_lease("me")
         self.answers: dict[str, Reached | Exception] = dict.fromkeys("abcd", answer)
-        self.asked, self.contacts = "", dict[str, tuple[tuple[str, ...], bool]]()
+        self.asked = self.punched = ""
+        self.contacts = dict[str, tuple[tuple[str, ...], bool]]()
         self.kept: frozenset[str] = frozenset()
         self.known = KnownPeers()
 
@@ -91,6 +92,9 @@ class Stage:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def try_to_punch(self, peer_id: str) -> None:
+        self.punched += peer_id
 
     def keep_lines(self, peer_ids: Iterable[str]) -> None:
         self.kept = frozenset(peer_ids)
@@ -118,11 +122,21 @@ def test_a_peer_behind_a_router_asks_others_there_until_it_is_steady() -> None:
     stage.is_steady = False
     for hidden in "cd":
         stage.leases[hidden] = a_lease(hidden, reached=NO)
-    asked, verdict, _ = stage.read(6 * SETTLE_S)
-    assert (asked, verdict) == ("acbdac", NO)
-    stage.is_steady, stage.asked = True, ""
-    asked, *_ = stage.read(4 * AGAIN_S)
-    assert set(asked) == {"a", "b"}
+    asked, verdict, _ = stage.read(4 * SETTLE_S)
+    assert (asked, verdict, stage.punched) == ("abab", NO, "cdcd")
+    assert stage.contacts["me"] == ((), True)
+    stage.is_steady, stage.punched = True, ""
+    stage.answers = dict.fromkeys("ab", YES)
+    assert stage.read(3 * AGAIN_S)[1] == YES, "only the two that can be dialled are witnesses"
+    assert not stage.punched
+
+
+def test_a_peer_that_never_listens_tries_to_punch_too() -> None:
+    stage = Stage(NO)
+    stage.is_steady = False
+    stage.leases["d"] = a_lease("d", reached=NO)
+    assert stage.read(AGAIN_S + 1)[:2] == ("", NO)
+    assert stage.punched == "dd"
 
 
 def test_a_first_no_is_doubted_for_a_while() -> None:
@@ -186,6 +200,6 @@ def test_contacts_follow_the_leases() -> None:
     hidden, gone = a_lease("e", reached=NO, addresses=()), a_lease("b", state=PeerState.LEFT)
     stage.leases |= {"b": gone, "e": hidden}
     stage.read(1)
-    assert stage.contacts.keys() == set("acde")
+    assert stage.contacts.keys() == {*"acde", "me"}
     assert stage.contacts["a"] == (("a:1",), False)
     assert stage.contacts["e"] == ((), True)

@@ -54,7 +54,7 @@ def homes(make: Make, count: int = 2) -> tuple[Peer, list[Peer]]:
 
 @pytest.fixture
 def lost_packets(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Address]]:
-    """Function from whose call on no packet comes through; it returns the addresses that are tried.
+    """Return a function that loses all later packets, and returns the list of addresses tried.
 
     A router that takes another port for each destination looks like this.
     """

@@ -338,7 +338,7 @@ def test_one_of_a_group_that_fails_keeps_nothing_of_the_others(
     assert not other.has_slots
 
 
-def test_a_loss_of_a_group_that_is_not_finite_is_what_is_told(new_rig: NewRig) -> None:
+def test_a_loss_that_is_not_finite_voids_the_pass_of_a_group(new_rig: NewRig) -> None:
     for group in (2, 4):
         rig = new_rig(group, **together(group))
         state = {n: torch.full_like(a, torch.inf) for n, a in rig.replica.state_arenas().items()}

@@ -161,7 +161,7 @@ def hear_of(value: Value, evidence: Evidence, norm: float = NORM) -> Scene:
     return scene
 
 
-def test_a_voter_that_was_absent_vouches_and_votes_for_a_value_of_the_past() -> None:
+def test_a_voter_that_was_absent_vouches_and_votes_for_an_earlier_value() -> None:
     """The mate died after the successor had accepted its value."""
     scene = hear_of(VALUE, EVIDENCE)
     assert scene.sent(Vouched) == [vouched(SUCCESSOR, ME, VALUE)]

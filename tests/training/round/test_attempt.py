@@ -76,9 +76,9 @@ def test_an_idle_voter_averages_only_where_a_quorum_needs_it(
         ("abb", {0}),
         # a tie: the first stands
         ("ab", {1}),
-        # again
+        # a tie of two and two: the first stands
         ("abba", {1, 2}),
-        # a crowd beside
+        # the fifth is one of the crowd, so it does not decide the tie
         ("aabbb", {2, 3, 4}),
     ],
 )

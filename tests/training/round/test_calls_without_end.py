@@ -11,7 +11,7 @@ from simulation import Swarm, begun
 
 from atom.base.errors import Reason
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.chain.messages import Abort, Accept, Message, Prepare
+from atom.swarm.chain.messages import Abort, Accept, Message, Prepare, Prevote
 from atom.swarm.chain.succession import Evidence
 
 LEARNING_S, SECONDS = 300.0, 300.0
@@ -24,7 +24,9 @@ class Attack:
     """Habits of a voter that calls. Times in seconds."""
 
     every: float
-    aborts: bool = False
+    asks_only: bool = False
+    """True if the voter asks whether a call is due, and never calls."""
+    aborts_after: float | None = None
     values: int = 0
     """Nonsensical values for each call, one each second."""
     one_by_one: bool = False
@@ -39,9 +41,12 @@ ATTACKS = {
     "calls every three seconds": Attack(3.0),
     "calls all the time": Attack(0.5),
     "lets each call time out": Attack(10.0),
-    "aborts at once": Attack(0.5, aborts=True),
+    "asks only": Attack(0.5, asks_only=True),
+    "aborts at once": Attack(0.5, aborts_after=0.0),
+    "aborts late": Attack(0.5, aborts_after=0.9),
     "calls one peer at a time": Attack(0.5, one_by_one=True),
     "leads rounds and calls": Attack(3.0, leads=True),
+    "leads rounds and aborts": Attack(1.0, aborts_after=0.0, leads=True),
     "sends values for one call": Attack(10.0, values=20),
     "restarts": Attack(3.0, restarts=True),
 }
@@ -79,9 +84,10 @@ class Caller:
         others = [each.peer_id for each in self._swarm.living if each is not me]
         self._calls += 1
         targets = [others[self._calls % len(others)]] if self._attack.one_by_one else others
-        self._send(targets, Prepare(head, ballot))
-        if self._attack.aborts:
-            self._send(targets, Abort(head, ballot, Reason.EARLY))
+        self._send(targets, Prevote(head) if self._attack.asks_only else Prepare(head, ballot))
+        if (seconds := self._attack.aborts_after) is not None:
+            abort = Abort(head, ballot, Reason.EARLY)
+            self._later(seconds, functools.partial(self._send, targets, abort))
         value = me.chain.commits[-1].value
         for second in range(self._attack.values):
             accept = Accept(head, ballot, value, Evidence(), ballot)
@@ -106,9 +112,11 @@ def rounds_beside(peers: int, *attacks: Attack) -> int:
 calm = functools.cache(rounds_beside)
 
 
-@pytest.mark.parametrize(
-    ("peers", "habit"), [*((3, habit) for habit in ATTACKS), (4, "calls every three seconds")]
-)
+CASES = [(3, habit) for habit in ATTACKS]
+CASES += [(peers, "calls every three seconds") for peers in (4, 5)]
+
+
+@pytest.mark.parametrize(("peers", "habit"), CASES)
 def test_rounds_go_on_beside_a_voter_that_calls_without_end(peers: int, habit: str) -> None:
     assert rounds_beside(peers, ATTACKS[habit]) >= AIM * calm(peers)
 

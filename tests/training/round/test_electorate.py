@@ -74,7 +74,7 @@ def branch_of(*voters: Voter) -> Electorate:
         (PAIR, B, view(), None),
         # confirmed deaths need no grace
         (THREE, B, view(dead={A, C}), branch_of(B)),
-        # nor is one enough
+        # one of two deaths is confirmed: the other peer may be alive
         (THREE, B, view(dead={A}, silent={C: 3.0}), None),
         # the last peer, restarted
         (head_of(A), REBORN, view(), branch_of(REBORN)),
@@ -84,7 +84,7 @@ def branch_of(*voters: Voter) -> Electorate:
         (FIVE, B, view(lease(E), dead={A, C, D}), branch_of(B, E)),
         # a living one is elsewhere
         (FIVE, B, view(lease(E, head=ELSEWHERE), dead={A, C, D}), None),
-        # or on its way
+        # a living one is still on its way to our head
         (FIVE, B, view(lease(E, state=PeerState.SYNCING), dead={A, C, D}), None),
         # a peer that opened a branch itself is not waited for
         (FIVE, A, view(lease(B), lease(D), OFF_ALONE, silent={E: 12.0}), branch_of(A, B, D)),
@@ -94,7 +94,7 @@ def branch_of(*voters: Voter) -> Electorate:
         (THREE, REBORN, view(lease(REBORN_B), LONG_OFF, dead={A, B}), branch_of(REBORN, REBORN_B)),
         # guests have seen no peer fall silent
         (FIVE, B, TWO_LEFT, branch_of(B, E)),
-        # and found no branch
+        # guests found no branch
         (FIVE, GUESTS[0], TWO_LEFT, None),
     ],
 )  # fmt: skip

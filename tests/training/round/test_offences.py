@@ -178,7 +178,7 @@ def test_an_odd_state_is_fetched_from_voters_if_their_leases_confirm_that_it_is_
 
 
 @pytest.mark.parametrize("overdue", [0.0, 2.0])
-def test_a_call_is_refused_as_it_would_be_if_asked_before(overdue: float) -> None:
+def test_a_call_is_refused_for_the_same_reason_as_a_prevote(overdue: float) -> None:
     """Strangers lead no branch, however long a head was held up."""
     scene = Scene()
     scene.tick()

@@ -71,17 +71,17 @@ def test_nobody_is_excluded_for_ever_and_who_averages_with_us_is_forgiven() -> N
         ([], set()),
         # one way
         ([way(B, C)], set()),
-        # two ways
+        # two broken ways have one end in common
         ([way(B, C), way(A, C)], {c}),
-        # most
+        # it is an end of most of them
         ([way(B, C), way(A, B), way(B, C)], {b}),
-        # its own word
+        # it says itself that it failed
         ([(c, c)], {c}),
-        # or we
+        # either end may be at fault: we suspect the other one, not ourselves
         ([way(A, C), way(A, C)], {c}),
-        # we
+        # only our own end is common to both
         ([way(A, B), way(A, C)], {a}),
-        # a rift
+        # three peers reach neither of two others
         ([(x, y) for x in ("d", "e", "f") for y in ("x", "y")], {"x", "y"}),
     ],
 )
@@ -154,7 +154,7 @@ AVERAGING = {voter.peer_id: lease(voter, state=PeerState.REDUCING) for voter in 
 @pytest.mark.parametrize(
     ("phase", "seen", "counts"),
     [
-        # a cause
+        # a whole batch is there
         (Phase.ACCUMULATING, View(BOTH, sequences=8), True),
         # promised
         (Phase.PROMISED, View(BOTH, sequences=8), True),
@@ -162,11 +162,11 @@ AVERAGING = {voter.peer_id: lease(voter, state=PeerState.REDUCING) for voter in 
         (Phase.HOLDING, View(BOTH, sequences=8), True),
         # we average
         (Phase.REDUCING, View(BOTH, sequences=8), False),
-        # they do
+        # the others average
         (Phase.ACCUMULATING, View(AVERAGING, sequences=8), False),
-        # alone
+        # we see no other peer
         (Phase.ACCUMULATING, View(sequences=8), False),
-        # no cause
+        # nothing is computed yet
         (Phase.ACCUMULATING, View(BOTH), False),
     ],
 )
