@@ -44,7 +44,9 @@ DHT_PROGRAM = "atom.swarm.dht.process"
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Yield three daemons after a round of all of them."""
-    run, names = endless(RUN, grace_s=8, snapshot_rounds=10), ["ann", "bob", "cleo"]
+    # A round of the founder alone must last longer than the others take to fetch its result.
+    run = endless(RUN, grace_s=8, snapshot_rounds=10, sequences=1536)
+    names = ["ann", "bob", "cleo"]
     with swarm_in(tmp_path_factory.mktemp("of"), run, names, memory="auto") as swarm:
         swarm.slow_lines()
         swarm.found(standing=True)
