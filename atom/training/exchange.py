@@ -32,8 +32,8 @@ members to each other."""
 LEAST_SILENCE_S, MOST_SILENCE_S = 1.3, 10.0
 """Bounds on the seconds without any bytes after which a neighbour counts as frozen or cut off."""
 SILENCE_SHARE = 0.01
-"""This time, as a share of the slowest acceptable exchange. On a slow line that several connections
-share, TCP repeats lost packets after seconds."""
+"""Accepted silence, as a share of the duration of the slowest acceptable exchange. On a slow line
+that several connections share, TCP repeats lost packets after seconds."""
 
 
 def start_task(

@@ -64,7 +64,7 @@ class Wire:
         with end, contextlib.suppress(OSError):
             while self.trouble is not Trouble.CUT and (chunk := end.recv(_CHUNK_BYTES)):
                 while self.trouble is Trouble.DEAD:
-                    time.sleep(_LOOK_S)
+                    time.sleep(_LOOK_S)  # a dead line holds its bytes until it is mended or cut
                 other.sendall(chunk)
                 self.chunks += 1
         self._ends.discard(end)
